@@ -1,0 +1,51 @@
+"""kcoord makes every kernel of a distributed training job compile exactly once.
+
+The public names are imported when they are first used: ``import kcoord`` itself imports neither torch, triton nor redis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kcoord.artifacts.local import Artifact as Artifact
+    from kcoord.backends.base import install as install
+    from kcoord.coordinator import Coordinator as Coordinator
+    from kcoord.coordinator import compile_once as compile_once
+    from kcoord.coordinator import connect as connect
+    from kcoord.errors import CompileFailed as CompileFailed
+    from kcoord.errors import KcoordError as KcoordError
+    from kcoord.errors import KeyFactorError as KeyFactorError
+    from kcoord.errors import SettingsError as SettingsError
+    from kcoord.keys.cache_key import CacheKey as CacheKey
+    from kcoord.keys.device import DeviceKey as DeviceKey
+    from kcoord.keys.device import GPUTarget as GPUTarget
+    from kcoord.keys.device import Scope as Scope
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Artifact": "kcoord.artifacts.local",
+    "CacheKey": "kcoord.keys.cache_key",
+    "CompileFailed": "kcoord.errors",
+    "Coordinator": "kcoord.coordinator",
+    "DeviceKey": "kcoord.keys.device",
+    "GPUTarget": "kcoord.keys.device",
+    "KcoordError": "kcoord.errors",
+    "KeyFactorError": "kcoord.errors",
+    "Scope": "kcoord.keys.device",
+    "SettingsError": "kcoord.errors",
+    "compile_once": "kcoord.coordinator",
+    "connect": "kcoord.coordinator",
+    "install": "kcoord.backends.base",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,1 @@
+"""The node's one kcoord process, and how ranks speak to it."""

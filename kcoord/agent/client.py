@@ -1,0 +1,267 @@
+"""A rank's side of the agent: synchronous, thread-safe, fork-safe, and never stuck.
+
+Each call borrows a connection of its own, so a claim that waits for minutes holds up nobody. A claim that is told to lead
+keeps its connection until it publishes or fails: its end tells the agent that the leader is gone. A forked child forgets
+its parent's connections.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kcoord.agent import protocol, spawn
+from kcoord.agent.protocol import Identity
+from kcoord.errors import AgentUnavailable, ProtocolError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+
+_RETRY_AFTER = 5.0  # seconds without asking, after the agent was found dead
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The artifact is at the home that was asked for. `source`: ``store`` or ``wait``."""
+
+    source: str
+
+
+@dataclass
+class Lead:
+    """This rank compiles. The connection is the proof that it is at it."""
+
+    token: str
+    connection: socket.socket
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Another rank's compile failed, a moment ago."""
+
+    log: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Nobody coordinates this key."""
+
+    why: str
+
+
+Answer = Ready | Lead | Failed | Alone
+
+
+class AgentClient:
+    """This process's way to the agent. Not guaranteed: that there is one; then every claim is `Alone`, soon."""
+
+    def __init__(self, settings: Settings, notices: Notices) -> None:
+        self._settings, self._notices = settings, notices
+        self._lock = threading.Lock()  # protects the two below
+        self._idle: list[socket.socket] = []
+        self._dead_until = 0.0
+        self._leading: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        _clients.add(self)
+
+    def claim(self, key: CacheKey, home: Path) -> Answer:
+        """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds."""
+        request = {
+            "op": "claim",
+            "digest": key.digest,
+            "backend": key.backend,
+            "name": key.name,
+            "home": str(home),
+        }
+        deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout
+        for attempt in (1, 2):  # an agent that died while we waited is replaced, once
+            try:
+                connection = self._borrow()
+                try:
+                    reply = self._exchange(connection, request, deadline)
+                except (OSError, ProtocolError):
+                    connection.close()
+                    self.close()  # connections to a dead agent come in numbers
+                    raise
+                if reply["op"] == "lead":
+                    self._leading.add(connection)
+                    return Lead(str(reply["token"]), connection)
+                self._give_back(connection)
+                return _answer(reply)
+            except (AgentUnavailable, OSError, ProtocolError) as error:
+                if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
+                    self._declare_dead(error)
+                    return Alone(f"no agent: {error}")
+        raise AssertionError("unreachable")
+
+    def publish(
+        self,
+        lead: Lead | None,
+        key: CacheKey,
+        staging: Path,
+        home: Path,
+        compile_seconds: float,
+        device: str,
+    ) -> bool:
+        """Hand staged files in; True once the artifact is at `home`. False: the agent refused or is gone."""
+        request = {
+            "op": "publish",
+            "key": key.to_wire(),
+            "token": lead.token if lead else "",
+            "staging": str(staging),
+            "home": str(home),
+            "compile_seconds": compile_seconds,
+            "device": device,
+        }
+        reply = self._finish(lead, request)
+        return reply is not None and reply["op"] == "published"
+
+    def fail(self, lead: Lead, key: CacheKey, log: str) -> None:
+        """The compile failed: everyone who waits learns it at once."""
+        log = log[-protocol.LONGEST_LOG :]
+        self._finish(lead, {"op": "fail", "digest": key.digest, "token": lead.token, "log": log})
+
+    def give_up(self, lead: Lead, key: CacheKey) -> None:
+        """This rank does not compile after all; the next one leads."""
+        self._finish(lead, {"op": "give_up", "digest": key.digest, "token": lead.token})
+
+    def report(self, counters: dict[str, float]) -> bool:
+        """Add to the job's statistics. False: they were not delivered."""
+        return self.ask({"op": "report", "counters": counters}) is not None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """One request and its answer, within the agent's time-out; None if there is no agent."""
+        return self._finish(None, request)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _finish(self, lead: Lead | None, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Send on the lead's connection; if that is broken (a new agent), or there is none, on another one."""
+        if lead is not None:
+            try:
+                return self._round_trip(lead.connection, request)
+            except (OSError, ProtocolError):
+                self.close()  # the agent has gone; its successor takes finished work from anyone
+        for attempt in (1, 2):
+            try:
+                return self._round_trip(self._borrow(), request)
+            except (AgentUnavailable, OSError, ProtocolError) as error:
+                self.close()
+                if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
+                    self._declare_dead(error)
+                    return None
+        raise AssertionError("unreachable")
+
+    def _round_trip(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            reply = self._exchange(connection, request, time.monotonic() + 60.0)
+        except (OSError, ProtocolError):
+            connection.close()
+            raise
+        self._leading.discard(connection)
+        self._give_back(connection)
+        return reply
+
+    def _exchange(self, connection: socket.socket, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        connection.sendall(protocol.encode_frame({"id": 1, **request}))
+        while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the agent took too long")
+            reply = self._frame(connection)
+            if reply.get("op") != "waiting":
+                return reply
+
+    def _frame(self, connection: socket.socket) -> dict[str, Any]:
+        length = protocol.frame_length(_receive(connection, protocol.HEADER_BYTES))
+        message = protocol.decode_body(_receive(connection, length))
+        for notice in message.pop("notices", ()):
+            self._notices.tell(str(notice))
+        if message.get("op") == "refused" and "id" not in message:
+            raise ProtocolError(str(message.get("why")))
+        return message
+
+    def _borrow(self) -> socket.socket:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            if time.monotonic() < self._dead_until:
+                raise AgentUnavailable("the agent was found dead a moment ago")
+        for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
+            connection = spawn.find_or_start(self._settings)
+            connection.settimeout(self._settings.agent_timeout)
+            try:
+                connection.sendall(protocol.encode_frame(Identity.here(self._settings.job).hello()))
+                self._frame(connection)
+            except (ConnectionError, EOFError) as error:
+                connection.close()
+                if attempt == 2:
+                    raise AgentUnavailable(f"the agent ended: {error}") from error
+            except (OSError, ProtocolError):
+                connection.close()
+                raise
+            else:
+                return connection
+        raise AssertionError("unreachable")
+
+    def _give_back(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._idle.append(connection)
+
+    def _declare_dead(self, error: Exception) -> None:
+        with self._lock:
+            first = time.monotonic() >= self._dead_until
+            self._dead_until = time.monotonic() + _RETRY_AFTER
+        self.close()
+        if first:
+            self._notices.tell(
+                f"no agent ({error}); kernels are compiled without coordination until there is one",
+                about="no agent",
+            )
+
+    def _forget_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        for connection in [*self._idle, *self._leading]:
+            connection.close()  # the child's copy only: the parent's stays open
+        self._idle, self._leading = [], weakref.WeakSet()
+
+
+_clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for client in list(_clients):
+        client._forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    buffer = bytearray()
+    while len(buffer) < length:
+        chunk = connection.recv(length - len(buffer))
+        if not chunk:
+            raise ConnectionResetError("the agent closed the connection")
+        buffer += chunk
+    return bytes(buffer)
+
+
+def _answer(reply: dict[str, Any]) -> Answer:
+    op = reply.get("op")
+    if op == "ready":
+        return Ready(str(reply.get("source")))
+    if op == "failed":
+        return Failed(str(reply.get("log")), str(reply.get("where")))
+    if op == "alone":
+        return Alone(str(reply.get("why")))
+    raise ProtocolError(f"the agent answered {op!r}")

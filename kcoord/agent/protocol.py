@@ -1,0 +1,126 @@
+"""What goes over the agent's Unix socket: frames of msgpack, parsed once, at the edge.
+
+A frame is a 4-byte big-endian length and a msgpack map. A client's first frame is `hello`; the agent answers `welcome`
+or closes. After it each request carries an ``id`` that its answers repeat; while a claim waits, the agent sends a
+`waiting` frame every second, so that a rank can tell a long compile from a dead agent.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from kcoord.errors import ProtocolError
+from kcoord.settings import PROTOCOL_VERSION
+
+LARGEST_FRAME = 4 << 20
+LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
+HEARTBEAT = 1.0  # seconds between two `waiting` frames
+_LENGTH = struct.Struct(">I")
+HEADER_BYTES = _LENGTH.size
+
+
+def encode_frame(message: Mapping[str, Any]) -> bytes:
+    body = bytes(msgpack.packb(message))
+    if len(body) > LARGEST_FRAME:
+        raise ProtocolError(f"a frame of {len(body)} bytes is too large")
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """Raises `ProtocolError` if the peer announces more than a frame may hold."""
+    (length,) = _LENGTH.unpack(header)
+    if length > LARGEST_FRAME:
+        raise ProtocolError(f"the peer announces a frame of {length} bytes")
+    return int(length)
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    try:
+        message = msgpack.unpackb(body)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise ProtocolError(f"the peer's frame is not msgpack: {error}") from error
+    if not isinstance(message, dict) or not all(isinstance(k, str) for k in message):
+        raise ProtocolError("the peer's frame is not a map")
+    return message
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a client is: its pid in its own namespace, its rank and local rank if it has them, its job, its device."""
+
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    job: str
+
+    def hello(self) -> dict[str, Any]:
+        return {
+            "op": "hello",
+            "protocol": PROTOCOL_VERSION,
+            "pid": self.pid,
+            "rank": self.rank,
+            "local_rank": self.local_rank,
+            "job": self.job,
+        }
+
+    @classmethod
+    def from_hello(cls, message: Mapping[str, Any]) -> Identity:
+        if message.get("op") != "hello" or message.get("protocol") != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the peer speaks protocol {message.get('protocol')!r}, this agent {PROTOCOL_VERSION}: "
+                "use one version of kcoord on a node"
+            )
+        return cls(
+            field(message, "pid", int),
+            optional(message, "rank", int),
+            optional(message, "local_rank", int),
+            field(message, "job", str),
+        )
+
+    @classmethod
+    def here(cls, job: str | None, environ: Mapping[str, str] = os.environ) -> Identity:
+        """This process, as torchrun, Slurm, Open MPI or PMI numbered it."""
+        return cls(
+            os.getpid(),
+            _number(environ, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+            _number(
+                environ,
+                "LOCAL_RANK",
+                "SLURM_LOCALID",
+                "OMPI_COMM_WORLD_LOCAL_RANK",
+                "MPI_LOCALRANKID",
+            ),
+            job or environ.get("SLURM_JOB_ID") or "default",
+        )
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return None
+
+
+def field(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    """The field `name`, of type `kind`. Raises `ProtocolError`."""
+    value = message.get(name)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ProtocolError(f"the field {name!r} must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def optional(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    return None if message.get(name) is None else field(message, name, kind)
+
+
+def seconds(message: Mapping[str, Any], name: str) -> float:
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise ProtocolError(f"the field {name!r} must be a number of seconds")
+    return float(value)

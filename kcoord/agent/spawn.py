@@ -1,0 +1,141 @@
+"""Finding this node's agent, or starting it: ten processes that start at once get one agent.
+
+Whoever starts an agent binds and listens *before* the agent's process exists, and hands it the socket: clients may connect
+at once, their connections wait in the backlog. The decision is taken under a file lock beside the socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kcoord.artifacts.local import make_private
+from kcoord.errors import AgentUnavailable, StoreError
+from kcoord.settings import Settings
+
+_BACKLOG = 4096
+
+
+def connect(path: Path, timeout: float) -> socket.socket:
+    """A connection to the agent at `path`. Raises OSError (nobody listens) or TimeoutError (backlog full)."""
+    deadline = time.monotonic() + timeout
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(os.fspath(path))
+        except OSError as error:
+            connection.close()
+            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)  # the backlog is full: the agent is alive and busy
+            continue
+        return connection
+
+
+def find_or_start(settings: Settings) -> socket.socket:
+    """A connection to this node's agent, started if there is none. Raises `AgentUnavailable`."""
+    path = settings.socket_path
+    try:
+        return connect(path, settings.agent_timeout)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        if not settings.spawn:
+            raise AgentUnavailable(f"no agent listens at {path}, and KCOORD_SPAWN=0: {error}") from error
+    except OSError as error:
+        raise AgentUnavailable(f"the agent at {path} does not answer: {error}") from error
+    try:
+        make_private(path.parent)
+        with agent_lock(path, settings.agent_timeout):
+            try:
+                return connect(path, settings.agent_timeout)  # another process was faster
+            except (FileNotFoundError, ConnectionRefusedError):
+                listener = bind(path)
+            with listener:
+                start_daemon(listener, settings)
+        return connect(path, settings.agent_timeout)
+    except (OSError, StoreError, subprocess.SubprocessError) as error:
+        raise AgentUnavailable(f"no agent could be started at {path}: {error}") from error
+
+
+@contextmanager
+def agent_lock(path: Path, timeout: float) -> Iterator[None]:
+    """Held by whoever binds or unlinks the socket at `path`. Raises TimeoutError (an OSError)."""
+    from filelock import FileLock
+
+    with FileLock(f"{path}.lock", timeout=timeout):
+        yield
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(previous)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def start_daemon(listener: socket.socket, settings: Settings) -> None:
+    """Start a detached agent on `listener`. It logs to a file beside the socket."""
+    log = settings.socket_path.with_suffix(".log")
+    with log.open("ab") as output:
+        starter = start_process(listener, ["--daemon"], settings, output.fileno())
+        if starter.wait(timeout=30) != 0:
+            raise AgentUnavailable(f"the agent did not start: see {log}")
+
+
+def start_process(
+    listener: socket.socket, arguments: list[str], settings: Settings, output: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start an agent's process on `listener`, in a session of its own."""
+    if not sys.executable:
+        raise AgentUnavailable("this Python does not know its own executable")
+    fd = listener.fileno()
+    return subprocess.Popen(
+        [sys.executable, "-m", "kcoord.agent", "--fd", str(fd), *arguments],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd="/",
+        env=agent_environment(settings),
+        start_new_session=True,
+    )
+
+
+def agent_environment(settings: Settings) -> dict[str, str]:
+    """This environment with every setting spelled out, and without what makes a process a rank."""
+    from kcoord.settings import FIELDS, variable
+
+    package_root = str(Path(__file__).resolve().parents[2])
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))
+    for spec in FIELDS:
+        value = getattr(settings, spec.name)
+        environment.pop(variable(spec.name), None)
+        if value is not None and spec.name != "job":
+            environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    return environment
+
+
+def unlink_own(path: Path, inode: int) -> None:
+    """Remove the socket's name if it is still the one with `inode`. Call it under `agent_lock`."""
+    try:
+        if path.stat().st_ino == inode:
+            path.unlink()
+    except FileNotFoundError:
+        return

@@ -1,0 +1,178 @@
+"""The local tier: artifacts on the node's own disk, each a directory in its compiler's own layout.
+
+A *home* is an artifact's directory, ``<root>/<name>``; beside the homes lie ``<root>/.kcoord/staging`` and
+``<root>/.kcoord/quarantine``, on the same file system, so that publishing is one rename.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcoord.artifacts.manifest import (
+    HOME_PLACEHOLDER,
+    MANIFEST_NAME,
+    Manifest,
+    Origin,
+    check_content,
+    home_token,
+    portable,
+)
+from kcoord.artifacts.publish import (
+    rename_into_place,
+    seal,
+    set_aside,
+    staging_name,
+    store_error,
+    write_files,
+)
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.keys.cache_key import CacheKey
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact in the local tier: immutable files below `path`, verified when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def key(self) -> CacheKey:
+        return self.manifest.key
+
+
+def make_private(directory: Path) -> None:
+    """Create `directory` for this user alone; refuse one that another user made. Raises `StoreError`."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = directory.stat().st_uid
+    except OSError as error:
+        raise store_error(error, directory) from error
+    if owner != os.getuid():
+        raise StoreError(f"{directory}: it belongs to user {owner}: set KCOORD_LOCAL_DIR to a directory of your own")
+
+
+def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
+    """The artifact at `home`, every byte of it checked; None if there is none.
+
+    Raises `ArtifactInvalid` if what is there is torn, altered, or (with `digest`) another key's.
+    """
+    try:
+        manifest = Manifest.decode((home / MANIFEST_NAME).read_bytes())
+        if digest is not None and manifest.key.digest != digest:
+            raise ArtifactInvalid(f"{home} holds the artifact of another key")
+        for entry in manifest.files:
+            check_content(entry, portable(entry, (home / entry.name).read_bytes(), home))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if (home / MANIFEST_NAME).exists():
+            raise ArtifactInvalid(f"{home} lacks {error.filename}") from error
+        return None
+    except OSError as error:
+        raise ArtifactInvalid(f"{home} cannot be read: {error}") from error
+    return Artifact(home, manifest)
+
+
+def is_whole(home: Path, digest: str) -> bool:
+    """Whether `home` holds the whole artifact of `digest`."""
+    try:
+        return open_artifact(home, digest) is not None
+    except ArtifactInvalid:
+        return False
+
+
+def new_staging(home: Path) -> Path:
+    """A fresh, private directory from which `home` can be published by a rename. Raises `StoreError`."""
+    staging = home.parent / ".kcoord" / "staging" / staging_name()
+    try:
+        staging.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise store_error(error, staging.parent) from error
+    return staging
+
+
+def quarantine_of(home: Path) -> Path:
+    return home.parent / ".kcoord" / "quarantine"
+
+
+def quarantine(home: Path) -> None:
+    """Move an invalid artifact aside. Raises `StoreError`."""
+    try:
+        set_aside(home, quarantine_of(home))
+    except OSError as error:
+        raise store_error(error, home) from error
+
+
+def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
+    """Seal `staging` and rename it to `home`; whoever won, return what is there.
+
+    Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written).
+    """
+    try:
+        manifest = seal(staging, key, compile_seconds, origin)
+        _settle(staging, home, manifest)
+    except OSError as error:
+        raise store_error(error, staging) from error
+    return _place(staging, home, key.digest)
+
+
+def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
+    """Use staged files where they are: for this process alone. Raises `ArtifactInvalid` if there are none."""
+    manifest = seal(staging, key, compile_seconds, origin)
+    try:
+        _settle(staging, staging, manifest)
+    except OSError as error:
+        raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
+    return Artifact(staging, manifest)
+
+
+def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artifact:
+    """Write an artifact that came from elsewhere to `home`, and return what is there then.
+
+    `contents` are portable and already checked against `manifest`. Raises `StoreError`.
+    """
+    staging = new_staging(home)
+    try:
+        write_files(staging, contents, durable=False)
+        _settle(staging, home, manifest)
+        (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise store_error(error, home) from error
+    return _place(staging, home, manifest.key.digest)
+
+
+def _settle(staging: Path, home: Path, manifest: Manifest) -> None:
+    """Write the final directory's name into the relocatable files."""
+    for entry in manifest.files:
+        if entry.relocatable:
+            path = staging / entry.name
+            path.write_bytes(path.read_bytes().replace(HOME_PLACEHOLDER, home_token(home)))
+
+
+def _place(staging: Path, home: Path, digest: str) -> Artifact:
+    valid = functools.partial(is_whole, digest=digest)
+    rename_into_place(staging, home, MANIFEST_NAME, valid, quarantine_of(home), durable=False)
+    try:
+        artifact = open_artifact(home, digest)
+    except ArtifactInvalid as error:
+        raise StoreError(f"{home}: what was just published does not verify ({error}): check the disk") from error
+    if artifact is None:
+        raise StoreError(f"{home}: it vanished right after it was published: does something clean this directory?")
+    return artifact
+
+
+def read_contents(artifact: Artifact) -> dict[str, bytes]:
+    """All files of an artifact as they travel, checked once more. Raises `ArtifactInvalid`."""
+    contents = {}
+    for entry in artifact.manifest.files:
+        try:
+            content = portable(entry, (artifact.path / entry.name).read_bytes(), artifact.path)
+        except OSError as error:
+            raise ArtifactInvalid(f"{artifact.path} cannot be read: {error}") from error
+        check_content(entry, content)
+        contents[entry.name] = content
+    return contents

@@ -1,0 +1,198 @@
+"""The manifest: what an artifact consists of, and where it came from.
+
+It is written last, so a directory that holds one is whole. Everything read from a manifest is untrusted until
+`Manifest.decode` has accepted it: names are relative and tame, sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from kcoord.errors import ArtifactInvalid
+from kcoord.keys.cache_key import CacheKey
+
+MANIFEST_NAME = "kcoord-manifest.msgpack"
+FORMAT = 1
+HOME_PLACEHOLDER = b"@KCOORD_HOME@"
+"""In a relocatable file, stands for the artifact's directory, as JSON would escape it."""
+
+_LARGEST_MANIFEST = 4 << 20
+_LARGEST_ARTIFACT = 16 << 30
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: name relative to the artifact's directory, size in bytes, SHA-256 in hex.
+
+    A relocatable file names its own directory; size and hash are those of its text with `HOME_PLACEHOLDER`.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    relocatable: bool = False
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The one file that holds all the others, in the store."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who compiled, on what, when (seconds since 1970)."""
+
+    host: str = ""
+    pid: int = 0
+    rank: int | None = None
+    device: str = ""
+    created: float = 0.0
+
+    @classmethod
+    def here(cls, pid: int, rank: int | None, device: str) -> Origin:
+        return cls(platform.node(), pid, rank, device, time.time())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An artifact's description. `compile_seconds` is what its compile took, and a hit saves."""
+
+    key: CacheKey
+    files: tuple[FileEntry, ...]
+    compile_seconds: float
+    origin: Origin
+    payload: Payload | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(f.size for f in self.files)
+
+    def encode(self) -> bytes:
+        document = {
+            "format": FORMAT,
+            "digest": self.key.digest,
+            "key": self.key.to_wire(),
+            "files": [[f.name, f.size, f.sha256, f.relocatable] for f in self.files],
+            "compile_seconds": self.compile_seconds,
+            "origin": [
+                self.origin.host,
+                self.origin.pid,
+                self.origin.rank,
+                self.origin.device,
+                self.origin.created,
+            ],
+            "payload": [self.payload.size, self.payload.sha256] if self.payload else None,
+        }
+        return bytes(msgpack.packb(document))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Raises `ArtifactInvalid` unless `data` is a manifest whose every name and number is tame."""
+        try:
+            if len(data) > _LARGEST_MANIFEST:
+                raise ValueError(f"{len(data)} bytes are too many")
+            document = msgpack.unpackb(data)
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']!r} is not {FORMAT}")
+            manifest = cls._from_document(document)
+            if manifest.key.digest != document["digest"]:
+                raise ValueError("its key does not have the digest that it states")
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            msgpack.exceptions.UnpackException,
+        ) as error:
+            raise ArtifactInvalid(f"not a manifest: {error}") from error
+        return manifest
+
+    @classmethod
+    def _from_document(cls, document: dict[str, Any]) -> Manifest:
+        files = tuple(_file(*entry) for entry in document["files"])
+        _check_names(files)
+        host, pid, rank, device, created = document["origin"]
+        payload = document["payload"]
+        return cls(
+            key=CacheKey.from_wire(document["key"]),
+            files=files,
+            compile_seconds=_seconds(document["compile_seconds"]),
+            origin=Origin(
+                str(host),
+                int(pid),
+                None if rank is None else int(rank),
+                str(device),
+                float(created),
+            ),
+            payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
+        )
+
+
+def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:
+    if not isinstance(name, str) or not isinstance(relocatable, bool):
+        raise TypeError("a file is a name, a size, a hash and a flag")
+    return FileEntry(name, _size(size), _sha256(sha256), relocatable)
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _LARGEST_ARTIFACT:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise ValueError(f"{value!r} is no number of seconds")
+    return float(value)
+
+
+def _sha256(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+        raise ValueError(f"{value!r} is no SHA-256")
+    return value
+
+
+def _check_names(files: tuple[FileEntry, ...]) -> None:
+    names = [f.name for f in files]
+    if len(names) > _MOST_FILES or sum(f.size for f in files) > _LARGEST_ARTIFACT:
+        raise ValueError("too many files, or too large")
+    if names != sorted(set(names)):
+        raise ValueError("names are not sorted, or not unique")
+    for name in names:
+        parts = name.split("/")
+        if not name or name == MANIFEST_NAME or "\0" in name or any(p in ("", ".", "..") for p in parts):
+            raise ValueError(f"{name!r} is not a plain relative name")
+        if any("/".join(parts[:n]) in names for n in range(1, len(parts))):
+            raise ValueError(f"{name!r} lies below a file")
+
+
+def home_token(home: Path) -> bytes:
+    """What `HOME_PLACEHOLDER` becomes in the relocatable files of an artifact at `home`."""
+    text = os.fsencode(home)
+    return text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+
+
+def portable(entry: FileEntry, content: bytes, home: Path) -> bytes:
+    """A file's content as it is hashed and travels: a relocatable one without its directory's name."""
+    return content.replace(home_token(home), HOME_PLACEHOLDER) if entry.relocatable else content
+
+
+def check_content(entry: FileEntry, content: bytes) -> None:
+    """Raises `ArtifactInvalid` unless portable `content` is what the manifest says."""
+    if len(content) != entry.size:
+        raise ArtifactInvalid(f"{entry.name} has {len(content)} bytes, not {entry.size}")
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise ArtifactInvalid(f"{entry.name} does not have the SHA-256 of its manifest")

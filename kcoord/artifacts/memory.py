@@ -1,0 +1,55 @@
+"""The memory tier: a rank's loaded handles, per `(digest, DeviceKey)`.
+
+A hit takes no lock: it is one `dict.get` and one counter, both atomic under the interpreter. Only an insertion locks,
+and evicts the least recently used entry when the tier is full.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Generic, TypeVar
+
+from kcoord.keys.device import DeviceKey
+
+T = TypeVar("T")
+
+
+class _Entry(Generic[T]):
+    __slots__ = ("used", "value")
+
+    def __init__(self, value: T, used: int) -> None:
+        self.value, self.used = value, used
+
+
+class MemoryTier(Generic[T]):
+    """At most `capacity` handles. Thread-safe. Not guaranteed: that two threads never load one handle twice."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: dict[tuple[str, DeviceKey], _Entry[T]] = {}
+        self._clock = itertools.count()
+        self._lock = threading.Lock()  # protects insertion and eviction
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, digest: str, device: DeviceKey) -> T | None:
+        entry = self._entries.get((digest, device))
+        if entry is None:
+            return None
+        entry.used = next(self._clock)
+        return entry.value
+
+    def put(self, digest: str, device: DeviceKey, value: T) -> T:
+        """Keep `value` and return the handle that is kept: the first one, if two threads loaded it at once."""
+        with self._lock:
+            entry = self._entries.setdefault((digest, device), _Entry(value, next(self._clock)))
+            while len(self._entries) > self._capacity:
+                oldest = min(self._entries, key=lambda k: self._entries[k].used)
+                del self._entries[oldest]
+        return entry.value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()

@@ -1,0 +1,1 @@
+"""Which compilers: one adapter each, hooked into the compiler's own cache."""

@@ -1,0 +1,361 @@
+"""Triton's adapter: a cache manager that claims before it compiles, and publishes a kernel's files as one artifact.
+
+Triton resolves ``TRITON_CACHE_MANAGER`` to `TritonCacheManager` and calls ``get_group``, then ``put`` for every stage, then
+``put_group``; afterwards it reads the files back through the dictionary that it passed, which is why ``put_group`` edits
+it. A kernel's artifact lies at ``$TRITON_CACHE_DIR/<key>/``, the layout that Triton and Inductor read themselves.
+
+Triton never tells a cache manager that a compile *failed*. Two releases find out: `compile` is wrapped in the three
+namespaces that hold it, and `_watch` notices when the frame that asked has left its thread's stack, for a `compile` that
+was imported before the wrap.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import platform
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.runtime.cache import FileCacheManager
+
+from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME
+from kcoord.artifacts.publish import store_error
+from kcoord.backends.base import fails_open, notices
+from kcoord.coordinator import Compilation, Coordinator, connect
+from kcoord.errors import SettingsError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.settings import Settings
+
+OLDEST = (3, 4)
+_GROUP = "__grp__"
+_LOOK_EVERY = 0.02  # seconds between two looks of the watch
+
+
+class _Depth(threading.local):
+    """How many wrapped compiles the current thread is in; one compile may start another."""
+
+    value = 0
+
+
+_depth = _Depth()
+
+
+@dataclass
+class _Pending:
+    """A compilation that its thread has not published yet. `frame` asked for it, `depth` wrapped compiles deep."""
+
+    compilation: Compilation
+    frame: FrameType
+    thread: int = field(default_factory=threading.get_ident)
+    depth: int = field(default_factory=lambda: _depth.value)
+
+
+_pending: dict[int, _Pending] = {}
+_pending_lock = threading.Lock()  # protects _pending and the start of the watch
+_watching = False
+
+
+class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
+    """One kernel's (or one file's) access to the cache, as Triton makes it for every compile."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        self._compilation: Compilation | None = None
+        self._publishes = True
+        self._coordinator = None if override or dump else _coordinator()
+        if self._coordinator is None:
+            super().__init__(key, override=override, dump=dump)
+            return
+        # not the stock constructor: it makes an empty directory at the final name
+        self.key = key
+        self.cache_dir = os.path.join(knobs.cache.dir, key)  # noqa: PTH118 - a str, as the base class has it
+        self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
+
+    @fails_open(lambda self, filename: FileCacheManager.get_group(self, filename))
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
+        if self._coordinator is None:
+            return _whole(FileCacheManager.get_group(self, filename), filename)
+        home = Path(self.cache_dir)
+        if not (home / MANIFEST_NAME).exists():
+            theirs = _whole(FileCacheManager.get_group(self, filename), filename)
+            if theirs is not None:  # a process without kcoord compiled it
+                self._coordinator.counters.add(requests=1, local_hits=1)
+                return theirs
+        name = filename.removesuffix(".json")
+        key = CacheKey.of("triton", name, triton_key=self.key)
+        frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
+        compile_locals = frame.f_locals
+        if not _may_be_shared(compile_locals):
+            artifact = None if knobs.compilation.always_compile else self._coordinator.find(key, home)
+            if artifact is not None:
+                return _group_of(artifact)
+            self._compilation, self._publishes = self._coordinator.private(key, home), False
+            _register(self._compilation, frame)
+            return None
+        found = self._coordinator.request(key, home, _target(compile_locals), explain=lambda: _details(compile_locals))
+        if isinstance(found, Artifact):
+            return _group_of(found)
+        self._compilation = found
+        _register(found, frame)
+        return None
+
+    def put(self, data: Any, filename: str, binary: bool = True) -> str:
+        """Write one file; a file that is an artifact by itself is published at once."""
+        compilation = self._compilation
+        if compilation is None or self._coordinator is None:
+            return str(FileCacheManager.put(self, data, filename, binary))
+        content = data if isinstance(data, bytes) else str(data).encode()
+        path = compilation.staging / filename
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            self._publishes = False
+            notices.tell(f"{store_error(error, path.parent)}; the kernel stays with this process")
+            path = self._coordinator.private_directory() / filename
+            path.write_bytes(content)
+            return str(path)
+        if _is_module(filename) and compilation.key.backend == "triton-module":
+            return self._publish_module(filename)
+        return str(path)
+
+    @fails_open(lambda self, filename, group: None)
+    def put_group(self, filename: str, group: dict[str, str]) -> Any:
+        """Publish the kernel. On return `group` names the published files: all ours, or all of the winner's."""
+        compilation, self._compilation = self._compilation, None
+        if compilation is None:
+            return FileCacheManager.put_group(self, filename, group)
+        try:
+            if not self._publishes:
+                compilation.keep()
+                return None
+            placeholder = HOME_PLACEHOLDER.decode()
+            names = sorted(n for n in group if (compilation.staging / n).is_file())
+            text = json.dumps({"child_paths": {n: f"{placeholder}/{n}" for n in names}})
+            (compilation.staging / f"{_GROUP}{filename}").write_text(text)
+            artifact = compilation.publish()
+            published = _group_of(artifact)
+            if filename in published:
+                group.clear()
+                group.update(published)
+        finally:
+            _unregister(compilation)
+        return None
+
+    @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename))
+    def get_file(self, filename: str) -> str | None:
+        """One file's path. A module that Triton builds with the C compiler is claimed like a kernel."""
+        if self._compilation is not None:
+            staged = self._compilation.staging / filename
+            return str(staged) if staged.exists() else None
+        found = FileCacheManager.get_file(self, filename)
+        if found is not None or self._coordinator is None or not _is_module(filename):
+            return None if found is None else str(found)
+        key = _module_key(self.key, filename)
+        home = Path(knobs.cache.dir) / base64.b32encode(bytes.fromhex(key.digest)).decode().rstrip("=")
+        request = self._coordinator.request(key, home)
+        if isinstance(request, Artifact):
+            return str(request.path / filename)
+        self._compilation = request
+        _register(request, sys._getframe(2))
+        return None
+
+    def _publish_module(self, filename: str) -> str:
+        compilation, self._compilation = self._compilation, None
+        assert compilation is not None
+        try:
+            return str(compilation.publish().path / filename)
+        finally:
+            _unregister(compilation)
+
+
+def _whole(group: dict[str, str] | None, filename: str) -> dict[str, str] | None:
+    """A stock group with every child there. Triton up to 3.7.1 returns a partial one as a hit."""
+    if not group or filename not in group:
+        return None
+    stated = json.loads((Path(group[filename]).parent / f"{_GROUP}{filename}").read_text())["child_paths"]
+    return group if stated.keys() == group.keys() else None
+
+
+def _group_of(artifact: Artifact) -> dict[str, str]:
+    root = str(artifact.path)
+    return {f.name: f"{root}/{f.name}" for f in artifact.manifest.files if not f.name.startswith(_GROUP)}
+
+
+def _may_be_shared(compile_locals: Mapping[str, Any]) -> bool:
+    """False if what this compile makes is not what its key says, or must not come from the cache."""
+    options = compile_locals.get("options")
+    overridden = knobs.compilation.override or getattr(options, "ir_override", None)
+    return not overridden and not knobs.compilation.always_compile
+
+
+def _target(compile_locals: Mapping[str, Any]) -> str:
+    target = compile_locals.get("target")
+    return f"{target.backend}:{target.arch}" if target is not None else ""
+
+
+def _details(compile_locals: Mapping[str, Any]) -> dict[str, Any]:
+    """What Triton's own key is made of, for people who ask why two of them differ."""
+    source: Any = compile_locals.get("src")
+    options = compile_locals.get("options")
+    function = getattr(source, "fn", None)
+    found: dict[str, Any] = {"triton": triton.__version__, "target": _target(compile_locals)}
+    if function is not None:
+        found["source"] = function.cache_key
+        found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
+        found["constants"] = {_name(function, k): str(v) for k, v in source.constants.items()}
+        found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
+    if options is not None:
+        found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
+    found["env"] = {k: str(v) for k, v in (compile_locals.get("env_vars") or {}).items()}
+    return found
+
+
+def _name(function: Any, path: Any) -> str:
+    """Constants are keyed by a path into the arguments, which starts with an argument's position."""
+    try:
+        return ".".join([function.arg_names[path[0]], *map(str, path[1:])])
+    except (TypeError, IndexError):
+        return str(path)
+
+
+def _is_module(filename: str) -> bool:
+    return filename.endswith(".so")
+
+
+@functools.lru_cache(maxsize=1)
+def _host_abi() -> dict[str, str]:
+    return {
+        "machine": platform.machine(),
+        "libc": "-".join(platform.libc_ver()),
+        "python": str(sysconfig.get_config_var("EXT_SUFFIX")),
+    }
+
+
+def _module_key(key: str, filename: str) -> CacheKey:
+    compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
+    return CacheKey.of("triton-module", filename, triton_key=key, compilers=compilers, **_host_abi())
+
+
+def _coordinator() -> Coordinator | None:
+    """None if kcoord is off, or its settings cannot be used: then Triton works as it does without kcoord."""
+    try:
+        return None if Settings.from_environ().disable else connect()
+    except SettingsError as error:
+        notices.tell(f"{error}; kcoord stands aside")
+        return None
+
+
+# A failed compile.
+
+
+def _register(compilation: Compilation, frame: FrameType) -> None:
+    global _watching
+    with _pending_lock:
+        _pending[id(compilation)] = _Pending(compilation, frame)
+        if not _watching:
+            _watching = True
+            threading.Thread(target=_watch, name="kcoord-triton-watch", daemon=True).start()
+
+
+def _unregister(compilation: Compilation) -> None:
+    with _pending_lock:
+        _pending.pop(id(compilation), None)
+
+
+def _watch() -> None:
+    """Fail every compilation whose asking frame has left its thread's stack. Ends when there is none."""
+    global _watching
+    while True:
+        time.sleep(_LOOK_EVERY)
+        with _pending_lock:
+            if not _pending:
+                _watching = False
+                return
+            waiting = [p for p in _pending.values() if p.depth == 0]  # the wrap tells of the others, and knows why
+        stacks = sys._current_frames()
+        for pending in waiting:
+            if not _is_on(pending.frame, stacks.get(pending.thread)):
+                _unregister(pending.compilation)
+                pending.compilation.fail("the compiler raised an exception; the rank that compiled has its traceback")
+        del stacks, waiting
+
+
+def _is_on(frame: FrameType, top: FrameType | None) -> bool:
+    while top is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False
+
+
+def _failed(depth: int, error: BaseException) -> None:
+    """A wrapped compile of this thread raised: end what it had claimed and not published."""
+    thread = threading.get_ident()
+    with _pending_lock:
+        mine = [p for p in _pending.values() if p.thread == thread and p.depth >= depth]
+        for pending in mine:
+            del _pending[id(pending.compilation)]
+    for pending in mine:
+        if isinstance(error, Exception):
+            pending.compilation.fail("".join(traceback.format_exception(error)))
+        else:
+            pending.compilation.give_up()
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        _depth.value += 1
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            _failed(_depth.value, error)
+            raise
+        finally:
+            _depth.value -= 1
+
+    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+    return compile
+
+
+def hook() -> None:
+    """Wrap `compile` wherever Triton keeps it. Idempotent; does nothing on a version that is not supported."""
+    if not supported():
+        return
+    import triton.compiler
+    import triton.compiler.compiler
+
+    for namespace in (triton.compiler.compiler, triton.compiler, triton):
+        if not hasattr(namespace.compile, "__kcoord_wrapped__"):
+            namespace.compile = _wrap(namespace.compile)
+
+
+def supported() -> bool:
+    """Whether this Triton has the interface that this adapter was written for. Says so once if not."""
+    version = tuple(int("".join(filter(str.isdigit, p)) or 0) for p in triton.__version__.split(".")[:2])
+    if version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        notices.tell(
+            f"Triton {triton.__version__} is older than {oldest}: kcoord leaves it alone; upgrade Triton to use it"
+        )
+        return False
+    return True
+
+
+if not supported():
+    TritonCacheManager = FileCacheManager  # type: ignore[misc]
+hook()

@@ -1,0 +1,344 @@
+"""What a rank calls: memory → local tier → agent → compile → publish.
+
+`Coordinator.request` is the whole way of a request for a backend; `get_or_compile` and `compile_once` are the generic API
+on top of it. No fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody
+coordinates.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kcoord.agent import client as agent
+from kcoord.agent.client import AgentClient
+from kcoord.artifacts import local
+from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.memory import MemoryTier
+from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import Scope, current_device
+from kcoord.keys.function import function_factors
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.telemetry.metrics import Counters
+
+T = TypeVar("T")
+
+
+@dataclass
+class Compilation:
+    """This rank is to compile `key` into `staging`, then call exactly one of `publish`, `fail` and `give_up`.
+
+    `failed` is set if another rank's compile of the key failed a moment ago: compile anyway, to raise the compiler's own
+    exception, or raise `CompileFailed`.
+    """
+
+    coordinator: Coordinator
+    key: CacheKey
+    home: Path
+    staging: Path
+    device: str
+    lead: agent.Lead | None = None
+    failed: agent.Failed | None = None
+    started: float = 0.0
+    ended: bool = False
+
+    def publish(self) -> Artifact:
+        """Make the staged files the artifact. If that is impossible they stay in `staging`, for this process alone.
+
+        Raises `ArtifactInvalid` if nothing was staged.
+        """
+        took = time.perf_counter() - self.started
+        return self.coordinator._publish(self, took)
+
+    def keep(self) -> None:
+        """Use the staged files where they are, for this process alone, until it ends."""
+        self.coordinator._keep(self)
+
+    def fail(self, log: str) -> None:
+        """The compiler failed, and said `log`."""
+        self.coordinator._fail(self, log)
+
+    def give_up(self) -> None:
+        """Nothing was compiled, and nothing failed."""
+        self.coordinator._give_up(self)
+
+
+class _Compiling(threading.local):
+    """The digests that the current thread is compiling."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+
+
+class Coordinator:
+    """One process's access to kcoord. Thread-safe and fork-safe. Make it with `kcoord.connect`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.notices = Notices()
+        self.counters = Counters()
+        self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
+        self._client = AgentClient(settings, self.notices)
+        self._compiling = _Compiling()
+        self._private: list[Path] = []  # staging directories that this process still loads from
+        atexit.register(self.close)
+
+    def home(self, digest: str) -> Path:
+        """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
+        return self.settings.local_dir / "objects" / digest[:2] / digest
+
+    def request(
+        self,
+        key: CacheKey,
+        home: Path,
+        device: str = "",
+        explain: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> Artifact | Compilation:
+        """The artifact of `key`, at `home`; or the task of compiling it. Waits at most `max_wait` seconds.
+
+        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled.
+        """
+        self.counters.add(requests=1)
+        artifact = self.find(key, home)
+        if artifact is not None:
+            self.counters.add(local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
+            return artifact
+        if explain is not None:
+            key = key.with_details(explain())
+        if self.settings.disable or key.digest in self._under_way():
+            return self._compile(key, home, device)  # a compile that needs itself would wait for itself
+        started = time.perf_counter()
+        answer = self._client.claim(key, home)
+        self.counters.add(wait_seconds=time.perf_counter() - started)
+        if isinstance(answer, agent.Ready):
+            artifact = self.find(key, home)
+            if artifact is not None:
+                outcome = {"waits" if answer.source == "wait" else "store_hits": 1}
+                self.counters.add(**outcome, saved_seconds=artifact.manifest.compile_seconds)
+                return artifact
+            self.notices.tell(f"{home} was published and has vanished: does something clean it?")
+        self._deliver_counters()
+        lead = answer if isinstance(answer, agent.Lead) else None
+        failed = answer if isinstance(answer, agent.Failed) else None
+        if lead is None and failed is None:
+            self.counters.add(alone=1)
+        return self._compile(key, home, device, lead, failed)
+
+    def private(self, key: CacheKey, home: Path) -> Compilation:
+        """The task of compiling `key` for this process alone: nobody is asked, nobody waits. End it with `keep`."""
+        self.counters.add(requests=1)
+        return self._compile(key, home, "")
+
+    def find(self, key: CacheKey, home: Path) -> Artifact | None:
+        """The artifact at `home` if it verifies; one that does not is moved into quarantine."""
+        try:
+            return local.open_artifact(home, key.digest)
+        except ArtifactInvalid as error:
+            self.notices.tell(f"{error}; it is compiled again")
+        try:
+            local.quarantine(home)
+        except StoreError as error:
+            self.notices.tell(str(error))
+        return None
+
+    def get_or_compile(
+        self,
+        key: CacheKey,
+        compile: Callable[[Path], Any],
+        *,
+        scope: Scope = Scope.DEVICE,
+        load: Callable[[Artifact], T] | None = None,
+    ) -> Any:
+        """The artifact of `key`; whichever rank asks first calls ``compile(staging)``, which writes files there.
+
+        `scope` says how much of the current device the bytes depend on. With `load`, returns ``load(artifact)``, once per
+        device and process: the handle is kept in memory. Raises what `compile` raises where it ran, `CompileFailed` in
+        the other ranks, `ArtifactInvalid` if it wrote nothing. Not guaranteed: exactly one compile. After a fault there
+        may be two, and one artifact.
+        """
+        device = current_device()
+        key = key.on(device, scope)
+        handle = self._memory.get(key.digest, device)
+        if handle is not None:
+            self.counters.add(requests=1, memory_hits=1)
+            return handle
+        found = self.request(key, self.home(key.digest), str(device))
+        artifact = found if isinstance(found, Artifact) else self._run(found, compile)
+        return self._memory.put(key.digest, device, load(artifact) if load else artifact)
+
+    def close(self) -> None:
+        """Deliver statistics, let go of the agent, and remove private copies. The coordinator may be used again."""
+        self._deliver_counters()
+        self._client.close()
+        private, self._private = self._private, []
+        for directory in private:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _run(self, compilation: Compilation, compile: Callable[[Path], Any]) -> Artifact:
+        failed = compilation.failed
+        if failed is not None:
+            compilation.give_up()
+            raise CompileFailed(compilation.key.name, failed.log, failed.where)
+        under_way = self._under_way()
+        under_way.add(compilation.key.digest)
+        try:
+            compile(compilation.staging)
+            return compilation.publish()
+        except Exception:
+            compilation.fail(traceback.format_exc())
+            raise
+        except BaseException:
+            compilation.give_up()  # interrupted: that says nothing about the kernel
+            raise
+        finally:
+            under_way.discard(compilation.key.digest)
+
+    def _under_way(self) -> set[str]:
+        """The keys that this thread is compiling now."""
+        return self._compiling.keys
+
+    def _compile(
+        self,
+        key: CacheKey,
+        home: Path,
+        device: str,
+        lead: agent.Lead | None = None,
+        failed: agent.Failed | None = None,
+    ) -> Compilation:
+        staging = self._staging(home)
+        return Compilation(self, key, home, staging, device, lead, failed, time.perf_counter())
+
+    def _staging(self, home: Path) -> Path:
+        if not self.settings.disable:
+            try:
+                return local.new_staging(home)
+            except StoreError as error:
+                self.notices.tell(f"{error}; this process keeps its kernels in a temporary directory")
+        return self.private_directory()
+
+    def private_directory(self) -> Path:
+        """A new directory in the temporary directory, which lasts as long as this process."""
+        directory = Path(tempfile.mkdtemp(prefix="kcoord-"))
+        self._private.append(directory)
+        return directory
+
+    def _publish(self, compilation: Compilation, took: float) -> Artifact:
+        if compilation.ended:
+            raise ArtifactInvalid(f"{compilation.key.name} was published or failed before")
+        compilation.ended = True
+        key, home, staging = compilation.key, compilation.home, compilation.staging
+        self.counters.add(compiles=1, compile_seconds=took)
+        if not self.settings.disable and staging not in self._private:
+            if self._client.publish(compilation.lead, key, staging, home, took, compilation.device):
+                artifact = self.find(key, home)
+                if artifact is not None:
+                    return artifact
+            elif staging.exists():
+                try:
+                    return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
+                except StoreError as error:
+                    self.notices.tell(f"{error}; the kernel stays with this process")
+            self._private.append(staging)
+        return local.adopt(staging, key, took, Origin.here(0, None, compilation.device))
+
+    def _keep(self, compilation: Compilation) -> None:
+        compilation.ended = True
+        took = time.perf_counter() - compilation.started
+        self.counters.add(compiles=1, compile_seconds=took)
+        self._private.append(compilation.staging)
+
+    def _fail(self, compilation: Compilation, log: str) -> None:
+        if compilation.ended:
+            return
+        compilation.ended = True
+        self.counters.add(failures=1)
+        shutil.rmtree(compilation.staging, ignore_errors=True)
+        if compilation.lead is not None:
+            self._client.fail(compilation.lead, compilation.key, log)
+
+    def _give_up(self, compilation: Compilation) -> None:
+        if compilation.ended:
+            return
+        compilation.ended = True
+        self.counters.add(failures=1)
+        shutil.rmtree(compilation.staging, ignore_errors=True)
+        if compilation.lead is not None:
+            self._client.give_up(compilation.lead, compilation.key)
+
+    def _deliver_counters(self) -> None:
+        counters = {} if self.settings.disable else self.counters.undelivered()
+        if counters and self._client.report(counters):
+            self.counters.delivered(counters)
+
+
+_current: Coordinator | None = None
+_lock = threading.Lock()  # protects _current
+
+
+def connect(**flags: str | None) -> Coordinator:
+    """This process's coordinator, made at the first call; it finds, or starts, the node's agent when it needs it.
+
+    `flags` are settings by name, as text, and win over the environment; a different set makes a new coordinator. Raises
+    `SettingsError` if a setting cannot be used.
+    """
+    global _current
+    with _lock:
+        settings = Settings.from_environ(**flags)
+        if _current is None or _current.settings != settings:
+            _current = Coordinator(settings)
+        return _current
+
+
+def compile_once(
+    *,
+    scope: Scope = Scope.DEVICE,
+    ignore: tuple[str, ...] = (),
+    load: Callable[[Artifact], Any] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a compile function single flight: ``build(config, *, staging)`` becomes ``build(config) → Artifact``.
+
+    The function writes its files into ``staging`` (a `Path`). Its key holds its source, defaults, closure, the globals that
+    it reads (but those that `ignore` names), its arguments, and the device as `scope` says. With `load`, the call returns
+    ``load(artifact)``. Raises `KeyFactorError` at the call for a value that cannot be keyed.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+        if "staging" not in signature.parameters:
+            raise KeyFactorError(f"{function.__qualname__} needs a keyword parameter 'staging': def …(…, *, staging)")
+        open_ones = [p for n, p in signature.parameters.items() if n != "staging"]
+        call_signature = signature.replace(parameters=open_ones)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = call_signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            key = CacheKey.of(
+                "python",
+                function.__qualname__,
+                arguments=dict(bound.arguments),
+                **function_factors(function, frozenset(ignore)),
+            )
+            return connect().get_or_compile(
+                key,
+                lambda staging: function(*args, staging=staging, **kwargs),
+                scope=scope,
+                load=load,
+            )
+
+        return call
+
+    return decorate

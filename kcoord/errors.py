@@ -1,0 +1,54 @@
+"""What kcoord raises.
+
+Almost all of it stays inside: kcoord fails open, and a backend turns every one of these into "compile it
+yourself". Three reach a user's code: `SettingsError` (a setting is wrong), `KeyFactorError` (a value has
+no stable identity) and `CompileFailed` (the generic API's leader, somewhere else, could not compile).
+"""
+
+from __future__ import annotations
+
+
+class KcoordError(Exception):
+    """Base of everything that kcoord raises."""
+
+
+class SettingsError(KcoordError):
+    """A setting cannot be used. The message is one line: it names the setting and the remedy."""
+
+
+class KeyFactorError(KcoordError, TypeError):
+    """A key factor has no identity that is stable across processes. The message says how to give it one."""
+
+
+class CompileFailed(KcoordError):
+    """The rank that compiled this key failed.
+
+    `log` is the leader's traceback or compiler output, `where` its host, pid and rank.
+    """
+
+    def __init__(self, name: str, log: str, where: str = "") -> None:
+        super().__init__(name, log, where)
+        self.name, self.log, self.where = name, log, where
+
+    def __str__(self) -> str:
+        return f"{self.name} failed to compile{f' on {self.where}' if self.where else ''}:\n{self.log}"
+
+
+class ArtifactInvalid(KcoordError):
+    """Files that claim to be an artifact are not whole, or not the artifact that was asked for."""
+
+
+class StoreError(KcoordError):
+    """The store, or a directory on it, cannot be used. The message ends with the remedy."""
+
+
+class LeaseUnavailable(KcoordError):
+    """A lease service cannot answer now. Efficiency is lost, not correctness: callers go on without it."""
+
+
+class ProtocolError(KcoordError):
+    """A peer sent a frame that this version does not understand."""
+
+
+class AgentUnavailable(KcoordError):
+    """There is no agent to speak to, or it did not answer in time."""

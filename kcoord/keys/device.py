@@ -1,0 +1,98 @@
+"""The device a kernel is compiled for, read live at the call, and how much of it a key holds.
+
+Nothing here imports torch: a process that has not imported it does not run on a GPU through it. A switch
+of device between two calls therefore moves the key of the second call.
+"""
+
+from __future__ import annotations
+
+import enum
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+class Scope(enum.Enum):
+    """How much of the device key belongs in an artifact's key."""
+
+    TARGET = "target"
+    """The bytes depend on the GPUTarget alone: a cubin, a hsaco."""
+    MODEL = "model"
+    """They also depend on the device model: autotune choices."""
+    DEVICE = "device"
+    """They also depend on the ordinal: the index is baked into the code. The default for unknown code."""
+
+
+@dataclass(frozen=True)
+class GPUTarget:
+    """What code is generated for; the same three values as Triton's class of this name."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+    @classmethod
+    def parse(cls, text: str) -> GPUTarget:
+        """``cuda:90`` or ``hip:gfx942``. Raises ValueError on anything else."""
+        backend, _, arch = text.partition(":")
+        if backend == "cuda" and arch.isdigit():
+            return cls(backend, int(arch), 32)
+        if backend == "hip" and arch.startswith("gfx"):
+            return cls(backend, arch, 32 if arch.startswith(("gfx10", "gfx11", "gfx12")) else 64)
+        raise ValueError(f"{text!r} is no target: write cuda:90 or hip:gfx942")
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.arch}"
+
+
+@dataclass(frozen=True)
+class DeviceKey:
+    """`(GPUTarget, device_id)`: what an in-memory handle always belongs to."""
+
+    target: GPUTarget
+    device_id: int
+
+    def __str__(self) -> str:
+        return f"{self.target}#{self.device_id}"
+
+
+CPU = DeviceKey(GPUTarget("cpu", platform.machine(), 0), 0)
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_available() else None
+
+
+def current_device() -> DeviceKey:
+    """The calling thread's current device; the CPU if torch is not imported or sees no GPU."""
+    cuda = _cuda()
+    if cuda is None:
+        return CPU
+    device_id = int(cuda.current_device())
+    if sys.modules["torch"].version.hip:
+        properties = cuda.get_device_properties(device_id)
+        arch = properties.gcnArchName.partition(":")[0]
+        return DeviceKey(GPUTarget("hip", arch, properties.warp_size), device_id)
+    major, minor = cuda.get_device_capability(device_id)
+    return DeviceKey(GPUTarget("cuda", major * 10 + minor, 32), device_id)
+
+
+def model_of(device: DeviceKey) -> str:
+    """The device's model name, as the driver gives it; the processor's architecture for a CPU."""
+    cuda = _cuda()
+    if cuda is None or device.target.backend == "cpu":
+        return platform.machine()
+    return str(cuda.get_device_name(device.device_id))
+
+
+def scope_factors(scope: Scope, device: DeviceKey) -> dict[str, Any]:
+    """The factors that `scope` adds to a key on `device`."""
+    factors: dict[str, Any] = {"target": device.target}
+    if scope is not Scope.TARGET:
+        factors["device_model"] = model_of(device)
+    if scope is Scope.DEVICE:
+        factors["device_id"] = device.device_id
+    return factors

@@ -1,0 +1,316 @@
+"""Leases in Redis: one hash per key, one Lua script with an operation argument, Pub/Sub to wake.
+
+The script touches one key, so it runs on Redis Cluster; it reads the server's clock, so hosts need not agree on the
+time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
+
+Timeline of what the token is for::
+
+    agent A  acquire(a) → Won            …partitioned…           ready(a): a fact, accepted
+    agent B                    acquire(b) → Wait  …TTL…  → Won   renew(b) → 1
+    agent A                                                      renew(a) → 0: lost, A's compile goes on, harmless
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from kcoord.errors import LeaseUnavailable
+from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won
+
+T = TypeVar("T")
+
+_COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
+_READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
+_LONGEST_LOG = 32 << 10  # characters
+
+# KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), manifest, log, where
+# ARGV     op, token, and then
+#   acquire  holder, ttl_ms, limit_ms, void manifest or ''  → {'W', fence} | {'R', manifest} | {'F', log, where}
+#                                                             | {'L', holder, ms left}
+#   renew    ttl_ms, holder, limit_ms                       → 1 | 0
+#   ready    manifest, ttl_ms                               → 1
+#   fail     log, where, ttl_ms                             → 1 | 0
+#   release                                                 → 1 | 0
+# Every change is published on the channel named like the key. An expired lease is a hash that is gone. `renew` takes
+# the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it.
+_SCRIPT = """
+local key, op, token = KEYS[1], ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit')
+local state, owner = held[1], held[2]
+
+local function lease(holder, ttl_ms, limit_ms)
+  local fence = math.max((tonumber(held[3]) or 0) + 1, now)
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'state', 'L', 'token', token, 'holder', holder,
+             'fence', string.format('%.0f', fence), 'limit', string.format('%.0f', now + limit_ms * 1000))
+  redis.call('PEXPIRE', key, math.min(ttl_ms, limit_ms))
+  return string.format('%.0f', fence)
+end
+
+if op == 'acquire' then
+  local holder, ttl_ms, limit_ms, void = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+  if state == 'R' then
+    local manifest = redis.call('HGET', key, 'manifest')
+    if manifest ~= void then return {'R', manifest} end
+  elseif state == 'F' then
+    return {'F', redis.call('HGET', key, 'log'), redis.call('HGET', key, 'where')}
+  elseif state == 'L' and owner ~= token then
+    return {'L', redis.call('HGET', key, 'holder'), redis.call('PTTL', key)}
+  elseif state == 'L' then
+    return {'W', held[3]}
+  end
+  return {'W', lease(holder, ttl_ms, limit_ms)}
+end
+
+if op == 'ready' then
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'state', 'R', 'manifest', ARGV[3], 'fence', held[3] or '0')
+  redis.call('PEXPIRE', key, tonumber(ARGV[4]))
+  redis.call('PUBLISH', key, 'ready')
+  return 1
+end
+
+if op == 'renew' and not state then
+  lease(ARGV[4], tonumber(ARGV[3]), tonumber(ARGV[5]))
+  return 1
+end
+
+if state ~= 'L' or owner ~= token then return 0 end
+
+if op == 'renew' then
+  local left_ms = (tonumber(held[4]) - now) / 1000
+  if left_ms <= 0 then return 0 end
+  redis.call('PEXPIRE', key, math.floor(math.min(tonumber(ARGV[3]), left_ms)) + 1)
+elseif op == 'fail' then
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'state', 'F', 'log', ARGV[3], 'where', ARGV[4], 'fence', held[3])
+  redis.call('PEXPIRE', key, tonumber(ARGV[5]))
+  redis.call('PUBLISH', key, 'failed')
+elseif op == 'release' then
+  redis.call('DEL', key)
+  redis.call('PUBLISH', key, 'free')
+else
+  return redis.error_reply('kcoord: unknown operation ' .. op)
+end
+return 1
+"""
+_SHA = hashlib.sha1(_SCRIPT.encode()).hexdigest()
+
+
+class RedisLeases(LeaseService):
+    """Leases in one Redis. `prefix` starts every key that it uses."""
+
+    name = "Redis"
+
+    def __init__(self, url: str, prefix: str, *, ttl: float, limit: float, failure_ttl: float) -> None:
+        self._prefix = prefix
+        self._ttl_ms, self._limit_ms = int(ttl * 1000), int(limit * 1000)
+        self._failure_ms = int(failure_ttl * 1000)
+        # redis-py's defaults run from waiting for ever (5) to retrying for a minute (8): state all of them
+        self._redis = aioredis.Redis.from_url(
+            url,
+            socket_timeout=_COMMAND_TIMEOUT,
+            socket_connect_timeout=_COMMAND_TIMEOUT,
+            socket_keepalive=True,
+            health_check_interval=0,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            max_connections=64,
+            decode_responses=False,
+            protocol=2,
+        )
+        self._news = _News(self._redis)
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}:lease:{key}"
+
+    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        reply = await self._run(key, "acquire", token, holder, self._ttl_ms, self._limit_ms, void or "")
+        return _parse(reply)
+
+    async def renew(self, key: str, token: str) -> bool:
+        holder = token
+        return bool(await self._run(key, "renew", token, self._ttl_ms, holder, self._limit_ms))
+
+    async def ready(self, key: str, token: str, manifest: str) -> None:
+        await self._run(key, "ready", token, manifest, int(_READY_TTL * 1000))
+
+    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
+        return bool(await self._run(key, "fail", token, log[-_LONGEST_LOG:], where, self._failure_ms))
+
+    async def release(self, key: str, token: str) -> bool:
+        return bool(await self._run(key, "release", token))
+
+    async def ping(self) -> None:
+        await self._bounded(cast(Awaitable[Any], self._redis.ping()))
+
+    def watch(self, key: str) -> Watch:
+        return _Subscription(self._news, self._key(key))
+
+    async def add_up(self, job: str, agent: str, counters: dict[str, float]) -> dict[str, dict[str, float]]:
+        """Store this agent's counters of `job` for a day, and return those of all its agents."""
+        name = f"{self._prefix}:stats:{job}"
+        fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
+        pipe = self._redis.pipeline(transaction=False)
+        if fields:
+            pipe.hset(name, mapping=cast(Any, fields))
+            pipe.expire(name, 86400)
+        pipe.hgetall(name)
+        stored = (await self._bounded(pipe.execute()))[-1]
+        found: dict[str, dict[str, float]] = {}
+        for field, value in stored.items():
+            who, _, counter = field.decode().rpartition("|")
+            found.setdefault(who, {})[counter] = float(value)
+        return found
+
+    async def close(self) -> None:
+        await self._news.close()
+        try:
+            await asyncio.wait_for(self._redis.aclose(), _COMMAND_TIMEOUT)
+        except (RedisError, OSError, asyncio.TimeoutError):
+            return  # the server is gone, and with it the connection
+
+    async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
+        name = self._key(key)
+        try:
+            return await self._bounded(self._redis.evalsha(_SHA, 1, name, op, token, *args))
+        except NoScriptError:
+            return await self._bounded(self._redis.eval(_SCRIPT, 1, name, op, token, *args))
+
+    async def _bounded(self, command: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(command, 2 * _COMMAND_TIMEOUT)
+        except NoScriptError:
+            raise
+        except asyncio.TimeoutError:
+            raise LeaseUnavailable(f"Redis did not answer within {2 * _COMMAND_TIMEOUT:g} s") from None
+        except (RedisError, OSError, ValueError) as error:
+            raise LeaseUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _parse(reply: Any) -> Answer:
+    try:
+        kind, *rest = (part.decode() if isinstance(part, bytes) else part for part in reply)
+        if kind == "W":
+            return Won(int(rest[0]))
+        if kind == "R":
+            return Ready(rest[0])
+        if kind == "F":
+            return Failed(rest[0], rest[1])
+        if kind == "L":
+            return Wait(rest[0], max(0, int(rest[1])) / 1000)
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
+    raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {reply!r}")
+
+
+class _News:
+    """One Pub/Sub connection for all watches of an agent.
+
+    Invariant: a key in `_active` is subscribed to on the living connection. After a reconnection every watch is woken,
+    because what happened in between was not heard.
+    """
+
+    def __init__(self, client: aioredis.Redis) -> None:
+        self._pubsub = client.pubsub(ignore_subscribe_messages=False)
+        self._events: dict[str, set[asyncio.Event]] = {}
+        self._active: dict[str, asyncio.Event] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()  # protects the connection from two senders
+
+    async def subscribe(self, channel: str, event: asyncio.Event) -> None:
+        """Return once the server has confirmed. Raises `LeaseUnavailable`."""
+        self._events.setdefault(channel, set()).add(event)
+        try:
+            if channel not in self._active:
+                self._active[channel] = asyncio.Event()
+                await self._send(self._pubsub.subscribe, channel)
+            if self._reader is None or self._reader.done():
+                self._reader = asyncio.create_task(self._read())
+            await asyncio.wait_for(self._active[channel].wait(), 2 * _COMMAND_TIMEOUT)
+        except (RedisError, OSError, asyncio.TimeoutError, KeyError) as error:
+            self._active.pop(channel, None)
+            self._forget(channel, event)
+            raise LeaseUnavailable(f"cannot subscribe: {type(error).__name__}: {error}") from error
+
+    async def unsubscribe(self, channel: str, event: asyncio.Event) -> None:
+        self._forget(channel, event)
+        if channel in self._events or self._active.pop(channel, None) is None:
+            return
+        try:
+            await self._send(self._pubsub.unsubscribe, channel)
+        except (RedisError, OSError, asyncio.TimeoutError):
+            return  # the reader finds the broken connection, and mends it
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._pubsub.aclose(), _COMMAND_TIMEOUT)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, asyncio.TimeoutError):
+            return  # the server is gone, and with it the connection
+
+    async def _send(self, command: Any, channel: str) -> None:
+        async with self._sending:
+            await asyncio.wait_for(command(channel), _COMMAND_TIMEOUT)
+
+    def _forget(self, channel: str, event: asyncio.Event) -> None:
+        events = self._events.get(channel, set())
+        events.discard(event)
+        if not events:
+            self._events.pop(channel, None)
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                message = await self._pubsub.get_message(timeout=30.0)
+            except (RedisError, OSError, asyncio.TimeoutError):
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+                self._wake_all()
+                continue
+            if message is None:
+                if not self._pubsub.subscribed:
+                    await asyncio.sleep(0.02)
+                continue
+            channel = message["channel"].decode()
+            if message["type"] == "subscribe" and channel in self._active:
+                self._active[channel].set()
+            for event in self._events.get(channel, ()):
+                event.set()
+
+    def _wake_all(self) -> None:
+        for events in self._events.values():
+            for event in events:
+                event.set()
+
+
+class _Subscription(Watch):
+    def __init__(self, news: _News, channel: str) -> None:
+        self._news, self._channel, self._event = news, channel, asyncio.Event()
+
+    async def __aenter__(self) -> _Subscription:
+        await self._news.subscribe(self._channel, self._event)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._news.unsubscribe(self._channel, self._event)
+
+    async def changed(self, timeout: float) -> bool:
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        self._event.clear()
+        return True

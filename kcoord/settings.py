@@ -1,0 +1,192 @@
+"""Every setting of kcoord, read once from the environment into one frozen object.
+
+A setting is an environment variable ``KCOORD_<NAME>``; a command line flag of the same name wins over it.
+`FIELDS` is the single table that the parser, ``kcoord doctor`` and the documentation are made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from kcoord.errors import SettingsError
+
+PROTOCOL_VERSION = 1
+_LONGEST_SOCKET_PATH = 100  # sockaddr_un holds 108 bytes; leave room for a lock file's suffix
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _path(value: str) -> Path:
+    return Path(value).expanduser().absolute()
+
+
+def _seconds(value: str) -> float:
+    seconds = float(value)
+    if not 0 < seconds < 10 * 365 * 86400:
+        raise ValueError("it must be a positive number of seconds")
+    return seconds
+
+
+def _count(value: str) -> int:
+    count = int(value)
+    if count < 1:
+        raise ValueError("it must be a whole number of at least 1")
+    return count
+
+
+def _switch(value: str) -> bool:
+    if value.lower() in ("1", "true", "yes", "on"):
+        return True
+    if value.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("it must be 1 or 0")
+
+
+def _redis_url(value: str) -> str:
+    scheme = urlsplit(value).scheme
+    if scheme not in _REDIS_SCHEMES:
+        raise ValueError("it must look like redis://[user:password@]host:port/0, rediss://… or unix:///path")
+    if scheme != "unix":
+        parts = urlsplit(value)
+        if not parts.hostname:
+            raise ValueError("it names no host")
+        _ = parts.port  # raises ValueError on a port that is not a number
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not value or len(value) > 64 or not all(c.isalnum() or c in "-_." for c in value):
+        raise ValueError("it must be 1 to 64 letters, digits, '-', '_' or '.'")
+    return value
+
+
+def default_local_dir() -> Path:
+    """``$TMPDIR/kcoord-<uid>``: local disk, where a home directory is often NFS."""
+    return Path(tempfile.gettempdir()) / f"kcoord-{os.getuid()}"
+
+
+def _setting(default: Any, parse: Callable[[str], Any], unit: str, doc: str, **kw: Any) -> Any:
+    metadata = {"parse": parse, "unit": unit, "doc": doc}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata, **kw)
+    return field(default=default, metadata=metadata, **kw)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings, parsed and checked. Build it with `Settings.from_environ`."""
+
+    store: Path | None = _setting(
+        None, _path, "directory", "Shared directory (NFS, Lustre, any POSIX directory) for artifacts. "
+        "Unset: artifacts stay on this node.")  # fmt: skip
+    local_dir: Path = _setting(
+        default_local_dir, _path, "directory", "The node's own copies, on local disk. "
+        "Default: kcoord-<uid> in the temporary directory.")  # fmt: skip
+    redis_url: str | None = _setting(
+        None, _redis_url, "URL", "Redis that elects one compiler across nodes; credentials and rediss:// "
+        "included. Unset: each node elects its own.", repr=False)  # fmt: skip
+    socket: Path | None = _setting(
+        None, _path, "file", "The agent's Unix socket. Default: made from the other settings, in the "
+        "local directory.")  # fmt: skip
+    namespace: str = _setting("default", _namespace, "name", "Keeps teams that share one Redis apart.")
+    lease_ttl: float = _setting(
+        15.0, _seconds, "seconds", "A lease that is not renewed for this long is free again. "
+        "It is renewed every third of it.")  # fmt: skip
+    lease_limit: float = _setting(900.0, _seconds, "seconds", "One compile may hold its lease for at most this long.")
+    max_wait: float = _setting(
+        300.0, _seconds, "seconds", "A rank that waited this long for another rank's compile compiles "
+        "for itself. Keep it below the process group's time-out.")  # fmt: skip
+    failure_ttl: float = _setting(
+        30.0, _seconds, "seconds", "For this long after a failed compile, ranks that ask for the key compile "
+        "for themselves at once.")  # fmt: skip
+    idle_timeout: float = _setting(
+        600.0,
+        _seconds,
+        "seconds",
+        "An agent that was started by a rank ends after this long without one.",
+    )
+    agent_timeout: float = _setting(
+        5.0, _seconds, "seconds", "A rank gives up on an agent that is silent for this long."
+    )
+    memory_entries: int = _setting(4096, _count, "count", "Loaded artifacts that a rank keeps in memory.")
+    spawn: bool = _setting(True, _switch, "0 or 1", "Whether a rank that finds no agent starts one.")
+    job: str | None = _setting(
+        None, _text, "name", "Names the job in statistics; equal on all its nodes. "
+        "Default: the launcher's job id.")  # fmt: skip
+    disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None, /, **flags: str | None) -> Settings:
+        """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
+
+        Raises `SettingsError`, one line that names the setting and the remedy.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for spec in fields(cls):
+            variable = f"KCOORD_{spec.name.upper()}"
+            text = flags.get(spec.name)
+            source = f"--{spec.name.replace('_', '-')}"
+            if text is None:
+                text, source = environ.get(variable), variable
+            if text is None or (text == "" and spec.metadata["parse"] is not _namespace):
+                continue
+            try:
+                values[spec.name] = spec.metadata["parse"](text)
+            except (ValueError, OverflowError) as error:
+                shown = _without_password(text) if spec.name == "redis_url" else repr(text)
+                raise SettingsError(f"{source}={shown}: {error}; a {spec.metadata['unit']} is expected") from None
+        settings = cls(**values)
+        if settings.lease_limit < settings.lease_ttl:
+            raise SettingsError(
+                f"KCOORD_LEASE_LIMIT={settings.lease_limit:g} is below KCOORD_LEASE_TTL={settings.lease_ttl:g}: "
+                "raise the limit or lower the TTL"
+            )
+        return settings
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits that differ when two processes must not share an agent."""
+        parts = (PROTOCOL_VERSION, self.store, self.local_dir, self.redis_url, self.namespace)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the agent listens: `socket`, or a name made from the settings that make an agent."""
+        if self.socket is not None:
+            return self.socket
+        inside = self.local_dir / f"agent-{self.fingerprint}.sock"
+        if len(os.fsencode(inside)) <= _LONGEST_SOCKET_PATH:
+            return inside
+        return default_local_dir() / inside.name
+
+    def redacted(self) -> dict[str, Any]:
+        """All values as JSON-able data, without the Redis password."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown["redis_url"] = _without_password(self.redis_url) if self.redis_url else None
+        return {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()}
+
+
+FIELDS = fields(Settings)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting's field name."""
+    return f"KCOORD_{name.upper()}"

@@ -1,0 +1,70 @@
+"""The counters of a job.
+
+Each request for a key ends in exactly one of `OUTCOMES`, so their sum is `requests` once nothing is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
+"""memory: a loaded handle; local: on the node already; store: fetched; waits: another rank compiled it meanwhile."""
+
+COUNTERS = ("requests", *OUTCOMES, "alone", "compile_seconds", "wait_seconds", "saved_seconds")
+"""``alone``: of the compiles and failures, those that nobody coordinated. ``saved_seconds``: the compile seconds recorded
+in each artifact that was loaded instead of compiled."""
+
+
+class Counters:
+    """Thread-safe sums. Not guaranteed: that a reader sees two counters of one moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects both
+        self._sums: dict[str, float] = {}
+        self._delivered: dict[str, float] = {}
+
+    def add(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] = self._sums.get(name, 0) + amount
+
+    def undelivered(self) -> dict[str, float]:
+        """What was added and not yet marked as `delivered`."""
+        with self._lock:
+            rest = {n: v - self._delivered.get(n, 0) for n, v in self._sums.items()}
+        return {n: v for n, v in rest.items() if v}
+
+    def delivered(self, amounts: Mapping[str, float]) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._delivered[name] = self._delivered.get(name, 0) + amount
+
+    def read(self) -> dict[str, float]:
+        """All sums since this process began, the absent ones as 0."""
+        with self._lock:
+            return complete(self._sums)
+
+
+def complete(sums: Mapping[str, float]) -> dict[str, float]:
+    """`sums` with every counter there is; whole numbers as int, seconds rounded to a millisecond."""
+    found: dict[str, float] = {}
+    for name in COUNTERS:
+        value = sums.get(name, 0)
+        found[name] = round(value, 3) if name.endswith("_seconds") else int(value)
+    return found
+
+
+def summary(sums: Mapping[str, float]) -> str:
+    """One line for people."""
+    c = complete(sums)
+    loaded = int(c["memory_hits"] + c["local_hits"] + c["store_hits"] + c["waits"])
+    line = (
+        f"{c['requests']} kernels asked for, {c['compiles']} compiled in {c['compile_seconds']:.1f} s, "
+        f"{loaded} loaded, {c['saved_seconds']:.1f} s of compiling saved"
+    )
+    if c["failures"]:
+        line += f", {c['failures']} failed"
+    if c["alone"]:
+        line += f", {c['alone']} compiled without coordination"
+    return line

@@ -1,0 +1,1 @@
+"""Launchers: the agent beside the job, and every rank's compilers hooked."""

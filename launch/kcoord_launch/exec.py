@@ -1,0 +1,61 @@
+"""``kcoord exec -- COMMAND``: any command, or any other launcher, with kcoord's agent beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from types import FrameType
+
+from kcoord.settings import Settings
+
+from kcoord_launch.supervise import job_name, say, supervised
+
+_FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+def run(settings: Settings, command: list[str]) -> int:
+    """Run `command` under an agent; returns its exit code, 128 + n if signal n ended it, 127 if it is not found.
+
+    Signals that this process gets go on to the command.
+    """
+    if settings.disable:
+        return _run(command, dict(os.environ))
+    with supervised(settings, job_name(settings)) as extra:
+        environment = {k: v for k, v in os.environ.items() if not extra or k != "KCOORD_REDIS_URL"} | extra
+        return _run(command, environment)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        # a terminal's Ctrl-C reaches the whole foreground group: the command has had it already
+        if number != signal.SIGINT or not _shares_terminal():
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _shares_terminal() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False

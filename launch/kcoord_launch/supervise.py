@@ -1,0 +1,207 @@
+"""The agent of a launched job: found or started, started again if it dies, asked for a summary, stopped.
+
+The launcher owns the listening socket. An agent that dies is replaced on the same socket, so ranks that connect meanwhile
+wait in its backlog for as long as the new one takes to start.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kcoord.agent import spawn
+from kcoord.agent.client import AgentClient
+from kcoord.artifacts.local import make_private
+from kcoord.artifacts.store import Store
+from kcoord.backends.base import triton_environment
+from kcoord.errors import KcoordError, SettingsError, StoreError
+from kcoord.settings import FIELDS, Settings, variable
+from kcoord.telemetry.events import Notices
+from kcoord.telemetry.metrics import summary
+
+_SECRETS = ("redis_url",)
+_STOP_TIMEOUT = 20.0
+_MOST_RESTARTS = 20
+
+
+def say(line: str) -> None:
+    print(f"kcoord: {line}", file=sys.stderr, flush=True)
+
+
+def checked_settings(flags: dict[str, str | None]) -> Settings:
+    """The settings, with directories that can be written. Raises `SettingsError`: one line, with the remedy."""
+    settings = Settings.from_environ(**flags)
+    if settings.disable:
+        return settings
+    try:
+        make_private(settings.local_dir)
+    except StoreError as error:
+        raise SettingsError(f"KCOORD_LOCAL_DIR={error}") from error
+    if settings.store is not None:
+        try:
+            _try_store(settings)
+        except StoreError as error:
+            raise SettingsError(f"KCOORD_STORE={error}") from error
+    return settings
+
+
+def _try_store(settings: Settings) -> None:
+    """Open the store in a thread: a file system that hangs is a warning, not a job that does not start."""
+    assert settings.store is not None
+    failures: list[StoreError] = []
+
+    def attempt(store: Store) -> None:
+        try:
+            store.open()
+        except StoreError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=attempt, args=(Store(settings.store),), daemon=True)
+    thread.start()
+    thread.join(20.0)
+    if thread.is_alive():
+        say(f"KCOORD_STORE={settings.store} has not answered for 20 s; the job starts without waiting for it")
+    if failures:
+        raise failures[0]
+
+
+def job_name(settings: Settings, given: str | None = None) -> str:
+    """What the statistics are kept under: the same on all nodes if anything names the job, else this launch's own."""
+    if settings.job:
+        return settings.job
+    for name in (
+        given,
+        os.environ.get("SLURM_JOB_ID"),
+        os.environ.get("PBS_JOBID"),
+        os.environ.get("LSB_JOBID"),
+    ):
+        if name and name != "none":
+            return name
+    return uuid.uuid4().hex[:12]
+
+
+class Supervisor:
+    """Keeps one agent running. `settings.socket_path` is where ranks find it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: Any = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Use the agent that listens, or start one. Raises OSError or `KcoordError`."""
+        path = self.settings.socket_path
+        make_private(path.parent)
+        with spawn.agent_lock(path, self.settings.agent_timeout):
+            try:
+                spawn.connect(path, self.settings.agent_timeout).close()
+                return  # somebody else's, and theirs to stop
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._listener = spawn.bind(path)
+        self._process = self._launch()
+        self._thread = threading.Thread(target=self._keep_running, name="kcoord-supervisor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drain and end the agent, if it is ours; its socket goes with it."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                say("the agent did not end in time and is killed")
+                self._process.kill()
+                self._process.wait()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT)
+        if self._listener is not None:
+            self._listener.close()
+            self.settings.socket_path.unlink(missing_ok=True)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        return spawn.start_process(self._listener, ["--parent", str(os.getpid())], self.settings)
+
+    def _keep_running(self) -> None:
+        for _ in range(_MOST_RESTARTS):
+            assert self._process is not None
+            code = self._process.wait()
+            if self._stopping.is_set():
+                return
+            say(f"the agent ended with code {code} and is started again")
+            time.sleep(0.05)
+            self._process = self._launch()
+            if self._stopping.is_set():
+                self._process.terminate()
+        say("the agent ended too often and is not started again; kernels are compiled without coordination")
+        self._listener.close()
+
+
+@contextmanager
+def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
+    """Run an agent for the block; yields the environment that ranks need. At the end prints one line of summary.
+
+    Whatever fails here is said in one line, and the job runs without kcoord: then the environment is empty.
+    """
+    settings = replace(settings, job=job, socket=settings.socket_path)
+    supervisor = Supervisor(settings)
+    try:
+        supervisor.start()
+    except (OSError, KcoordError) as error:
+        say(f"{error}; the job runs without kcoord")
+        yield {}
+        return
+    try:
+        yield rank_environment(settings)
+    finally:
+        try:
+            counters = _statistics(settings, job)
+            if counters is not None:
+                say(summary(counters))
+        finally:
+            supervisor.stop()
+
+
+def rank_environment(settings: Settings) -> dict[str, str]:
+    """Settings for the ranks: where the agent is, and no password."""
+    environment = triton_environment(settings, os.environ)
+    for spec in FIELDS:
+        value = getattr(settings, spec.name)
+        if value is not None and spec.name not in _SECRETS:
+            environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    environment[variable("spawn")] = "0"
+    return environment
+
+
+@contextmanager
+def applied(environment: dict[str, str]) -> Iterator[None]:
+    """`os.environ` with `environment`, and without kcoord's secrets, for the block."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    if environment:
+        for name in _SECRETS:
+            os.environ.pop(variable(name), None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _statistics(settings: Settings, job: str) -> dict[str, float] | None:
+    client = AgentClient(replace(settings, spawn=False), Notices())
+    try:
+        reply = client.ask({"op": "stats", "job": job})
+    finally:
+        client.close()
+    return reply["counters"] if reply and reply.get("op") == "stats" else None

@@ -1,0 +1,71 @@
+"""``kcoord-torchrun``: torchrun, with kcoord's agent beside it. Every argument of torchrun is torchrun's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from kcoord.errors import SettingsError
+from kcoord.settings import FIELDS, variable
+
+from kcoord_launch.supervise import applied, checked_settings, job_name, say, supervised
+
+_FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run torchrun with `argv`. Exit codes are torchrun's; 2 if a setting of kcoord cannot be used."""
+    try:
+        from torch.distributed import run as torchrun
+    except ImportError as error:
+        say(f"kcoord-torchrun needs torch ({error}): pip install 'kcoord[torch]'")
+        return 2
+    parser = torchrun.get_args_parser()
+    _add_flags(parser)
+    args = parser.parse_args(argv)
+    flags = {name: getattr(args, f"kcoord_{name}") for name in _FLAGS}
+    try:
+        settings = checked_settings(flags)
+    except SettingsError as error:
+        say(str(error))
+        return 2
+    if settings.disable:
+        _launch(torchrun, args)
+        return 0
+    if not args.no_python and not args.run_path:
+        _through_boot(args)
+    with (
+        supervised(settings, job_name(settings, args.rdzv_id)) as environment,
+        applied(environment),
+    ):
+        _launch(torchrun, args)
+    return 0
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "kcoord",
+        "Each flag is also an environment variable, KCOORD_…; KCOORD_DISABLE=1 turns everything off.",
+    )
+    for spec in FIELDS:
+        if spec.name in _FLAGS:
+            flag = f"--kcoord-{spec.name.replace('_', '-')}"
+            group.add_argument(flag, metavar=spec.metadata["unit"].upper(), help=f"{spec.metadata['doc']} "
+                               f"({variable(spec.name)})".replace("%", "%%"))  # fmt: skip
+
+
+def _through_boot(args: Any) -> None:
+    kind = "-m" if args.module else "-"
+    args.training_script_args = [kind, args.training_script, *args.training_script_args]
+    args.module, args.training_script = True, "kcoord_launch.boot"
+
+
+def _launch(torchrun: Any, args: Any) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(torchrun.run)(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
