@@ -135,9 +135,9 @@ class AgentClient:
         """Add to the job's statistics. False: they were not delivered."""
         return self.ask({"op": "report", "counters": counters}) is not None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+    def ask(self, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
         """One request and its answer, within the agent's time-out; None if there is no agent."""
-        return self._finish(None, request)
+        return self._finish(None, request, quietly=quietly)
 
     def close(self) -> None:
         with self._lock:
@@ -145,7 +145,7 @@ class AgentClient:
         for connection in idle:
             connection.close()
 
-    def _finish(self, lead: Lead | None, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _finish(self, lead: Lead | None, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
         """Send on the lead's connection; if that is broken (a new agent), or there is none, on another one."""
         if lead is not None:
             try:
@@ -158,7 +158,7 @@ class AgentClient:
             except (AgentUnavailable, OSError, ProtocolError) as error:
                 self.close()
                 if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
-                    self._declare_dead(error)
+                    self._declare_dead(error, quietly=quietly)
                     return None
         raise AssertionError("unreachable")
 
@@ -217,12 +217,12 @@ class AgentClient:
         with self._lock:
             self._idle.append(connection)
 
-    def _declare_dead(self, error: Exception) -> None:
+    def _declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
         with self._lock:
             first = time.monotonic() >= self._dead_until
             self._dead_until = time.monotonic() + _RETRY_AFTER
         self.close()
-        if first:
+        if first and not quietly:
             self._notices.tell(
                 f"no agent ({error}); kernels are compiled without coordination until there is one",
                 about="no agent",

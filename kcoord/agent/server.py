@@ -17,7 +17,7 @@ from typing import Any
 
 import kcoord
 from kcoord.agent import flights as fl
-from kcoord.agent import protocol
+from kcoord.agent import ledger, protocol
 from kcoord.agent.errands import Errands
 from kcoord.agent.processes import ProcessWatch, peer_of
 from kcoord.agent.protocol import HEARTBEAT, Identity, optional, seconds
@@ -29,7 +29,6 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import LeaseService
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
-from kcoord.telemetry.metrics import complete
 
 _DRAIN = 10.0  # seconds that publishes get when the agent is told to stop
 _HELLO_TIMEOUT = 10.0
@@ -82,8 +81,7 @@ class Agent:
         self._claims: dict[int, Connection] = {}
         self._ids = itertools.count(1)
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people
-        self._jobs: dict[str, dict[str, float]] = {}
-        self._unshared: set[str] = set()  # jobs whose counters the other nodes do not know yet
+        self._ledger = ledger.Ledger(settings.local_dir, self.id)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         self._replies: set[asyncio.Task[None]] = set()
@@ -97,13 +95,14 @@ class Agent:
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         server = await asyncio.start_unix_server(self._client, sock=listener, limit=protocol.LARGEST_FRAME, **keep_name)
         pulse = asyncio.create_task(self._pulse())
+        self._ledger.forget_old()
         try:
             await self._stopping.wait()
         finally:
             server.close()
             pulse.cancel()
             await self._errands.drain(_DRAIN)
-            await self._share_counters()
+            await self._save_counters()
             for connection in list(self._connections.values()):
                 connection.writer.close()
             await self._leases.close()
@@ -170,7 +169,7 @@ class Agent:
             for connection in self._connections.values():
                 for request in connection.pending.values():
                     self._send(connection, {"op": "waiting", "id": request})
-            await self._share_counters()
+            await self._save_counters()
             busy = self._connections or self._errands.busy
             if busy:
                 self._last_used = time.monotonic()
@@ -197,7 +196,7 @@ class Agent:
             digest, token = take(message, "digest", str), take(message, "token", str)
             self._carry_out(self._flights.given_up(digest, token, time.monotonic()))
         elif op == "report":
-            self._count(connection.who.job, take(message, "counters", dict))
+            self._ledger.add(connection.who.job, take(message, "counters", dict))
             self._send(connection, {"op": "done", "id": request})
         elif op == "status":
             self._send(connection, {"op": "status", "id": request, **self.status()})
@@ -310,48 +309,31 @@ class Agent:
             ],
         }
 
-    def _count(self, job: str, counters: dict[Any, Any]) -> None:
-        self._unshared.add(job)
-        sums = self._jobs.setdefault(job, {})
-        for name in complete({}):
-            amount = counters.get(name, 0)
-            if isinstance(amount, (int, float)) and 0 <= amount < 1e15:
-                sums[name] = sums.get(name, 0) + amount
-
-    async def _share_counters(self) -> None:
+    async def _save_counters(self) -> None:
+        try:
+            changed = await asyncio.to_thread(self._ledger.save)
+        except OSError as error:
+            self._notices.tell(f"statistics are not kept: {error}")
+            return
         if self._add_up is None:
             return
-        while self._unshared:
-            job = self._unshared.pop()
+        for job in changed:
             try:
-                await self._add_up(job, self.id, self._jobs[job])
+                await self._add_up(job, self.id, self._ledger.mine(job))
             except LeaseUnavailable as error:
                 log.info("statistics stay on this node: %s", error)
 
     async def _stats(self, connection: Connection, request: int, job: str | None) -> None:
-        """The sums of `job` over all agents that Redis knows of, and of this agent's jobs if `job` is None."""
-        jobs = [job] if job else list(self._jobs)
-        total: dict[str, float] = {}
-        agents: set[str] = set()
-        for name in jobs:
-            by_agent = {self.id: self._jobs.get(name, {})}
+        """The sums of one job, or of all, over this node's agents and those that Redis knows of."""
+        by_job = {}
+        for name in [job] if job else self._ledger.jobs():
+            by_job[name] = self._ledger.by_agent(name)
             if self._add_up is not None:
                 try:
-                    by_agent |= await self._add_up(name, self.id, by_agent[self.id])
+                    by_job[name] = await self._add_up(name, self.id, self._ledger.mine(name)) | by_job[name]
                 except LeaseUnavailable as error:
                     log.info("statistics of this node only: %s", error)
-            agents |= by_agent.keys()
-            for sums in by_agent.values():
-                for counter, amount in sums.items():
-                    total[counter] = total.get(counter, 0) + amount
-        answer = {
-            "op": "stats",
-            "id": request,
-            "jobs": jobs,
-            "agents": len(agents),
-            "counters": complete(total),
-        }
-        self._send(connection, answer)
+        self._send(connection, {"op": "stats", "id": request, **ledger.add_up(by_job)})
 
 
 def _digest(message: dict[str, Any]) -> str:

@@ -174,6 +174,11 @@ class RedisLeases(LeaseService):
             found.setdefault(who, {})[counter] = float(value)
         return found
 
+    async def server_version(self) -> str:
+        """As INFO gives it. Raises `LeaseUnavailable`."""
+        info = await self._bounded(self._redis.info("server"))
+        return str(info.get("redis_version", "unknown"))
+
     async def close(self) -> None:
         await self._news.close()
         try:

@@ -39,8 +39,13 @@ def say(line: str) -> None:
 def checked_settings(flags: dict[str, str | None]) -> Settings:
     """The settings, with directories that can be written. Raises `SettingsError`: one line, with the remedy."""
     settings = Settings.from_environ(**flags)
-    if settings.disable:
-        return settings
+    if not settings.disable:
+        check_directories(settings)
+    return settings
+
+
+def check_directories(settings: Settings) -> None:
+    """Raises `SettingsError` if the local directory or the store cannot be written."""
     try:
         make_private(settings.local_dir)
     except StoreError as error:
@@ -50,7 +55,6 @@ def checked_settings(flags: dict[str, str | None]) -> Settings:
             _try_store(settings)
         except StoreError as error:
             raise SettingsError(f"KCOORD_STORE={error}") from error
-    return settings
 
 
 def _try_store(settings: Settings) -> None:

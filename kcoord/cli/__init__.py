@@ -1,0 +1,48 @@
+"""The ``kcoord`` command, one module a subcommand."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+import kcoord
+from kcoord.errors import KcoordError, SettingsError
+
+_COMMANDS = ("agent", "doctor", "exec", "explain", "ls", "stats", "status")
+
+
+class _Lazy(click.Group):
+    """Imports a subcommand when it is asked for: ``kcoord exec`` need not load tables."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"kcoord.cli.{name}").command
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(kcoord.__version__, prog_name="kcoord")
+def cli() -> None:
+    """Every kernel of a distributed training job compiles exactly once.
+
+    Settings are environment variables (KCOORD_STORE, KCOORD_REDIS_URL, …); a flag of the same name wins.
+    Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        cli(prog_name="kcoord")
+    except SettingsError as error:
+        click.echo(f"kcoord: {error}", err=True)
+        sys.exit(2)
+    except KcoordError as error:
+        click.echo(f"kcoord: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,231 @@
+"""``kcoord doctor``: what is set up, what is not, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+import kcoord
+from kcoord.artifacts.local import make_private
+from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.publish import seal, staging_name, write_files
+from kcoord.artifacts.store import Store
+from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
+from kcoord.errors import KcoordError, LeaseUnavailable
+from kcoord.keys.cache_key import CacheKey
+from kcoord.settings import Settings
+
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
+_LITTLE_SPACE = 1 << 30  # bytes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`state` is ok, warn or fail; `remedy` is empty when there is nothing to do."""
+
+    what: str
+    state: str
+    finding: str
+    remedy: str = ""
+
+
+@click.command("doctor")
+@json_flag
+@settings_flags(*WHERE)
+def command(as_json: bool, **flags: str | None) -> None:
+    """Check the store, Redis, the socket and versions; each finding with its remedy. Exit code 1 if one failed."""
+    settings = Settings.from_environ(**flags)
+    findings = [f for check in _CHECKS for f in check(settings)]
+    if as_json:
+        print_json({"findings": [asdict(f) for f in findings], "settings": settings.redacted()})
+    else:
+        table = Table("", "what", "finding", "remedy")
+        for f in findings:
+            colour = {"ok": "green", "warn": "yellow", "fail": "red"}[f.state]
+            table.add_row(f"[{colour}]{f.state}[/]", f.what, f.finding, f.remedy)
+        Console().print(table)
+    sys.exit(1 if any(f.state == "fail" for f in findings) else 0)
+
+
+def _switched(settings: Settings) -> Iterator[Finding]:
+    if settings.disable:
+        yield Finding("kcoord", "warn", "off, by KCOORD_DISABLE", "unset KCOORD_DISABLE to use it")
+    yield Finding("kcoord", "ok", f"{kcoord.__version__}, Python {sys.version.split()[0]}")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        yield Finding("kernel", "ok", "pidfd: a killed compiler is known at once")
+    except OSError as error:
+        remedy = "use Linux 5.3 or newer; until then the end of its socket tells, which a forked child can hold open"
+        yield Finding("kernel", "warn", f"no pidfd ({error.strerror})", remedy)
+
+
+def _compilers(settings: Settings) -> Iterator[Finding]:
+    for package, oldest in (("triton", (3, 4)), ("torch", (2, 8))):
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield Finding(package, "warn", "not installed", "pip install 'kcoord[torch]', unless this is a sidecar")
+            continue
+        number = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
+        if number < oldest:
+            remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"
+            yield Finding(package, "warn", version, remedy)
+        else:
+            yield Finding(package, "ok", version)
+    manager = os.environ.get("TRITON_CACHE_MANAGER")
+    if manager and not manager.startswith("kcoord."):
+        yield Finding("triton", "warn", f"TRITON_CACHE_MANAGER={manager}", "unset it: kcoord leaves Triton to it")
+
+
+def _local_dir(settings: Settings) -> Iterator[Finding]:
+    what = "local directory"
+    try:
+        make_private(settings.local_dir)
+        yield from _directory(what, settings.local_dir)
+    except KcoordError as error:
+        yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")
+        return
+    kind = _file_system(settings.local_dir)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        remedy = "set KCOORD_LOCAL_DIR to a directory on local disk"
+        yield Finding(what, "warn", f"{settings.local_dir} is on {kind}", remedy)
+
+
+def _store(settings: Settings) -> Iterator[Finding]:
+    if settings.store is None:
+        remedy = "set KCOORD_STORE to a shared directory if the job has several nodes, or to keep kernels for later"
+        yield Finding("store", "ok", "none: artifacts stay on this node", remedy)
+        return
+    store = Store(settings.store)
+    try:
+        uuid = store.open()
+        started = time.perf_counter()
+        _publish_and_fetch(store)
+        took = (time.perf_counter() - started) * 1000
+    except KcoordError as error:
+        yield Finding("store", "fail", str(error), "see the finding; without a store the job trains on, uncached")
+        return
+    kind = _file_system(settings.store)
+    yield Finding("store", "ok", f"{settings.store} ({kind}, {uuid[:8]}): published and fetched in {took:.0f} ms")
+    yield from _directory("store", settings.store)
+
+
+def _publish_and_fetch(store: Store) -> None:
+    """One tiny artifact through its whole life, and away again. Raises `KcoordError`."""
+    key = CacheKey.of("doctor", "probe", name=staging_name())
+    scratch = store.root / "v1" / "staging" / staging_name()
+    try:
+        scratch.mkdir()
+        write_files(scratch, {"probe": b"kcoord doctor"}, durable=False)
+        manifest: Manifest = seal(scratch, key, 0.0, Origin.here(os.getpid(), None, ""))
+        published = store.publish(manifest, {"probe": b"kcoord doctor"})
+        if store.fetch(key.digest, published) is None:
+            raise KcoordError(f"{store.root}: what was published cannot be found: is it one file system on all nodes?")
+    except OSError as error:
+        raise KcoordError(f"{store.root}: {error.strerror}") from error
+    finally:
+        for directory in (scratch, store.home(key.digest)):
+            for path in directory.glob("*"):
+                path.unlink()
+            if directory.exists():
+                directory.rmdir()
+
+
+def _directory(what: str, path: Path) -> Iterator[Finding]:
+    usage = psutil.disk_usage(str(path))
+    if usage.free < _LITTLE_SPACE:
+        yield Finding(what, "warn", f"{usage.free >> 20} MiB free", "free space: a job fills a few hundred MiB")
+    inodes = os.statvfs(path)
+    if inodes.f_files and inodes.f_favail < 10_000:
+        yield Finding(what, "warn", f"{inodes.f_favail} inodes free", "remove files: an artifact takes three inodes")
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that `path` is on; the longest mount point that contains it."""
+    real = path.resolve()
+    mounts = [p for p in psutil.disk_partitions(all=True) if real.is_relative_to(p.mountpoint)]
+    return max(mounts, key=lambda p: len(p.mountpoint)).fstype if mounts else "unknown"
+
+
+def _redis(settings: Settings) -> Iterator[Finding]:
+    if settings.redis_url is None:
+        yield Finding(
+            "Redis", "ok", "none: each node elects its own compiler", "set KCOORD_REDIS_URL for several nodes"
+        )
+        return
+    if settings.store is None:
+        remedy = "set KCOORD_STORE to a directory that all nodes share"
+        yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
+    try:
+        version, took = asyncio.run(_try_redis(settings))
+    except LeaseUnavailable as error:
+        yield Finding("Redis", "fail", str(error), "check KCOORD_REDIS_URL, the server, its password and its ACL")
+        return
+    yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
+    if _is_vulnerable(version):
+        remedy = "upgrade to Redis 8.2.2 or a patched release of your branch (CVE-2025-49844, authenticated Lua)"
+        yield Finding("Redis", "warn", f"{version} may have a use-after-free in Lua", remedy)
+
+
+async def _try_redis(settings: Settings) -> tuple[str, float]:
+    from kcoord.leases.redis import RedisLeases
+
+    assert settings.redis_url is not None
+    leases = RedisLeases(
+        settings.redis_url, f"kcoord:{settings.namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0
+    )  # fmt: skip
+    try:
+        version = await leases.server_version()
+        key, started = f"doctor-{staging_name()}", time.perf_counter()
+        await leases.acquire(key, "doctor", "doctor")
+        await leases.release(key, "doctor")
+        return version, (time.perf_counter() - started) * 1000
+    finally:
+        await leases.close()
+
+
+def _is_vulnerable(version: str) -> bool:
+    """True for releases older than the fixes of October 2025: 6.2.20, 7.2.11, 7.4.6, 8.0.4, 8.2.2."""
+    parts = [int(p) for p in version.split(".")[:3] if p.isdigit()]
+    if len(parts) < 3:
+        return False
+    major, minor, patch = parts
+    fixed = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
+    return patch < fixed.get((major, minor), patch if (major, minor) > (8, 2) else patch + 1)
+
+
+def _agent(settings: Settings) -> Iterator[Finding]:
+    status: dict[str, Any] | None = ask_agent(settings, {"op": "status"})
+    if status is None:
+        yield Finding("agent", "ok", f"none at {settings.socket_path}: the first rank, or a launcher, starts it")
+        return
+    yield Finding(
+        "agent", "ok", f"pid {status['pid']}, {status['clients']} clients, {status['coordinates']} coordinates"
+    )
+    if status["version"] != kcoord.__version__:
+        remedy = "stop it with 'kcoord agent --stop'; the next job starts one of this version"
+        yield Finding("agent", "warn", f"it is version {status['version']}, this is {kcoord.__version__}", remedy)
+    for notice in status["notices"]:
+        yield Finding("agent", "warn", notice, "see the finding")
+
+
+_CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+    _switched,
+    _compilers,
+    _local_dir,
+    _store,
+    _redis,
+    _agent,
+)

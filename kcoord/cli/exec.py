@@ -1,0 +1,23 @@
+"""``kcoord exec -- COMMAND``: any command with kcoord's agent beside it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from kcoord.cli.options import ALL, settings_flags
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@settings_flags(*ALL)
+@click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...], **flags: str | None) -> None:
+    """Run COMMAND (srun, mpirun, python, …) with an agent, and every Triton below it hooked.
+
+    Signals go on to COMMAND, and its exit code is this one's. A summary is printed at the end.
+    """
+    from kcoord_launch.exec import run
+    from kcoord_launch.supervise import checked_settings
+
+    sys.exit(run(checked_settings(flags), list(arguments)))

@@ -1,0 +1,80 @@
+"""``kcoord explain``: what a key is made of, and why two keys differ."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from kcoord.artifacts.catalog import artifacts_of
+from kcoord.artifacts.manifest import Manifest
+from kcoord.cli.options import WHERE, json_flag, print_json, settings_flags
+from kcoord.errors import KcoordError
+from kcoord.keys.cache_key import Factor, FactorDiff
+from kcoord.settings import Settings
+
+
+@click.command("explain")
+@click.argument("key")
+@click.argument("other", required=False)
+@json_flag
+@settings_flags(*WHERE)
+def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> None:
+    """Say why two keys differ, factor by factor; with one KEY, its factors and its nearest earlier relative.
+
+    A KEY is the start of a digest as 'kcoord ls' prints it, or a kernel's name if only one artifact has it.
+    """
+    found = artifacts_of(Settings.from_environ(**flags))
+    mine = _find(found, key)
+    theirs = _find(found, other) if other else _nearest(found, mine)
+    differences = theirs.key.diff(mine.key) if theirs else []
+    if as_json:
+        print_json(
+            {
+                "key": mine.key.digest,
+                "name": mine.key.name,
+                "factors": {f.name: f.text for f in (*mine.key.factors, *mine.key.details)},
+                "compared_to": theirs.key.digest if theirs else None,
+                "differences": [{"factor": d.name, "from": d.ours, "to": d.theirs} for d in differences],
+            }
+        )
+        return
+    console = Console(highlight=False)
+    if not other:
+        console.print(f"[bold]{escape(mine.key.name)}[/] ({mine.key.backend}) {mine.key.digest}")
+        for factor in (*mine.key.factors, *mine.key.details):
+            _print(console, factor, "  ")
+    if theirs is None:
+        console.print("no other key of this kernel is known: nothing to compare it to")
+        return
+    console.print(f"from {theirs.key.digest[:12]} to {mine.key.digest[:12]}:")
+    for difference in differences or [FactorDiff("nothing", "equal", "equal")]:
+        console.print(f"  {escape(str(difference))}")
+
+
+def _print(console: Console, factor: Factor, indent: str) -> None:
+    console.print(f"{indent}{factor.name}" + ("" if factor.parts else f": {escape(factor.text)}"))
+    for part in factor.parts:
+        _print(console, part, indent + "  ")
+
+
+def _find(found: list[Manifest], key: str) -> Manifest:
+    matches = [m for m in found if m.key.digest.startswith(key)] or [m for m in found if m.key.name == key]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise KcoordError(f"no artifact has the key {key!r}: 'kcoord ls' lists them")
+    keys = ", ".join(m.key.digest[:12] for m in matches[:8])
+    raise KcoordError(f"{len(matches)} artifacts match {key!r}: name one of {keys}")
+
+
+def _nearest(found: list[Manifest], mine: Manifest) -> Manifest | None:
+    """The earlier key of the same kernel that differs least; the later of two that differ equally."""
+    relatives = [
+        m
+        for m in found
+        if (m.key.backend, m.key.name) == (mine.key.backend, mine.key.name)
+        and m.key.digest != mine.key.digest
+        and m.origin.created <= mine.origin.created
+    ]
+    return min(relatives, key=lambda m: (len(m.key.diff(mine.key)), -m.origin.created), default=None)

@@ -1,0 +1,57 @@
+"""What the subcommands share: the settings as flags, ``--json``, and finding the agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from kcoord.agent.client import AgentClient
+from kcoord.errors import AgentUnavailable
+from kcoord.settings import FIELDS, Settings, variable
+from kcoord.telemetry.events import Notices
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WHERE = ("store", "local_dir", "redis_url", "socket", "namespace")
+ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn"))
+
+
+def settings_flags(*names: str) -> Callable[[F], F]:
+    """Add a flag for each named setting; the command gets them as keyword arguments."""
+
+    def decorate(command: F) -> F:
+        for spec in reversed(FIELDS):
+            if spec.name in names:
+                flag = f"--{spec.name.replace('_', '-')}"
+                doc = f"{spec.metadata['doc']} [{variable(spec.name)}]"
+                command = click.option(flag, spec.name, metavar=spec.metadata["unit"].upper(), help=doc)(command)
+        return command
+
+    return decorate
+
+
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, sort_keys=True, default=str))
+
+
+def ask_agent(settings: Settings, request: dict[str, Any]) -> dict[str, Any] | None:
+    """The agent's answer; None if no agent runs. It is never started for a question."""
+    client = AgentClient(replace(settings, spawn=False), Notices())
+    try:
+        return client.ask(request, quietly=True)
+    finally:
+        client.close()
+
+
+def no_agent(settings: Settings) -> AgentUnavailable:
+    """An error that says which other agents there are, if any: other settings make another agent."""
+    others = sorted(p for p in settings.local_dir.glob("agent-*.sock") if p != settings.socket_path)
+    hint = f"; other settings have one: --socket {others[0]}" if others else "; a job or 'kcoord agent' starts one"
+    return AgentUnavailable(f"no agent listens at {settings.socket_path}{hint}")
