@@ -31,17 +31,19 @@ def _path(value: str) -> Path:
 
 
 def _seconds(value: str) -> float:
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 10 * 365 * 86400:
-        raise ValueError("it must be a positive number of seconds")
+        raise ValueError("it must be a positive number of seconds, such as 15 or 0.5")
     return seconds
 
 
 def _count(value: str) -> int:
-    count = int(value)
-    if count < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise ValueError("it must be a whole number of at least 1")
-    return count
+    return int(value)
 
 
 def _switch(value: str) -> bool:
@@ -126,7 +128,9 @@ class Settings:
     disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None, /, **flags: str | None) -> Settings:
+    def from_environ(
+        cls, environ: Mapping[str, str] | None = None, flag_prefix: str = "--", /, **flags: str | None
+    ) -> Settings:
         """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
 
         Raises `SettingsError`, one line that names the setting and the remedy.
@@ -136,7 +140,7 @@ class Settings:
         for spec in fields(cls):
             variable = f"KCOORD_{spec.name.upper()}"
             text = flags.get(spec.name)
-            source = f"--{spec.name.replace('_', '-')}"
+            source = flag_prefix + spec.name.replace("_", "-")
             if text is None:
                 text, source = environ.get(variable), variable
             if text is None or (text == "" and spec.metadata["parse"] is not _namespace):
@@ -145,7 +149,7 @@ class Settings:
                 values[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
                 shown = _without_password(text) if spec.name == "redis_url" else repr(text)
-                raise SettingsError(f"{source}={shown}: {error}; a {spec.metadata['unit']} is expected") from None
+                raise SettingsError(f"{source}={shown}: {error}") from None
         settings = cls(**values)
         if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kcoord.agent.processes import ProcessWatch
 from kcoord.agent.server import Agent
-from kcoord.agent.spawn import agent_lock, unlink_own
+from kcoord.agent.spawn import agent_lock, identity_of, unlink_own
 from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError, StoreError
 from kcoord.leases.base import LeaseService
@@ -59,11 +59,11 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
         if not watch.works:
             asyncio.ensure_future(_poll_parent(parent, agent))  # noqa: RUF006 - lives as long as the loop
     path = Path(listener.getsockname())
-    inode = path.stat().st_ino if path.exists() else 0
+    identity = identity_of(path)
     await agent.serve(listener)
     if daemon:
         with agent_lock(path, settings.agent_timeout):
-            unlink_own(path, inode)
+            unlink_own(path, identity)
     return 0
 
 

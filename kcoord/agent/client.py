@@ -67,7 +67,7 @@ class AgentClient:
         self._lock = threading.Lock()  # protects the two below
         self._idle: list[socket.socket] = []
         self._dead_until = 0.0
-        self._leading: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all, for a forked child to close
         _clients.add(self)
 
     def claim(self, key: CacheKey, home: Path) -> Answer:
@@ -79,18 +79,21 @@ class AgentClient:
             "name": key.name,
             "home": str(home),
         }
+        try:
+            frame = _frame_of(request)
+        except ProtocolError as error:
+            return Alone(str(error))
         deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout
         for attempt in (1, 2):  # an agent that died while we waited is replaced, once
             try:
-                connection = self._borrow()
+                connection = self._borrow(fresh=attempt == 2)
                 try:
-                    reply = self._exchange(connection, request, deadline)
+                    reply = self._exchange(connection, frame, deadline)
                 except (OSError, ProtocolError):
                     connection.close()
                     self.close()  # connections to a dead agent come in numbers
                     raise
                 if reply["op"] == "lead":
-                    self._leading.add(connection)
                     return Lead(str(reply["token"]), connection)
                 self._give_back(connection)
                 return _answer(reply)
@@ -119,12 +122,18 @@ class AgentClient:
             "compile_seconds": compile_seconds,
             "device": device,
         }
-        reply = self._finish(lead, request)
+        try:
+            reply = self._finish(lead, request)
+        except ProtocolError as error:
+            self._notices.tell(f"{key.name} is not shared: {error}")
+            if lead is not None:
+                self.fail(lead, key, str(error))
+            return False
         return reply is not None and reply["op"] == "published"
 
     def fail(self, lead: Lead, key: CacheKey, log: str) -> None:
         """The compile failed: everyone who waits learns it at once."""
-        log = log[-protocol.LONGEST_LOG :]
+        log = log[-protocol.LONGEST_LOG :].encode("utf-8", "replace").decode()
         self._finish(lead, {"op": "fail", "digest": key.digest, "token": lead.token, "log": log})
 
     def give_up(self, lead: Lead, key: CacheKey) -> None:
@@ -146,15 +155,19 @@ class AgentClient:
             connection.close()
 
     def _finish(self, lead: Lead | None, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
-        """Send on the lead's connection; if that is broken (a new agent), or there is none, on another one."""
+        """Send on the lead's connection; if that is broken (a new agent), or there is none, on another one.
+
+        Raises `ProtocolError` if the request is too large for a frame.
+        """
+        frame = _frame_of(request)
         if lead is not None:
             try:
-                return self._round_trip(lead.connection, request)
+                return self._round_trip(lead.connection, frame)
             except (OSError, ProtocolError):
                 self.close()  # the agent has gone; its successor takes finished work from anyone
         for attempt in (1, 2):
             try:
-                return self._round_trip(self._borrow(), request)
+                return self._round_trip(self._borrow(fresh=attempt == 2), frame)
             except (AgentUnavailable, OSError, ProtocolError) as error:
                 self.close()
                 if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
@@ -162,18 +175,17 @@ class AgentClient:
                     return None
         raise AssertionError("unreachable")
 
-    def _round_trip(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+    def _round_trip(self, connection: socket.socket, frame: bytes) -> dict[str, Any]:
         try:
-            reply = self._exchange(connection, request, time.monotonic() + 60.0)
+            reply = self._exchange(connection, frame, time.monotonic() + 60.0)
         except (OSError, ProtocolError):
             connection.close()
             raise
-        self._leading.discard(connection)
         self._give_back(connection)
         return reply
 
-    def _exchange(self, connection: socket.socket, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        connection.sendall(protocol.encode_frame({"id": 1, **request}))
+    def _exchange(self, connection: socket.socket, frame: bytes, deadline: float) -> dict[str, Any]:
+        connection.sendall(frame)
         while True:
             if time.monotonic() > deadline:
                 raise TimeoutError("the agent took too long")
@@ -190,14 +202,15 @@ class AgentClient:
             raise ProtocolError(str(message.get("why")))
         return message
 
-    def _borrow(self) -> socket.socket:
+    def _borrow(self, *, fresh: bool = False) -> socket.socket:
         with self._lock:
-            if self._idle:
+            if self._idle and not fresh:
                 return self._idle.pop()
             if time.monotonic() < self._dead_until:
                 raise AgentUnavailable("the agent was found dead a moment ago")
         for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
             connection = spawn.find_or_start(self._settings)
+            self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
                 connection.sendall(protocol.encode_frame(Identity.here(self._settings.job).hello()))
@@ -220,7 +233,8 @@ class AgentClient:
     def _declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
         with self._lock:
             first = time.monotonic() >= self._dead_until
-            self._dead_until = time.monotonic() + _RETRY_AFTER
+            if first:  # else it was not asked just now, and is to be asked when the time has come
+                self._dead_until = time.monotonic() + _RETRY_AFTER
         self.close()
         if first and not quietly:
             self._notices.tell(
@@ -230,9 +244,9 @@ class AgentClient:
 
     def _forget_after_fork(self) -> None:
         self._lock = threading.Lock()
-        for connection in [*self._idle, *self._leading]:
+        for connection in list(self._open):
             connection.close()  # the child's copy only: the parent's stays open
-        self._idle, self._leading = [], weakref.WeakSet()
+        self._idle, self._open = [], weakref.WeakSet()
 
 
 _clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
@@ -244,6 +258,10 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _frame_of(request: dict[str, Any]) -> bytes:
+    return protocol.encode_frame({"id": 1, **request})
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:

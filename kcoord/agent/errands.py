@@ -81,6 +81,8 @@ class Errands:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for serial in list(self._held):
             await self._stop_renewing(serial)
+        flights = list(self._flights)
+        await asyncio.gather(*(self._quietly(self._leases.release(f.key, self._token(f.serial))) for f in flights))
         self._local_io.shutdown(wait=False, cancel_futures=True)
         self._store_io.shutdown(wait=False, cancel_futures=True)
 
@@ -209,8 +211,10 @@ class Errands:
         asking = self._asking.pop(serial, None)
         if asking is not None:
             asking.cancel()
-        manifest = action.manifest or await self._into_store(key, home)
-        await self._stop_renewing(serial)
+        try:
+            manifest = action.manifest or await self._into_store(key, home)
+        finally:
+            await self._stop_renewing(serial)
         if manifest is None:
             await self._quietly(self._leases.release(key, self._token(serial)))
         else:

@@ -26,7 +26,8 @@ HEADER_BYTES = _LENGTH.size
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
-    body = bytes(msgpack.packb(message))
+    # a path or a compiler's output may hold bytes that are no UTF-8: Python's surrogates for them travel as they are
+    body = bytes(msgpack.packb(message, unicode_errors="surrogatepass"))
     if len(body) > LARGEST_FRAME:
         raise ProtocolError(f"a frame of {len(body)} bytes is too large")
     return _LENGTH.pack(len(body)) + body
@@ -42,7 +43,7 @@ def frame_length(header: bytes) -> int:
 
 def decode_body(body: bytes) -> dict[str, Any]:
     try:
-        message = msgpack.unpackb(body)
+        message = msgpack.unpackb(body, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"the peer's frame is not msgpack: {error}") from error
     if not isinstance(message, dict) or not all(isinstance(k, str) for k in message):

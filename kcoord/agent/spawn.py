@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kcoord.agent.processes import peer_of
 from kcoord.artifacts.local import make_private
 from kcoord.errors import AgentUnavailable, StoreError
 from kcoord.settings import Settings
@@ -24,7 +25,10 @@ _BACKLOG = 4096
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """A connection to the agent at `path`. Raises OSError (nobody listens) or TimeoutError (backlog full)."""
+    """A connection to the agent at `path`.
+
+    Raises OSError (nobody listens), TimeoutError (backlog full) or PermissionError (another user listens there).
+    """
     deadline = time.monotonic() + timeout
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -37,6 +41,9 @@ def connect(path: Path, timeout: float) -> socket.socket:
                 raise
             time.sleep(0.01)  # the backlog is full: the agent is alive and busy
             continue
+        if (uid := peer_of(connection).uid) != os.getuid():
+            connection.close()
+            raise PermissionError(errno.EPERM, f"user {uid} listens there", os.fspath(path))
         return connection
 
 
@@ -77,14 +84,12 @@ def bind(path: Path) -> socket.socket:
     """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
+    os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would hit the other threads' files, too
     try:
         listener.bind(os.fspath(path))
     except OSError:
         listener.close()
         raise
-    finally:
-        os.umask(previous)
     listener.listen(_BACKLOG)
     return listener
 
@@ -132,10 +137,16 @@ def agent_environment(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def unlink_own(path: Path, inode: int) -> None:
-    """Remove the socket's name if it is still the one with `inode`. Call it under `agent_lock`."""
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Tells a socket's name from a later one at the same path; an inode alone is used again at once. None: no name."""
     try:
-        if path.stat().st_ino == inode:
-            path.unlink()
+        found = path.stat()
     except FileNotFoundError:
-        return
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def unlink_own(path: Path, identity: tuple[int, int] | None) -> None:
+    """Remove the socket's name if it is still the one with `identity`. Call it under `agent_lock`."""
+    if identity is not None and identity_of(path) == identity:
+        path.unlink(missing_ok=True)

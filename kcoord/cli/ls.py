@@ -28,7 +28,8 @@ def command(name: str, as_json: bool, **flags: str | None) -> None:
         return
     table = Table()
     for column in ("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by"):
-        table.add_column(column, justify="right" if column in ("bytes", "compile s", "age") else "left")
+        right = column in ("bytes", "compile s", "age")
+        table.add_column(column, justify="right" if right else "left", no_wrap=column == "key")
     for m in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
         table.add_row(

@@ -8,7 +8,6 @@ import subprocess
 from types import FrameType
 
 from kcoord.settings import Settings
-
 from kcoord_launch.supervise import job_name, say, supervised
 
 _FORWARDED = (

@@ -36,9 +36,9 @@ def say(line: str) -> None:
     print(f"kcoord: {line}", file=sys.stderr, flush=True)
 
 
-def checked_settings(flags: dict[str, str | None]) -> Settings:
+def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
     """The settings, with directories that can be written. Raises `SettingsError`: one line, with the remedy."""
-    settings = Settings.from_environ(**flags)
+    settings = Settings.from_environ(None, flag_prefix, **flags)
     if not settings.disable:
         check_directories(settings)
     return settings

@@ -8,7 +8,6 @@ from typing import Any
 
 from kcoord.errors import SettingsError
 from kcoord.settings import FIELDS, variable
-
 from kcoord_launch.supervise import applied, checked_settings, job_name, say, supervised
 
 _FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn")]
@@ -26,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     flags = {name: getattr(args, f"kcoord_{name}") for name in _FLAGS}
     try:
-        settings = checked_settings(flags)
+        settings = checked_settings(flags, "--kcoord-")
     except SettingsError as error:
         say(str(error))
         return 2
