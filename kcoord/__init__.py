@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kcoord.api import compile_once as compile_once
+    from kcoord.api import connect as connect
     from kcoord.artifacts.local import Artifact as Artifact
     from kcoord.backends.base import install as install
     from kcoord.coordinator import Coordinator as Coordinator
-    from kcoord.coordinator import compile_once as compile_once
-    from kcoord.coordinator import connect as connect
     from kcoord.errors import CompileFailed as CompileFailed
     from kcoord.errors import KcoordError as KcoordError
     from kcoord.errors import KeyFactorError as KeyFactorError
@@ -35,8 +35,8 @@ _HOME = {
     "KeyFactorError": "kcoord.errors",
     "Scope": "kcoord.keys.device",
     "SettingsError": "kcoord.errors",
-    "compile_once": "kcoord.coordinator",
-    "connect": "kcoord.coordinator",
+    "compile_once": "kcoord.api",
+    "connect": "kcoord.api",
     "install": "kcoord.backends.base",
 }
 

@@ -1,20 +1,19 @@
 """What a rank calls: memory → local tier → agent → compile → publish.
 
-`Coordinator.request` is the whole way of a request for a backend; `get_or_compile` and `compile_once` are the generic API
-on top of it. No fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody
-coordinates.
+`Coordinator.request` is the whole way of a request for a backend; `get_or_compile` is the generic API on top of it. No
+fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody coordinates.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
-import inspect
+import os
 import shutil
 import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,9 @@ from kcoord.artifacts import local
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.memory import MemoryTier
-from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
+from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
-from kcoord.keys.function import function_factors
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import Counters
@@ -50,6 +48,7 @@ class Compilation:
     home: Path
     staging: Path
     device: str
+    counters: Counters
     lead: agent.Lead | None = None
     failed: agent.Failed | None = None
     started: float = 0.0
@@ -76,6 +75,17 @@ class Compilation:
         self.coordinator._give_up(self)
 
 
+_coordinators: weakref.WeakSet[Coordinator] = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    for coordinator in list(_coordinators):
+        coordinator._forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
 class _Compiling(threading.local):
     """The digests that the current thread is compiling."""
 
@@ -95,6 +105,7 @@ class Coordinator:
         self._compiling = _Compiling()
         self._private: list[Path] = []  # staging directories that this process still loads from
         atexit.register(self.close)
+        _coordinators.add(self)
 
     def home(self, digest: str) -> Path:
         """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
@@ -105,42 +116,46 @@ class Coordinator:
         key: CacheKey,
         home: Path,
         device: str = "",
+        *,
         explain: Callable[[], Mapping[str, Any]] | None = None,
+        counters: Counters | None = None,
     ) -> Artifact | Compilation:
         """The artifact of `key`, at `home`; or the task of compiling it. Waits at most `max_wait` seconds.
 
-        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled.
+        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled. `counters` counts what
+        is no kernel of the job apart from its statistics.
         """
-        self.counters.add(requests=1)
+        counters = self.counters if counters is None else counters
+        counters.add(requests=1)
         artifact = self.find(key, home)
         if artifact is not None:
-            self.counters.add(local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
+            counters.add(local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
             return artifact
         if explain is not None:
             key = key.with_details(explain())
         if self.settings.disable or key.digest in self._under_way():
-            return self._compile(key, home, device)  # a compile that needs itself would wait for itself
+            return self._compile(key, home, device, counters)  # a compile that needs itself would wait for itself
         started = time.perf_counter()
         answer = self._client.claim(key, home)
-        self.counters.add(wait_seconds=time.perf_counter() - started)
+        counters.add(wait_seconds=time.perf_counter() - started)
         if isinstance(answer, agent.Ready):
             artifact = self.find(key, home)
             if artifact is not None:
                 outcome = {"waits" if answer.source == "wait" else "store_hits": 1}
-                self.counters.add(**outcome, saved_seconds=artifact.manifest.compile_seconds)
+                counters.add(**outcome, saved_seconds=artifact.manifest.compile_seconds)
                 return artifact
             self.notices.tell(f"{home} was published and has vanished: does something clean it?")
         self._deliver_counters()
         lead = answer if isinstance(answer, agent.Lead) else None
         failed = answer if isinstance(answer, agent.Failed) else None
         if lead is None and failed is None:
-            self.counters.add(alone=1)
-        return self._compile(key, home, device, lead, failed)
+            counters.add(alone=1)
+        return self._compile(key, home, device, counters, lead, failed)
 
     def private(self, key: CacheKey, home: Path) -> Compilation:
         """The task of compiling `key` for this process alone: nobody is asked, nobody waits. End it with `keep`."""
         self.counters.add(requests=1)
-        return self._compile(key, home, "")
+        return self._compile(key, home, "", self.counters)
 
     def find(self, key: CacheKey, home: Path) -> Artifact | None:
         """The artifact at `home` if it verifies; one that does not is moved into quarantine."""
@@ -187,6 +202,12 @@ class Coordinator:
         for directory in private:
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _forget_after_fork(self) -> None:
+        """The parent's counters are the parent's to deliver, and its private copies its to remove."""
+        self.counters = Counters()
+        self._private = []
+        self._compiling = _Compiling()
+
     def _run(self, compilation: Compilation, compile: Callable[[Path], Any]) -> Artifact:
         failed = compilation.failed
         if failed is not None:
@@ -215,11 +236,12 @@ class Coordinator:
         key: CacheKey,
         home: Path,
         device: str,
+        counters: Counters,
         lead: agent.Lead | None = None,
         failed: agent.Failed | None = None,
     ) -> Compilation:
         staging = self._staging(home)
-        return Compilation(self, key, home, staging, device, lead, failed, time.perf_counter())
+        return Compilation(self, key, home, staging, device, counters, lead, failed, time.perf_counter())
 
     def _staging(self, home: Path) -> Path:
         if not self.settings.disable:
@@ -240,7 +262,7 @@ class Coordinator:
             raise ArtifactInvalid(f"{compilation.key.name} was published or failed before")
         compilation.ended = True
         key, home, staging = compilation.key, compilation.home, compilation.staging
-        self.counters.add(compiles=1, compile_seconds=took)
+        compilation.counters.add(compiles=1, compile_seconds=took)
         if not self.settings.disable and staging not in self._private:
             if self._client.publish(compilation.lead, key, staging, home, took, compilation.device):
                 artifact = self.find(key, home)
@@ -257,14 +279,14 @@ class Coordinator:
     def _keep(self, compilation: Compilation) -> None:
         compilation.ended = True
         took = time.perf_counter() - compilation.started
-        self.counters.add(compiles=1, compile_seconds=took)
+        compilation.counters.add(compiles=1, compile_seconds=took)
         self._private.append(compilation.staging)
 
     def _fail(self, compilation: Compilation, log: str) -> None:
         if compilation.ended:
             return
         compilation.ended = True
-        self.counters.add(failures=1)
+        compilation.counters.add(failures=1)
         shutil.rmtree(compilation.staging, ignore_errors=True)
         if compilation.lead is not None:
             self._client.fail(compilation.lead, compilation.key, log)
@@ -273,7 +295,7 @@ class Coordinator:
         if compilation.ended:
             return
         compilation.ended = True
-        self.counters.add(failures=1)
+        compilation.counters.add(failures=1)
         shutil.rmtree(compilation.staging, ignore_errors=True)
         if compilation.lead is not None:
             self._client.give_up(compilation.lead, compilation.key)
@@ -282,63 +304,3 @@ class Coordinator:
         counters = {} if self.settings.disable else self.counters.undelivered()
         if counters and self._client.report(counters):
             self.counters.delivered(counters)
-
-
-_current: Coordinator | None = None
-_lock = threading.Lock()  # protects _current
-
-
-def connect(**flags: str | None) -> Coordinator:
-    """This process's coordinator, made at the first call; it finds, or starts, the node's agent when it needs it.
-
-    `flags` are settings by name, as text, and win over the environment; a different set makes a new coordinator. Raises
-    `SettingsError` if a setting cannot be used.
-    """
-    global _current
-    with _lock:
-        settings = Settings.from_environ(**flags)
-        if _current is None or _current.settings != settings:
-            _current = Coordinator(settings)
-        return _current
-
-
-def compile_once(
-    *,
-    scope: Scope = Scope.DEVICE,
-    ignore: tuple[str, ...] = (),
-    load: Callable[[Artifact], Any] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a compile function single flight: ``build(config, *, staging)`` becomes ``build(config) → Artifact``.
-
-    The function writes its files into ``staging`` (a `Path`). Its key holds its source, defaults, closure, the globals that
-    it reads (but those that `ignore` names), its arguments, and the device as `scope` says. With `load`, the call returns
-    ``load(artifact)``. Raises `KeyFactorError` at the call for a value that cannot be keyed.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(function)
-        if "staging" not in signature.parameters:
-            raise KeyFactorError(f"{function.__qualname__} needs a keyword parameter 'staging': def …(…, *, staging)")
-        open_ones = [p for n, p in signature.parameters.items() if n != "staging"]
-        call_signature = signature.replace(parameters=open_ones)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            bound = call_signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            key = CacheKey.of(
-                "python",
-                function.__qualname__,
-                arguments=dict(bound.arguments),
-                **function_factors(function, frozenset(ignore)),
-            )
-            return connect().get_or_compile(
-                key,
-                lambda staging: function(*args, staging=staging, **kwargs),
-                scope=scope,
-                load=load,
-            )
-
-        return call
-
-    return decorate

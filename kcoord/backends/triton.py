@@ -4,9 +4,7 @@ Triton resolves ``TRITON_CACHE_MANAGER`` to `TritonCacheManager` and calls ``get
 ``put_group``; afterwards it reads the files back through the dictionary that it passed, which is why ``put_group`` edits
 it. A kernel's artifact lies at ``$TRITON_CACHE_DIR/<key>/``, the layout that Triton and Inductor read themselves.
 
-Triton never tells a cache manager that a compile *failed*. Two releases find out: `compile` is wrapped in the three
-namespaces that hold it, and `_watch` notices when the frame that asked has left its thread's stack, for a `compile` that
-was imported before the wrap.
+Triton never tells a cache manager that a compile *failed*: `kcoord.backends.abandoned` finds out.
 """
 
 from __future__ import annotations
@@ -18,55 +16,31 @@ import os
 import platform
 import sys
 import sysconfig
-import threading
-import time
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import triton
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
+from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME
 from kcoord.artifacts.publish import store_error
+from kcoord.backends import abandoned
 from kcoord.backends.base import fails_open, notices
-from kcoord.coordinator import Compilation, Coordinator, connect
+from kcoord.coordinator import Compilation, Coordinator
 from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.settings import Settings
+from kcoord.telemetry.metrics import Counters
 
 OLDEST = (3, 4)
 _GROUP = "__grp__"
-_LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
 
-class _Depth(threading.local):
-    """How many wrapped compiles the current thread is in; one compile may start another."""
-
-    value = 0
-
-
-_depth = _Depth()
-
-
-@dataclass
-class _Pending:
-    """A compilation that its thread has not published yet. `frame` asked for it, `depth` wrapped compiles deep."""
-
-    compilation: Compilation
-    frame: FrameType
-    thread: int = field(default_factory=threading.get_ident)
-    depth: int = field(default_factory=lambda: _depth.value)
-
-
-_pending: dict[int, _Pending] = {}
-_pending_lock = threading.Lock()  # protects _pending and the start of the watch
-_watching = False
+_module_counters = Counters()
+"""Triton's own C modules are no kernels of the job: a summary that counted them would contradict Triton's listener."""
 
 
 class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
@@ -104,13 +78,13 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             if artifact is not None:
                 return _group_of(artifact)
             self._compilation, self._publishes = self._coordinator.private(key, home), False
-            _register(self._compilation, frame)
+            abandoned.register(self._compilation, frame)
             return None
         found = self._coordinator.request(key, home, _target(compile_locals), explain=lambda: _details(compile_locals))
         if isinstance(found, Artifact):
             return _group_of(found)
         self._compilation = found
-        _register(found, frame)
+        abandoned.register(found, frame)
         return None
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
@@ -152,7 +126,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
                 group.clear()
                 group.update(published)
         finally:
-            _unregister(compilation)
+            abandoned.unregister(compilation)
         return None
 
     @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename))
@@ -166,11 +140,11 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return None if found is None else str(found)
         key = _module_key(self.key, filename)
         home = Path(knobs.cache.dir) / base64.b32encode(bytes.fromhex(key.digest)).decode().rstrip("=")
-        request = self._coordinator.request(key, home)
+        request = self._coordinator.request(key, home, counters=_module_counters)
         if isinstance(request, Artifact):
             return str(request.path / filename)
         self._compilation = request
-        _register(request, sys._getframe(2))
+        abandoned.register(request, sys._getframe(2))
         return None
 
     def _publish_module(self, filename: str) -> str:
@@ -179,7 +153,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         try:
             return str(compilation.publish().path / filename)
         finally:
-            _unregister(compilation)
+            abandoned.unregister(compilation)
 
 
 def _whole(group: dict[str, str] | None, filename: str) -> dict[str, str] | None:
@@ -253,83 +227,11 @@ def _module_key(key: str, filename: str) -> CacheKey:
 def _coordinator() -> Coordinator | None:
     """None if kcoord is off, or its settings cannot be used: then Triton works as it does without kcoord."""
     try:
-        return None if Settings.from_environ().disable else connect()
+        coordinator = connect()
     except SettingsError as error:
         notices.tell(f"{error}; kcoord stands aside")
         return None
-
-
-# A failed compile.
-
-
-def _register(compilation: Compilation, frame: FrameType) -> None:
-    global _watching
-    with _pending_lock:
-        _pending[id(compilation)] = _Pending(compilation, frame)
-        if not _watching:
-            _watching = True
-            threading.Thread(target=_watch, name="kcoord-triton-watch", daemon=True).start()
-
-
-def _unregister(compilation: Compilation) -> None:
-    with _pending_lock:
-        _pending.pop(id(compilation), None)
-
-
-def _watch() -> None:
-    """Fail every compilation whose asking frame has left its thread's stack. Ends when there is none."""
-    global _watching
-    while True:
-        time.sleep(_LOOK_EVERY)
-        with _pending_lock:
-            if not _pending:
-                _watching = False
-                return
-            waiting = [p for p in _pending.values() if p.depth == 0]  # the wrap tells of the others, and knows why
-        stacks = sys._current_frames()
-        for pending in waiting:
-            if not _is_on(pending.frame, stacks.get(pending.thread)):
-                _unregister(pending.compilation)
-                pending.compilation.fail("the compiler raised an exception; the rank that compiled has its traceback")
-        del stacks, waiting
-
-
-def _is_on(frame: FrameType, top: FrameType | None) -> bool:
-    while top is not None:
-        if top is frame:
-            return True
-        top = top.f_back
-    return False
-
-
-def _failed(depth: int, error: BaseException) -> None:
-    """A wrapped compile of this thread raised: end what it had claimed and not published."""
-    thread = threading.get_ident()
-    with _pending_lock:
-        mine = [p for p in _pending.values() if p.thread == thread and p.depth >= depth]
-        for pending in mine:
-            del _pending[id(pending.compilation)]
-    for pending in mine:
-        if isinstance(error, Exception):
-            pending.compilation.fail("".join(traceback.format_exception(error)))
-        else:
-            pending.compilation.give_up()
-
-
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        _depth.value += 1
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            _failed(_depth.value, error)
-            raise
-        finally:
-            _depth.value -= 1
-
-    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
-    return compile
+    return None if coordinator.settings.disable else coordinator
 
 
 def hook() -> None:
@@ -340,8 +242,8 @@ def hook() -> None:
     import triton.compiler.compiler
 
     for namespace in (triton.compiler.compiler, triton.compiler, triton):
-        if not hasattr(namespace.compile, "__kcoord_wrapped__"):
-            namespace.compile = _wrap(namespace.compile)
+        if not abandoned.is_wrapped(namespace.compile):
+            namespace.compile = abandoned.wrap(namespace.compile)
 
 
 def supported() -> bool:

@@ -70,19 +70,18 @@ if args.broken:
         kernels.build_broken(compile)
     except triton.compiler.CompilationError as caught:
         error = f"{type(caught).__name__}: {caught}"
-print(
-    json.dumps(
-        {
-            "rank": os.environ.get("RANK"),
-            "compiled": compiled,
-            "loaded": loaded,
-            "cubins": cubins,
-            "paths": paths,
-            "spans": spans,
-            "error": error,
-            "redis": "redis" in sys.modules,
-            "kcoord": "kcoord" in sys.modules,
-            "password": os.environ.get("KCOORD_REDIS_URL"),
-        }
-    )
+line = json.dumps(
+    {
+        "rank": os.environ.get("RANK"),
+        "compiled": compiled,
+        "loaded": loaded,
+        "cubins": cubins,
+        "paths": paths,
+        "spans": spans,
+        "error": error,
+        "redis": "redis" in sys.modules,
+        "kcoord": "kcoord" in sys.modules,
+        "password": os.environ.get("KCOORD_REDIS_URL"),
+    }
 )
+sys.stdout.write(line + "\n")  # in one piece: ranks share a pipe

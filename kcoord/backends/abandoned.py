@@ -1,0 +1,147 @@
+"""Compilations that their compiler abandoned: it raised, and told nobody.
+
+Two releases find out. `wrap` goes around the compiler's entry point and ends what was claimed inside when it raises. For an
+entry point that was imported before it could be wrapped, a watch notices when the frame that asked has left its thread's
+stack; and at exit, because an exception that ends the process ends it faster than the watch looks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from kcoord.coordinator import Compilation
+
+_LOOK_EVERY = 0.02  # seconds between two looks of the watch
+
+
+class _Depth(threading.local):
+    """How many wrapped compiles the current thread is in; one compile may start another."""
+
+    value = 0
+
+
+_depth = _Depth()
+
+
+@dataclass
+class _Pending:
+    """A compilation that its thread has not published yet. `frame` asked for it, `depth` wrapped compiles deep."""
+
+    compilation: Compilation
+    frame: FrameType
+    thread: int = field(default_factory=threading.get_ident)
+    depth: int = field(default_factory=lambda: _depth.value)
+
+
+_pending: dict[int, _Pending] = {}
+_pending_lock = threading.Lock()  # protects _pending and the start of the watch
+_watching = False
+
+
+def _forget_after_fork() -> None:
+    """What the parent compiles is the parent's: a child's exit says nothing about it."""
+    global _watching, _pending_lock
+    _pending_lock, _watching = threading.Lock(), False
+    _pending.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def register(compilation: Compilation, frame: FrameType) -> None:
+    """Watch over `compilation` until `unregister`; `frame` is the compiler's, which asked for it."""
+    global _watching
+    _look_at_exit()
+    with _pending_lock:
+        _pending[id(compilation)] = _Pending(compilation, frame)
+        if not _watching:
+            _watching = True
+            threading.Thread(target=_watch, name="kcoord-abandoned", daemon=True).start()
+
+
+def unregister(compilation: Compilation) -> None:
+    with _pending_lock:
+        _pending.pop(id(compilation), None)
+
+
+def _watch() -> None:
+    """Look for abandoned compilations until nothing is pending."""
+    global _watching
+    while True:
+        time.sleep(_LOOK_EVERY)
+        with _pending_lock:
+            if not _pending:
+                _watching = False
+                return
+        _fail_abandoned()
+
+
+def _fail_abandoned() -> None:
+    """Fail every compilation whose asking frame has left its thread's stack."""
+    with _pending_lock:
+        waiting = [p for p in _pending.values() if p.depth == 0]  # the wrap tells of the others, and knows why
+    stacks = sys._current_frames()
+    for pending in waiting:
+        if not _is_on(pending.frame, stacks.get(pending.thread)):
+            unregister(pending.compilation)
+            pending.compilation.fail("the compiler raised an exception; the rank that compiled has its traceback")
+
+
+@functools.lru_cache(maxsize=1)
+def _look_at_exit() -> None:
+    """An exception that ends the process ends it faster than the watch looks. Call it once there is a coordinator."""
+    atexit.register(_fail_abandoned)
+
+
+def _is_on(frame: FrameType, top: FrameType | None) -> bool:
+    while top is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False
+
+
+def _failed(depth: int, error: BaseException) -> None:
+    """A wrapped compile of this thread raised: end what it had claimed and not published."""
+    thread = threading.get_ident()
+    with _pending_lock:
+        mine = [p for p in _pending.values() if p.thread == thread and p.depth >= depth]
+        for pending in mine:
+            del _pending[id(pending.compilation)]
+    for pending in mine:
+        if isinstance(error, Exception):
+            pending.compilation.fail("".join(traceback.format_exception(error)))
+        else:
+            pending.compilation.give_up()
+
+
+def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The entry point `original`, which when it raises ends what was claimed inside."""
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        _depth.value += 1
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            _failed(_depth.value, error)
+            raise
+        finally:
+            _depth.value -= 1
+
+    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+    return compile
+
+
+def is_wrapped(function: Callable[..., Any]) -> bool:
+    return hasattr(function, "__kcoord_wrapped__")

