@@ -1,0 +1,1 @@
+"""Figures, measured side by side in one run. ``python -m benchmarks [NAME …]``; results lie in ``benchmarks/results``."""

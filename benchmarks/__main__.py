@@ -1,0 +1,32 @@
+"""``python -m benchmarks [--list] [--save] [NAME …]``: run the named benchmarks, or all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks import cold_start, footprint, takeover, warm_hit
+from benchmarks.result import Result
+
+_ALL = {"takeover": takeover.run, "warm_hit": warm_hit.run, "cold_start": cold_start.run, "footprint": footprint.run}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_ALL)}; default: all")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
+    parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
+    args = parser.parse_args()
+    unknown = [n for n in args.names if n not in _ALL]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}: name some of {', '.join(_ALL)}")
+    for name in args.names or _ALL:
+        result: Result = _ALL[name]()
+        print(result.text(), flush=True)
+        if args.save:
+            result.save(name + (f"-{args.label}" if args.label else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

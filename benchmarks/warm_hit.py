@@ -1,0 +1,66 @@
+"""What a warm hit costs: Triton's own cache and kcoord's local tier, the same kernels, in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.result import Result
+
+_KERNELS = 60
+_ROUNDS = 7
+_PROGRAMS = Path(__file__).parents[1] / "tests" / "programs"
+
+_PROGRAM = f"""
+import json, sys, time
+sys.path.insert(0, {str(_PROGRAMS)!r})
+import triton, kernels
+def seconds(work):
+    begun = time.perf_counter(); work(); return time.perf_counter() - begun
+each = [seconds(lambda: kernels.build_scale(n + 2)) for n in range({_KERNELS})]
+print(json.dumps([each[0], sum(each[1:])]))
+"""
+
+
+def run() -> Result:
+    title = f"A warm hit: {_KERNELS} kernels in a new process"
+    result = Result(title, ["cache", "first kernel ms", "every other kernel ms", "ratio to stock"])
+    with tempfile.TemporaryDirectory(prefix="kcb-") as directory:
+        stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
+        ours = {
+            **stock,
+            "TRITON_CACHE_DIR": f"{directory}/local/triton",
+            "KCOORD_LOCAL_DIR": f"{directory}/local",
+            "KCOORD_IDLE_TIMEOUT": "2",
+            "TRITON_CACHE_MANAGER": "kcoord.backends.triton:TritonCacheManager",
+        }
+        runs: dict[str, list[tuple[float, float]]] = {"Triton": [], "kcoord": []}
+        for environment in (stock, ours):
+            _once(environment)  # cold
+        for _ in range(_ROUNDS):
+            runs["Triton"].append(_once(stock))
+            runs["kcoord"].append(_once(ours))
+    medians = {name: [statistics.median(column) * 1000 for column in zip(*r, strict=True)] for name, r in runs.items()}
+    for name, (first, rest) in medians.items():
+        each = rest / (_KERNELS - 1)
+        ratio = (first + rest) / sum(medians["Triton"])
+        result.rows.append([name, f"{first:.0f}", f"{each:.3f}", f"{ratio:.3f}"])
+    result.notes.append(
+        f"medians of {_ROUNDS} runs of each, in turn; the ratio is that of all {_KERNELS} kernels together"
+    )
+    result.notes.append(
+        "the first kernel pays for imports and for Triton's hash of itself; kcoord checks every byte's SHA-256"
+    )
+    return result
+
+
+def _once(environment: dict[str, str]) -> tuple[float, float]:
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    first, rest = json.loads(done.stdout.splitlines()[-1])
+    return first, rest
