@@ -7,6 +7,7 @@ fault of the agent, Redis or the store comes through here: the worst answer is a
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -107,6 +108,18 @@ class Coordinator:
         atexit.register(self.close)
         _coordinators.add(self)
 
+    @functools.cached_property
+    def _usable(self) -> bool:
+        """False if kcoord is off, or the local directory is not ours: what another user put there is not loaded."""
+        if self.settings.disable:
+            return False
+        try:
+            local.make_private(self.settings.local_dir)
+        except StoreError as error:
+            self.notices.tell(f"KCOORD_LOCAL_DIR={error}; kernels are compiled without coordination")
+            return False
+        return True
+
     def home(self, digest: str) -> Path:
         """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
         return self.settings.local_dir / "objects" / digest[:2] / digest
@@ -127,13 +140,13 @@ class Coordinator:
         """
         counters = self.counters if counters is None else counters
         counters.add(requests=1)
-        artifact = self.find(key, home)
+        artifact = self.find(key, home) if self._usable else None
         if artifact is not None:
             counters.add(local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
             return artifact
         if explain is not None:
             key = key.with_details(explain())
-        if self.settings.disable or key.digest in self._under_way():
+        if not self._usable or key.digest in self._under_way():
             return self._compile(key, home, device, counters)  # a compile that needs itself would wait for itself
         started = time.perf_counter()
         answer = self._client.claim(key, home)
@@ -244,7 +257,7 @@ class Coordinator:
         return Compilation(self, key, home, staging, device, counters, lead, failed, time.perf_counter())
 
     def _staging(self, home: Path) -> Path:
-        if not self.settings.disable:
+        if self._usable:
             try:
                 return local.new_staging(home)
             except StoreError as error:
@@ -263,12 +276,12 @@ class Coordinator:
         compilation.ended = True
         key, home, staging = compilation.key, compilation.home, compilation.staging
         compilation.counters.add(compiles=1, compile_seconds=took)
-        if not self.settings.disable and staging not in self._private:
-            if self._client.publish(compilation.lead, key, staging, home, took, compilation.device):
-                artifact = self.find(key, home)
-                if artifact is not None:
-                    return artifact
-            elif staging.exists():
+        if self._usable and staging not in self._private:
+            self._client.publish(compilation.lead, key, staging, home, took, compilation.device)
+            artifact = self.find(key, home)  # also if no answer came: the agent may have ended between rename and reply
+            if artifact is not None:
+                return artifact
+            if staging.exists():
                 try:
                     return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
                 except StoreError as error:
@@ -301,6 +314,6 @@ class Coordinator:
             self._client.give_up(compilation.lead, compilation.key)
 
     def _deliver_counters(self) -> None:
-        counters = {} if self.settings.disable else self.counters.undelivered()
+        counters = self.counters.undelivered() if self._usable else {}
         if counters and self._client.report(counters):
             self.counters.delivered(counters)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from kcoord.errors import SettingsError
 
@@ -27,7 +28,17 @@ def _text(value: str) -> str:
 
 
 def _path(value: str) -> Path:
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:  # "~nobody/…"
+        raise ValueError(f"{error}: write the whole path") from None
+
+
+def _socket(value: str) -> Path:
+    path = _path(value)
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        raise ValueError(f"it is longer than {_LONGEST_SOCKET_PATH} bytes, which a socket's path may be: shorten it")
+    return path
 
 
 def _seconds(value: str) -> float:
@@ -55,14 +66,15 @@ def _switch(value: str) -> bool:
 
 
 def _redis_url(value: str) -> str:
-    scheme = urlsplit(value).scheme
+    try:
+        parts = urlsplit(value)
+        scheme, host, _ = parts.scheme, parts.hostname, parts.port
+    except ValueError:  # its text may hold a part of the password
+        raise ValueError("it cannot be parsed: in a password, write / ? # @ : as %2F %3F %23 %40 %3A") from None
     if scheme not in _REDIS_SCHEMES:
         raise ValueError("it must look like redis://[user:password@]host:port/0, rediss://… or unix:///path")
-    if scheme != "unix":
-        parts = urlsplit(value)
-        if not parts.hostname:
-            raise ValueError("it names no host")
-        _ = parts.port  # raises ValueError on a port that is not a number
+    if scheme != "unix" and not host:
+        raise ValueError("it names no host")
     return value
 
 
@@ -98,7 +110,7 @@ class Settings:
         None, _redis_url, "URL", "Redis that elects one compiler across nodes; credentials and rediss:// "
         "included. Unset: each node elects its own.", repr=False)  # fmt: skip
     socket: Path | None = _setting(
-        None, _path, "file", "The agent's Unix socket. Default: made from the other settings, in the "
+        None, _socket, "file", "The agent's Unix socket. Default: made from the other settings, in the "
         "local directory.")  # fmt: skip
     namespace: str = _setting("default", _namespace, "name", "Keeps teams that share one Redis apart.")
     lease_ttl: float = _setting(
@@ -170,9 +182,10 @@ class Settings:
         if self.socket is not None:
             return self.socket
         inside = self.local_dir / f"agent-{self.fingerprint}.sock"
-        if len(os.fsencode(inside)) <= _LONGEST_SOCKET_PATH:
-            return inside
-        return default_local_dir() / inside.name
+        for path in (inside, default_local_dir() / inside.name):
+            if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
+                return path
+        return Path("/tmp", f"kcoord-{os.getuid()}", inside.name)  # TMPDIR is too long as well
 
     def redacted(self) -> dict[str, Any]:
         """All values as JSON-able data, without the Redis password."""
@@ -185,10 +198,14 @@ FIELDS = fields(Settings)
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+    """One line without credentials. `url` may be malformed: a password with an unescaped slash, no scheme at all."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    if "@" in rest:
+        rest = "***@" + rest.rpartition("@")[2]
+    shown = scheme + separator + re.sub(r"(?i)\b(username|password)=[^&]*", r"\1=***", rest)
+    return shown if shown.isprintable() else repr(shown)
 
 
 def variable(name: str) -> str:

@@ -49,8 +49,8 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     """Serve `listener` until SIGTERM, SIGINT, the end of `parent`, or (as a daemon) idleness."""
     notices = Notices()
     store = await _open_store(settings, notices)
-    leases, add_up = _lease_service(settings, store, notices)
-    agent = Agent(settings, leases, store, notices, daemon=daemon, add_up=add_up)
+    leases, share = _lease_service(settings, store, notices)
+    agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)

@@ -196,7 +196,7 @@ class AgentClient:
     def _frame(self, connection: socket.socket) -> dict[str, Any]:
         length = protocol.frame_length(_receive(connection, protocol.HEADER_BYTES))
         message = protocol.decode_body(_receive(connection, length))
-        for notice in message.pop("notices", ()):
+        for notice in message.pop("told", ()):
             self._notices.tell(str(notice))
         if message.get("op") == "refused" and "id" not in message:
             raise ProtocolError(str(message.get("why")))

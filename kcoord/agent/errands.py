@@ -21,10 +21,14 @@ from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive
+from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive, within
 from kcoord.telemetry.events import Notices, log
 
 T = TypeVar("T")
+
+
+_STORE_TIMEOUT = 60.0  # seconds for one artifact; an NFS server's restart takes 20
+_STORE_REST = 60.0
 
 
 class Errands:
@@ -48,6 +52,7 @@ class Errands:
         self._store_io = ThreadPoolExecutor(8, "store")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
+        self._store_back = 0.0  # when a store that hung is asked again
         self._held: dict[int, AsyncExitStack] = {}  # serial → the renewal of its lease
 
     def start(self, action: fl.Errand) -> None:
@@ -182,12 +187,20 @@ class Errands:
         store = self._store
         if store is None:
             return None
+        if self._now() < self._store_back:
+            return None  # it hung a moment ago; a thread that hangs in it is not joined by another for each key
         try:
-            fetched = await self._in(self._store_io, lambda: store.fetch(digest, announced))
+            fetched = await within(_STORE_TIMEOUT, self._in(self._store_io, lambda: store.fetch(digest, announced)))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
+        except asyncio.TimeoutError:
+            self._store_back = self._now() + _STORE_REST
+            self._notices.tell(
+                f"the store {store.root} has not answered for {_STORE_TIMEOUT:g} s; kernels are compiled instead"
+            )
+            return None
         except (StoreError, ArtifactInvalid) as error:
             self._notices.tell(f"{error}; the kernel is compiled instead")
             return None
@@ -233,7 +246,9 @@ class Errands:
             return store.publish(artifact.manifest, local.read_contents(artifact))
 
         try:
-            return await self._in(self._store_io, publish)
+            return await within(_STORE_TIMEOUT, self._in(self._store_io, publish))
+        except asyncio.TimeoutError:  # the thread goes on: published late is published
+            self._notices.tell(f"the store {store.root} has not answered for {_STORE_TIMEOUT:g} s; training goes on")
         except StoreError as error:
             self._notices.tell(
                 f"{error}; training goes on, and the kernel stays on this node",

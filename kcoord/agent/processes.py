@@ -1,33 +1,15 @@
 """Whether a peer's process still lives, told the moment it does not.
 
-`SO_PEERCRED` names the process at the other end of a Unix socket, and a pidfd becomes readable when that process ends, also
-by SIGKILL, also while a forked child keeps the socket open. Where the kernel has no pidfd, or the process is in a pid
-namespace that the agent does not see, the socket's end is all there is.
+A pidfd becomes readable when its process ends, also by SIGKILL, also while a forked child keeps the process's socket open.
+Where the kernel has no pidfd, or the process is in a pid namespace that the agent does not see, the socket's end is all
+there is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-
-_UCRED = struct.Struct("3i")
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The process that connected: `pid` is 0 if it is in a namespace that we do not see."""
-
-    pid: int
-    uid: int
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(pid, uid)
 
 
 class ProcessWatch:

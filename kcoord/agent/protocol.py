@@ -2,7 +2,8 @@
 
 A frame is a 4-byte big-endian length and a msgpack map. A client's first frame is `hello`; the agent answers `welcome`
 or closes. After it each request carries an ``id`` that its answers repeat; while a claim waits, the agent sends a
-`waiting` frame every second, so that a rank can tell a long compile from a dead agent.
+`waiting` frame every second or oftener, so that a rank can tell a long compile from a dead agent. Any frame to the first rank
+of a node may hold `told`: new notices for the user.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from kcoord.errors import ProtocolError
+from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import PROTOCOL_VERSION
 
 LARGEST_FRAME = 4 << 20
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
-HEARTBEAT = 1.0  # seconds between two `waiting` frames
+HEARTBEAT = 1.0  # seconds between two `waiting` frames, at most
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
@@ -125,3 +128,31 @@ def seconds(message: Mapping[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise ProtocolError(f"the field {name!r} must be a number of seconds")
     return float(value)
+
+
+def digest(message: Mapping[str, Any]) -> str:
+    """A key's digest. Raises `ProtocolError`."""
+    digest = field(message, "digest", str)
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ProtocolError(f"{digest[:80]!r} is no digest of a key")
+    return str(digest)
+
+
+def directory(message: Mapping[str, Any], name: str) -> Path:
+    """An absolute path. Raises `ProtocolError`."""
+    path = Path(field(message, name, str))
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        named = False
+    if not named or not path.is_absolute() or ".." in path.parts:
+        raise ProtocolError(f"the field {name!r} must be an absolute path")
+    return path
+
+
+def key(message: Mapping[str, Any]) -> CacheKey:
+    """A whole key. Raises `ProtocolError`."""
+    try:
+        return CacheKey.from_wire(field(message, "key", dict))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"the field 'key' is no key: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import platform
@@ -10,21 +11,25 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import kcoord
 from kcoord.agent import flights as fl
-from kcoord.agent import ledger, protocol
+from kcoord.agent import protocol
 from kcoord.agent.errands import Errands
-from kcoord.agent.processes import ProcessWatch, peer_of
+from kcoord.agent.ledger import Ledger
+from kcoord.agent.peer import peer_of
+from kcoord.agent.processes import ProcessWatch
 from kcoord.agent.protocol import HEARTBEAT, Identity, optional, seconds
 from kcoord.agent.protocol import field as take
+from kcoord.agent.statistics import Share, Statistics
+from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid, LeaseUnavailable, ProtocolError, StoreError
+from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import LeaseService
 from kcoord.settings import Settings
@@ -52,7 +57,10 @@ class Connection:
 
 
 class Agent:
-    """Serves one listening socket until it is stopped, or, as a daemon, until it has been idle for long enough."""
+    """Serves one listening socket until it is stopped, or, as a daemon, until it has been idle for long enough.
+
+    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody looks at.
+    """
 
     def __init__(
         self,
@@ -62,7 +70,8 @@ class Agent:
         notices: Notices,
         *,
         daemon: bool = False,
-        add_up: Callable[[str, str, dict[str, float]], Any] | None = None,
+        tells_clients: bool = True,
+        share: Share | None = None,
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = (
@@ -71,7 +80,7 @@ class Agent:
             notices,
             daemon,
         )
-        self._add_up = add_up
+        self._tells_clients = tells_clients
         self._flights = fl.Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._errands = Errands(
             leases, store, self._flights, notices,
@@ -81,10 +90,15 @@ class Agent:
         self._claims: dict[int, Connection] = {}
         self._ids = itertools.count(1)
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people
-        self._ledger = ledger.Ledger(settings.local_dir, self.id)
+        ledger = Ledger(settings.local_dir, self.id)
+        ledger.forget_old()
+        self._statistics = Statistics(ledger, self.id, notices, share)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         self._replies: set[asyncio.Task[None]] = set()
+        self._saving: asyncio.Task[None] | None = None
+        # a claim that waits hears from us well within the time after which it takes us for dead
+        self._beat = min(HEARTBEAT, settings.agent_timeout / 3)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -95,14 +109,17 @@ class Agent:
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         server = await asyncio.start_unix_server(self._client, sock=listener, limit=protocol.LARGEST_FRAME, **keep_name)
         pulse = asyncio.create_task(self._pulse())
-        self._ledger.forget_old()
         try:
             await self._stopping.wait()
         finally:
             server.close()
             pulse.cancel()
+            if self._replies:
+                await asyncio.wait(self._replies, timeout=_DRAIN)
             await self._errands.drain(_DRAIN)
-            await self._save_counters()
+            if self._saving is not None:
+                await asyncio.wait({self._saving}, timeout=_DRAIN)
+            await self._statistics.save()
             for connection in list(self._connections.values()):
                 connection.writer.close()
             await self._leases.close()
@@ -150,8 +167,8 @@ class Agent:
         if connection.writer.is_closing():
             return
         notices, connection.told = self._notices.since(connection.told)
-        if notices and connection.who.local_rank in (None, 0):
-            message["notices"] = notices
+        if notices and self._tells_clients and connection.who.local_rank in (None, 0):
+            message["told"] = notices
         connection.writer.write(protocol.encode_frame(message))
 
     def _gone(self, connection: Connection) -> None:
@@ -164,12 +181,13 @@ class Agent:
 
     async def _pulse(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT)
+            await asyncio.sleep(self._beat)
             self._carry_out(self._flights.tick(time.monotonic()))
             for connection in self._connections.values():
                 for request in connection.pending.values():
                     self._send(connection, {"op": "waiting", "id": request})
-            await self._save_counters()
+            if self._saving is None or self._saving.done():  # apart: a dead Redis must not delay a heartbeat
+                self._saving = asyncio.create_task(self._statistics.save())
             busy = self._connections or self._errands.busy
             if busy:
                 self._last_used = time.monotonic()
@@ -184,9 +202,9 @@ class Agent:
         if op == "claim":
             self._claim(connection, request, message)
         elif op == "publish":
-            self._background(self._publish(connection, request, message))
+            self._publish(connection, request, message)
         elif op == "fail":
-            log_text = take(message, "log", str)[-protocol.LONGEST_LOG :]
+            log_text = take(message, "log", str)[-protocol.LONGEST_LOG :].encode("utf-8", "replace").decode()
             where = connection.label(platform.node())
             digest, token = take(message, "digest", str), take(message, "token", str)
             self._send(connection, {"op": "done", "id": request})
@@ -196,25 +214,37 @@ class Agent:
             digest, token = take(message, "digest", str), take(message, "token", str)
             self._carry_out(self._flights.given_up(digest, token, time.monotonic()))
         elif op == "report":
-            self._ledger.add(connection.who.job, take(message, "counters", dict))
+            self._statistics.add(connection.who.job, take(message, "counters", dict))
             self._send(connection, {"op": "done", "id": request})
         elif op == "status":
             self._send(connection, {"op": "status", "id": request, **self.status()})
         elif op == "stats":
-            self._background(self._stats(connection, request, optional(message, "job", str)))
+            self._background(connection, self._total(connection, request, optional(message, "job", str)))
         elif op == "stop":
             self._send(connection, {"op": "done", "id": request})
             self.stop()
         else:
             raise ProtocolError(f"there is no request {op!r}")
 
-    def _background(self, reply: Any) -> None:
+    def _background(self, connection: Connection, reply: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(reply)
         self._replies.add(task)
-        task.add_done_callback(self._replies.discard)
+        task.add_done_callback(functools.partial(self._replied, connection))
+
+    def _replied(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._replies.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
+            log.error("a request failed", exc_info=error)
+            connection.writer.close()  # whoever asked finds out, and everything it waits for is void
+
+    async def _total(self, connection: Connection, request: int, job: str | None) -> None:
+        self._send(connection, {"op": "stats", "id": request, **await self._statistics.total(job)})
 
     def _claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        digest, home = _digest(message), _directory(message, "home")
+        if connection.id not in self._connections:
+            raise ProtocolError("the process that made this connection has ended")
+        digest, home = protocol.digest(message), protocol.directory(message, "home")
         if len(self._names) < _NAMES_REMEMBERED:
             self._names[digest] = f"{take(message, 'backend', str)}:{take(message, 'name', str)}"
         now = time.monotonic()
@@ -225,29 +255,42 @@ class Agent:
         self._claims[claim] = connection
         self._carry_out(self._flights.claim(claimant, now))
 
-    async def _publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        home, staging = _directory(message, "home"), _directory(message, "staging")
-        key, token = _key(message), take(message, "token", str)
+    def _publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        home, staging = protocol.directory(message, "home"), protocol.directory(message, "staging")
+        key, token = protocol.key(message), take(message, "token", str)
         origin = Origin.here(connection.who.pid, connection.who.rank, take(message, "device", str))
         took = seconds(message, "compile_seconds")
         leads = self._flights.landing(key.digest, token)
+        publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
+        self._background(connection, self._land(connection, request, key, token if leads else "", publish))
+
+    async def _land(
+        self,
+        connection: Connection,
+        request: int,
+        key: CacheKey,
+        token: str,
+        publish: Callable[[], Awaitable[Artifact]],
+    ) -> None:
         ticket = next(self._ids)
         connection.pending[ticket] = request  # heartbeats while the disk is slow
+        why = "an error in the agent; its log has it"
         try:
-            artifact = await self._errands.publish_locally(staging, home, key, took, origin)
+            artifact = await publish()
+            why = ""
         except (ArtifactInvalid, StoreError) as error:
+            why = str(error)
+            self._notices.tell(f"not published: {why}")
+            self._send(connection, {"op": "refused", "id": request, "why": why})
+        finally:
             connection.pending.pop(ticket)
-            self._notices.tell(f"not published: {error}")
-            self._send(connection, {"op": "refused", "id": request, "why": str(error)})
-            if leads:
-                why = f"it was compiled, but could not be published: {error}"
-                self._carry_out(
-                    self._flights.failed(key.digest, token, why, connection.label(platform.node()), time.monotonic())
-                )
-            return
-        connection.pending.pop(ticket)
-        self._send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
-        self._carry_out(self._flights.landed(key.digest, str(artifact.path)))
+            if why and token:  # whatever went wrong: nobody waits for a flight that does not land
+                why = f"it was compiled, but could not be published: {why}"
+                where = connection.label(platform.node())
+                self._carry_out(self._flights.failed(key.digest, token, why, where, time.monotonic()))
+        if not why:
+            self._send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
+            self._carry_out(self._flights.landed(key.digest, str(artifact.path)))
 
     def _carry_out(self, actions: list[fl.Action]) -> None:
         for action in actions:
@@ -264,7 +307,7 @@ class Agent:
             return
         if isinstance(told, fl.IsReady) and told.home != claimant.home:
             self._claims[claimant.id] = connection
-            self._background(self._copy_then_tell(connection, claimant, told))
+            self._background(connection, self._copy_then_tell(connection, claimant, told))
             return
         request = connection.pending.pop(claimant.id)
         answer: dict[str, Any] = {"id": request}
@@ -308,50 +351,3 @@ class Agent:
                 for f in self._flights
             ],
         }
-
-    async def _save_counters(self) -> None:
-        try:
-            changed = await asyncio.to_thread(self._ledger.save)
-        except OSError as error:
-            self._notices.tell(f"statistics are not kept: {error}")
-            return
-        if self._add_up is None:
-            return
-        for job in changed:
-            try:
-                await self._add_up(job, self.id, self._ledger.mine(job))
-            except LeaseUnavailable as error:
-                log.info("statistics stay on this node: %s", error)
-
-    async def _stats(self, connection: Connection, request: int, job: str | None) -> None:
-        """The sums of one job, or of all, over this node's agents and those that Redis knows of."""
-        by_job = {}
-        for name in [job] if job else self._ledger.jobs():
-            by_job[name] = self._ledger.by_agent(name)
-            if self._add_up is not None:
-                try:
-                    by_job[name] = await self._add_up(name, self.id, self._ledger.mine(name)) | by_job[name]
-                except LeaseUnavailable as error:
-                    log.info("statistics of this node only: %s", error)
-        self._send(connection, {"op": "stats", "id": request, **ledger.add_up(by_job)})
-
-
-def _digest(message: dict[str, Any]) -> str:
-    digest = take(message, "digest", str)
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise ProtocolError(f"{digest[:80]!r} is no digest of a key")
-    return str(digest)
-
-
-def _directory(message: dict[str, Any], name: str) -> Path:
-    path = Path(take(message, name, str))
-    if not path.is_absolute() or ".." in path.parts:
-        raise ProtocolError(f"the field {name!r} must be an absolute path")
-    return path
-
-
-def _key(message: dict[str, Any]) -> CacheKey:
-    try:
-        return CacheKey.from_wire(take(message, "key", dict))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"the field 'key' is no key: {error}") from error

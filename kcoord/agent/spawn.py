@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kcoord.agent.processes import peer_of
+from kcoord.agent.peer import peer_of
 from kcoord.artifacts.local import make_private
 from kcoord.errors import AgentUnavailable, StoreError
 from kcoord.settings import Settings

@@ -6,6 +6,7 @@ A *home* is an artifact's directory, ``<root>/<name>``; beside the homes lie ``<
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -109,20 +110,28 @@ def quarantine(home: Path) -> None:
 def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
     """Seal `staging` and rename it to `home`; whoever won, return what is there.
 
-    Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written).
+    Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written). The staged files
+    are then as they were, so that they can be published again, or adopted.
     """
     try:
-        manifest = seal(staging, key, compile_seconds, origin)
-        _settle(staging, home, manifest)
+        manifest = seal(staging, key, compile_seconds, origin, home)
     except OSError as error:
         raise store_error(error, staging) from error
-    return _place(staging, home, key.digest)
+    try:
+        _settle(staging, home, manifest)
+        return _place(staging, home, key.digest)
+    except StoreError:
+        _unsettle(staging, home, manifest)
+        raise
+    except OSError as error:
+        _unsettle(staging, home, manifest)
+        raise store_error(error, staging) from error
 
 
 def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
     """Use staged files where they are: for this process alone. Raises `ArtifactInvalid` if there are none."""
-    manifest = seal(staging, key, compile_seconds, origin)
     try:
+        manifest = seal(staging, key, compile_seconds, origin, staging)
         _settle(staging, staging, manifest)
     except OSError as error:
         raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
@@ -142,15 +151,34 @@ def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artif
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise store_error(error, home) from error
-    return _place(staging, home, manifest.key.digest)
+    try:
+        return _place(staging, home, manifest.key.digest)
+    except StoreError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
 
 
 def _settle(staging: Path, home: Path, manifest: Manifest) -> None:
     """Write the final directory's name into the relocatable files."""
+    _replace_in(staging, manifest, HOME_PLACEHOLDER, home_token(home))
+
+
+def _unsettle(staging: Path, home: Path, manifest: Manifest) -> None:
+    """Take `_settle` back, as far as the disk allows it."""
+    with contextlib.suppress(OSError):
+        _replace_in(staging, manifest, home_token(home), HOME_PLACEHOLDER)
+
+
+def _replace_in(staging: Path, manifest: Manifest, old: bytes, new: bytes) -> None:
     for entry in manifest.files:
-        if entry.relocatable:
-            path = staging / entry.name
-            path.write_bytes(path.read_bytes().replace(HOME_PLACEHOLDER, home_token(home)))
+        path = staging / entry.name
+        if entry.relocatable and old in (content := path.read_bytes()):
+            part = staging.with_name(f"{staging.name}.part")
+            try:
+                part.write_bytes(content.replace(old, new))
+                part.replace(path)  # on a full disk the file stays whole
+            finally:
+                part.unlink(missing_ok=True)
 
 
 def _place(staging: Path, home: Path, digest: str) -> Artifact:

@@ -113,7 +113,8 @@ class Manifest:
         except (
             ValueError,
             TypeError,
-            KeyError,
+            LookupError,
+            ArithmeticError,
             AttributeError,
             msgpack.exceptions.UnpackException,
         ) as error:
@@ -132,8 +133,8 @@ class Manifest:
             compile_seconds=_seconds(document["compile_seconds"]),
             origin=Origin(
                 str(host),
-                int(pid),
-                None if rank is None else int(rank),
+                _whole(pid),
+                None if rank is None else _whole(rank),
                 str(device),
                 float(created),
             ),
@@ -153,6 +154,12 @@ def _size(value: Any) -> int:
     return value
 
 
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
 def _seconds(value: Any) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise ValueError(f"{value!r} is no number of seconds")
@@ -169,13 +176,14 @@ def _check_names(files: tuple[FileEntry, ...]) -> None:
     names = [f.name for f in files]
     if len(names) > _MOST_FILES or sum(f.size for f in files) > _LARGEST_ARTIFACT:
         raise ValueError("too many files, or too large")
-    if names != sorted(set(names)):
+    unique = set(names)
+    if names != sorted(unique):
         raise ValueError("names are not sorted, or not unique")
     for name in names:
         parts = name.split("/")
         if not name or name == MANIFEST_NAME or "\0" in name or any(p in ("", ".", "..") for p in parts):
             raise ValueError(f"{name!r} is not a plain relative name")
-        if any("/".join(parts[:n]) in names for n in range(1, len(parts))):
+        if any("/".join(parts[:n]) in unique for n in range(1, len(parts))):
             raise ValueError(f"{name!r} lies below a file")
 
 

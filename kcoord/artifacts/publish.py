@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, FileEntry, Manifest, Origin
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, FileEntry, Manifest, Origin, home_token
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
 
@@ -48,20 +48,26 @@ def store_error(error: OSError, where: Path) -> StoreError:
     return StoreError(f"{where}: {remedy}")
 
 
-def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Manifest:
-    """Hash every file in `staging` and write the manifest, last. Files with `HOME_PLACEHOLDER` are relocatable.
+def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
+    """Hash every file in `staging` and write the manifest, last.
 
-    Raises `ArtifactInvalid` if `staging` holds nothing, or anything but plain files and directories.
+    Files with `HOME_PLACEHOLDER`, or with the name of `home` itself, are relocatable. Raises `ArtifactInvalid` if
+    `staging` holds nothing, anything but plain files and directories, or what no manifest can state.
     """
-    files = tuple(sorted(_entries(staging), key=lambda f: f.name))
+    files = tuple(sorted(_entries(staging, home), key=lambda f: f.name))
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
     manifest = Manifest(key, files, max(0.0, compile_seconds), origin)
-    (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+    try:
+        encoded = manifest.encode()
+    except UnicodeEncodeError as error:
+        raise ArtifactInvalid(f"{key.name}: a name in its manifest is not UTF-8: {error.object!r}") from error
+    Manifest.decode(encoded)  # what nobody could read back is not published
+    (staging / MANIFEST_NAME).write_bytes(encoded)
     return manifest
 
 
-def _entries(staging: Path) -> Iterator[FileEntry]:
+def _entries(staging: Path, home: Path | None) -> Iterator[FileEntry]:
     for directory, folders, names in os.walk(staging):
         for name in folders + names:
             path = Path(directory, name)
@@ -72,7 +78,11 @@ def _entries(staging: Path) -> Iterator[FileEntry]:
             if not stat.S_ISREG(mode):
                 raise ArtifactInvalid(f"{relative} is neither a plain file nor a directory")
             content = path.read_bytes()
-            relocatable = HOME_PLACEHOLDER in content and relative.endswith(".json")
+            relocatable = False
+            if relative.endswith(".json"):
+                if home is not None:  # settled by an agent that was killed before it could rename
+                    content = content.replace(home_token(home), HOME_PLACEHOLDER)
+                relocatable = HOME_PLACEHOLDER in content
             yield FileEntry(relative, len(content), hashlib.sha256(content).hexdigest(), relocatable)
 
 

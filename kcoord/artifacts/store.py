@@ -9,6 +9,7 @@ else publishes: an NFS client caches a missing name for up to a minute.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -35,6 +36,7 @@ MARKER = "kcoord-store.msgpack"
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _TAR_BLOCK = 512
 _ZSTD_LEVEL = 3
+_CHUNK = 1 << 20
 
 
 class Store:
@@ -67,7 +69,7 @@ class Store:
             raise StoreError(
                 f"{self.root}: its {MARKER} cannot be read ({error}): point KCOORD_STORE elsewhere"
             ) from error
-        if not isinstance(stated, dict) or stated.get("format") != FORMAT:
+        if not isinstance(stated, dict) or stated.get("format") != FORMAT or not isinstance(stated.get("uuid"), str):
             raise StoreError(
                 f"{self.root}: its format is not {FORMAT}: use the kcoord that made it, or a new directory"
             )
@@ -154,12 +156,14 @@ class Store:
         """Both files, or `_Missing`. ESTALE while reading means that somebody removed it: a miss too."""
         try:
             encoded = (final / _MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise _Missing from None
-        try:
-            payload = (final / _PAYLOAD).read_bytes()
-        except FileNotFoundError as error:
-            raise ArtifactInvalid(f"{final} has a manifest and no payload") from error
+            try:
+                payload = (final / _PAYLOAD).read_bytes()
+            except FileNotFoundError as error:
+                raise ArtifactInvalid(f"{final} has a manifest and no payload") from error
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise _Missing from None
+            raise
         return encoded, payload
 
     def _is_valid(self, final: Path) -> bool:
@@ -215,12 +219,13 @@ def unpack(manifest: Manifest, payload: bytes) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
             for member in tar:
                 entry = entries.get(member.name)
-                if entry is None or not member.isreg() or member.name in contents or member.size != entry.size:
+                plain_file = member.type == tarfile.REGTYPE and not member.issparse()
+                if entry is None or not plain_file or member.name in contents or member.size != entry.size:
                     raise ArtifactInvalid(f"the payload holds {member.name!r}, which the manifest does not state")
                 file = tar.extractfile(member)
                 contents[member.name] = file.read() if file else b""
                 check_content(entry, contents[member.name])
-    except (tarfile.TarError, zstandard.ZstdError) as error:
+    except (tarfile.TarError, zstandard.ZstdError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         raise ArtifactInvalid(f"the payload of {manifest.key.name} cannot be unpacked: {error}") from error
     if contents.keys() != entries.keys():
         raise ArtifactInvalid(f"the payload lacks {', '.join(sorted(entries.keys() - contents.keys()))}")
@@ -229,7 +234,9 @@ def unpack(manifest: Manifest, payload: bytes) -> dict[str, bytes]:
 
 def _decompress(payload: bytes, most: int) -> bytes:
     with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(payload) as reader:
-        plain = bytes(reader.read(most + 1))
+        plain = bytearray()
+        while chunk := reader.read(min(_CHUNK, most + 1 - len(plain))):  # `read` allocates what it is asked for
+            plain += chunk
     if len(plain) > most:
         raise ArtifactInvalid("the payload unpacks to more than its manifest states")
-    return plain
+    return bytes(plain)

@@ -37,12 +37,14 @@ class Factor:
         return [self.name, self.digest, self.text, [p.to_wire() for p in self.parts]]
 
     @classmethod
-    def from_wire(cls, wire: Any) -> Factor:
+    def from_wire(cls, wire: Any, depth: int = 0) -> Factor:
         """Raises ValueError or TypeError if `wire` is not what `to_wire` gives."""
         name, digest, text, parts = wire
         if not (isinstance(name, str) and isinstance(digest, str) and isinstance(text, str)):
             raise TypeError("a factor is three strings and a list")
-        return cls(name, digest, text, tuple(cls.from_wire(p) for p in parts))
+        if depth > _DEEPEST:
+            raise ValueError("a factor is nested too deeply")
+        return cls(name, digest, text, tuple(cls.from_wire(p, depth + 1) for p in parts))
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,10 @@ def make_factor(name: str, value: Any) -> Factor:
 def _text(value: Any) -> str:
     if signature := getattr(value, "__cache_signature__", None):
         return f"{type(value).__qualname__}{_text(signature())}"
-    text = str(value) if dataclasses.is_dataclass(value) else repr(value)
+    try:
+        text = str(value) if dataclasses.is_dataclass(value) else repr(value)
+    except ValueError:
+        text = f"a {type(value).__qualname__} of more digits than Python prints"
     if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
         text = value
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
@@ -213,11 +218,11 @@ def _encode(value: Any, out: bytearray, depth: int) -> None:
     elif kind is bool:
         _put(out, b"b", b"1" if value else b"0")
     elif kind is int:
-        _put(out, b"i", b"%d" % value)
+        _put(out, b"i", b"%x" % value)  # decimal is refused beyond 4300 digits
     elif kind is float:
         _put(out, b"f", struct.pack(">d", value) if value == value else b"nan")
     elif kind is complex:
-        _put(out, b"c", struct.pack(">dd", value.real, value.imag))
+        _encode_many(b"c", (value.real, value.imag), out, depth)
     elif kind is str:
         _put(out, b"s", value.encode("utf-8", "surrogatepass"))
     elif kind is bytes:
@@ -227,7 +232,7 @@ def _encode(value: Any, out: bytearray, depth: int) -> None:
     elif kind in (set, frozenset):
         _put_sorted(out, b"e", [_encoded(v, depth) for v in value])
     elif isinstance(value, enum.Enum):
-        _encode_many(b"E", (_qualified(kind), value.name), out, depth)
+        _encode_many(b"E", (_qualified(kind), *_member(value)), out, depth)
     elif callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):
         _encode_many(b"S", (_qualified(kind), signature()), out, depth)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -242,6 +247,13 @@ def _encode(value: Any, out: bytearray, depth: int) -> None:
             f"a value of type {_qualified(kind)} has no identity that is stable across processes: "
             "pass the plain values that matter, or give its class a __cache_signature__() that returns them"
         )
+
+
+def _member(member: enum.Enum) -> tuple[Any, ...]:
+    """A flag is its value: combinations have no names, or names that depend on the version of Python."""
+    if isinstance(member, enum.Flag):
+        return (member.value,)
+    return (member.name, member.value) if isinstance(member.value, (bool, int, float, str)) else (member.name,)
 
 
 def _encoded(value: Any, depth: int) -> bytes:

@@ -1,8 +1,8 @@
 """A compile function, by content: what its source, defaults, closure and globals say, never its `id`.
 
-What is followed: the function's own code, nested functions, and every global it names: plain values by value, functions of
-any module by *their* content. A module is followed by its name and version only, so a constant that is read as
-``module.CONST`` is not part of the key.
+What is followed: the function's own source and bytecode, nested functions, and every global it names: plain values by
+value, functions of any module (with their decorators' wrappers) by *their* content. A class and a module are
+followed by name (and version) only, so a constant that is read as ``module.CONST`` is not part of the key.
 """
 
 from __future__ import annotations
@@ -24,20 +24,35 @@ def function_factors(function: Callable[..., Any], ignore: frozenset[str] = froz
     Raises `KeyFactorError` for a global or closure value that has no stable identity.
     """
     seen: dict[str, str] = {}
-    _visit(function, ignore, seen)
+    _visit(function, ignore, seen, {})
     return {"function": f"{function.__module__}.{function.__qualname__}", "code": seen}
 
 
-def _visit(function: Callable[..., Any], ignore: frozenset[str], seen: dict[str, str]) -> None:
-    function = inspect.unwrap(function)
+def _visit(
+    function: Callable[..., Any],
+    ignore: frozenset[str],
+    seen: dict[str, str],
+    labels: dict[int, str],
+    lenient: bool = False,
+) -> str:
+    """The label under which `seen` holds what `function` says.
+
+    Functions of one name (closures of one factory, a function and its wrapper) are numbered in the order in which they are
+    met, which is the same in every process. A decorator's wrapper is judged leniently: what it holds and cannot be keyed
+    counts by its type, and functions among its globals by name; what it wraps is judged strictly again.
+    """
+    function = _undecorated(function)
+    if id(function) in labels:
+        return labels[id(function)]  # a recursive function meets itself
     name = f"{function.__module__}.{function.__qualname__}"
-    if name in seen:
-        return
+    label = name if name not in seen else f"{name}#{sum(n.partition('#')[0] == name for n in seen) + 1}"
     code = getattr(function, "__code__", None)
     if code is None:
         raise KeyFactorError(f"{name} has no Python code to key: wrap it in a function of yours")
-    seen[name] = ""  # a recursive function meets itself
-    hasher = hashlib.sha256(_source(function).encode())
+    labels[id(function)], seen[label] = label, ""
+    wrapped = getattr(function, "__wrapped__", None)
+    lenient = lenient or wrapped is not None
+    said: list[Any] = [_source(function), _bytecode(code)]
     reads = [
         ("defaults", function.__defaults__),
         ("keyword defaults", function.__kwdefaults__),
@@ -45,22 +60,34 @@ def _visit(function: Callable[..., Any], ignore: frozenset[str], seen: dict[str,
         *_globals(function, code, ignore),
     ]
     for what, value in reads:
-        hasher.update(what.encode())
-        if isinstance(value, types.FunctionType):
-            _visit(value, ignore, seen)
-            hasher.update(f"{value.__module__}.{value.__qualname__}".encode())
+        if isinstance(value, types.FunctionType) and not (lenient and what.startswith("global")):
+            inner = _visit(value, ignore, seen, labels, lenient and value is not wrapped)
+            said.append((what, "function", inner))
         elif isinstance(value, types.ModuleType):
-            hasher.update(f"{value.__name__} {getattr(value, '__version__', '')}".encode())
-        elif isinstance(value, (type, types.BuiltinFunctionType)):
-            hasher.update(f"{value.__module__}.{value.__qualname__}".encode())
+            said.append((what, "module", value.__name__, str(getattr(value, "__version__", ""))))
+        elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            said.append((what, "name", f"{value.__module__}.{value.__qualname__}"))
         else:
             try:
-                hasher.update(encode(value))
+                said.append((what, "value", encode(value)))
             except KeyFactorError as error:
-                raise KeyFactorError(
-                    f"{name} reads {what}: {error}; or name it in compile_once(ignore=…) if it changes nothing"
-                ) from None
-    seen[name] = hasher.hexdigest()
+                if not lenient:
+                    raise KeyFactorError(
+                        f"{name} reads {what}: {error}; or name it in compile_once(ignore=…) if it changes nothing"
+                    ) from None
+                said.append((what, "type", f"{type(value).__module__}.{type(value).__qualname__}"))
+    seen[label] = hashlib.sha256(encode(said)).hexdigest()
+    return label
+
+
+def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Without `compile_once`, which changes nothing of what its function compiles."""
+    while getattr(function, "__globals__", {}).get("__name__", "").startswith("kcoord."):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return function
 
 
 @functools.lru_cache(maxsize=1024)
@@ -72,12 +99,23 @@ def _source(function: Callable[..., Any]) -> str:
     try:
         return _source_of(function.__code__)
     except (OSError, TypeError):
-        return _bytecode(function.__code__)
+        return ""
 
 
-def _bytecode(code: types.CodeType) -> str:
-    constants = [_bytecode(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
+@functools.lru_cache(maxsize=1024)
+def _bytecode(code: types.CodeType) -> bytes:
+    """What really runs: a file may have been edited after it was imported, and two lambdas may share a line."""
+    handlers = getattr(code, "co_exceptiontable", b"")
+    constants = [_constant(c) for c in code.co_consts]
+    return encode([code.co_code, handlers, code.co_names, code.co_varnames, code.co_flags, constants])
+
+
+def _constant(constant: Any) -> Any:
+    if isinstance(constant, types.CodeType):
+        return ("code", _bytecode(constant))
+    if isinstance(constant, tuple):
+        return tuple(_constant(c) for c in constant)
+    return "…" if constant is ... else constant
 
 
 def _closure(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

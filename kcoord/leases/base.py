@@ -14,11 +14,14 @@ import abc
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kcoord.errors import LeaseUnavailable
+
+T = TypeVar("T")
 
 _RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 
@@ -164,6 +167,35 @@ async def _renew(service: LeaseService, key: str, token: str, ttl: float, on_los
         if not held:
             on_lost()
             return
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled after `seconds`. Raises `asyncio.TimeoutError`.
+
+    Unlike `asyncio.wait_for` before Python 3.12 it never swallows a cancellation that arrives as the work ends: a claim that
+    is cancelled must not go on waiting.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            await ended({task})
+        elif not task.cancelled():
+            task.exception()  # seen, though a cancellation may come first
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def ended(tasks: set[asyncio.Future[T]]) -> None:
+    """Cancel `tasks` until the last one has ended: a library below (redis-py 5) may swallow a cancellation."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors are seen
 
 
 def monotonic() -> float:

@@ -41,6 +41,7 @@ class Failover(LeaseService):
 
     async def renew(self, key: str, token: str) -> bool:
         if self.open:
+            await self._second.renew(key, token)  # it may have been leased there
             return True  # not known to be lost; the first service says so when it is back
         try:
             return await self._first.renew(key, token)

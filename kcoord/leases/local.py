@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic
+from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
 
 _REMEMBERED = 10_000
 
@@ -46,7 +46,7 @@ class _Watch(Watch):
 
     async def changed(self, timeout: float) -> bool:
         try:
-            await asyncio.wait_for(self.event.wait(), timeout)
+            await within(timeout, self.event.wait())
         except asyncio.TimeoutError:
             return False
         self.event.clear()
@@ -76,7 +76,7 @@ class LocalLeases(LeaseService):
         lease = self._leases.get(key)
         if lease is not None and lease.token != token and now < lease.expires:
             return Wait(lease.holder, lease.expires - now)
-        if lease is None or lease.token != token:
+        if lease is None or lease.token != token or now >= lease.expires:
             lease = self._leases[key] = _Lease(token, holder, next(self._fences), 0.0, now + self._limit)
         lease.expires = min(now + self._ttl, lease.limit)
         return Won(lease.fence)
@@ -84,7 +84,7 @@ class LocalLeases(LeaseService):
     async def renew(self, key: str, token: str) -> bool:
         now = self._clock()
         lease = self._leases.get(key)
-        if lease is None or lease.token != token or now >= min(lease.expires, lease.limit):
+        if lease is None or lease.token != token or now >= lease.limit:
             return False
         lease.expires = min(now + self._ttl, lease.limit)
         return True

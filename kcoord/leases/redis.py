@@ -15,33 +15,39 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won
+from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, ended, monotonic, within
 
 T = TypeVar("T")
 
 _COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
+_CONNECTIONS = 64
+_REMEMBERED = 10_000
 
 # KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), manifest, log, where
 # ARGV     op, token, and then
 #   acquire  holder, ttl_ms, limit_ms, void manifest or ''  → {'W', fence} | {'R', manifest} | {'F', log, where}
 #                                                             | {'L', holder, ms left}
-#   renew    ttl_ms, holder, limit_ms                       → 1 | 0
+#   renew    ttl_ms, holder, ms left of the hard limit      → 1 | 0
 #   ready    manifest, ttl_ms                               → 1
 #   fail     log, where, ttl_ms                             → 1 | 0
 #   release                                                 → 1 | 0
 # Every change is published on the channel named like the key. An expired lease is a hash that is gone. `renew` takes
-# the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it.
+# the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it. A hash
+# that the hard limit removed is gone as well: so the holder says how much of its limit is left.
 _SCRIPT = """
 local key, op, token = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
@@ -65,10 +71,11 @@ if op == 'acquire' then
     if manifest ~= void then return {'R', manifest} end
   elseif state == 'F' then
     return {'F', redis.call('HGET', key, 'log'), redis.call('HGET', key, 'where')}
-  elseif state == 'L' and owner ~= token then
-    return {'L', redis.call('HGET', key, 'holder'), redis.call('PTTL', key)}
-  elseif state == 'L' then
+  elseif state == 'L' and owner == token then
     return {'W', held[3]}
+  elseif state == 'L' then
+    local left_ms = redis.call('PTTL', key)
+    if left_ms >= 0 then return {'L', redis.call('HGET', key, 'holder'), left_ms} end
   end
   return {'W', lease(holder, ttl_ms, limit_ms)}
 end
@@ -82,6 +89,7 @@ if op == 'ready' then
 end
 
 if op == 'renew' and not state then
+  if tonumber(ARGV[5]) <= 0 then return 0 end
   lease(ARGV[4], tonumber(ARGV[3]), tonumber(ARGV[5]))
   return 1
 end
@@ -108,6 +116,19 @@ return 1
 _SHA = hashlib.sha1(_SCRIPT.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What this agent knows of a lease of its own. `limit`: its hard limit, on this process's clock."""
+
+    holder: str
+    fence: int
+    limit: float
+
+
+_ENDED = _Held("", 0, 0.0)
+"""The lease was given up: a renewal that comes late does not take it again."""
+
+
 class RedisLeases(LeaseService):
     """Leases in one Redis. `prefix` starts every key that it uses."""
 
@@ -122,38 +143,58 @@ class RedisLeases(LeaseService):
             url,
             socket_timeout=_COMMAND_TIMEOUT,
             socket_connect_timeout=_COMMAND_TIMEOUT,
-            socket_keepalive=True,
+            **({} if url.startswith("unix:") else {"socket_keepalive": True}),
             health_check_interval=0,
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
-            max_connections=64,
+            max_connections=_CONNECTIONS,
+            encoding_errors="replace",
             decode_responses=False,
             protocol=2,
         )
         self._news = _News(self._redis)
+        self._slots = asyncio.Semaphore(_CONNECTIONS - 2)  # the pool refuses what it has no connection for
+        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}:lease:{key}"
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        reply = await self._run(key, "acquire", token, holder, self._ttl_ms, self._limit_ms, void or "")
-        return _parse(reply)
+        answer = _parse(await self._run(key, "acquire", token, holder, self._ttl_ms, self._limit_ms, void or ""))
+        if isinstance(answer, Won):
+            held = self._held.get((key, token))
+            if held is None or held.fence != answer.fence:
+                self._hold(key, token, _Held(holder, answer.fence, monotonic() + self._limit_ms / 1000))
+        return answer
 
     async def renew(self, key: str, token: str) -> bool:
-        holder = token
-        return bool(await self._run(key, "renew", token, self._ttl_ms, holder, self._limit_ms))
+        held = self._held.get((key, token))
+        if held is None:  # leased while another service stood in for this one
+            held = self._hold(key, token, _Held(token, 0, monotonic() + self._limit_ms / 1000))
+        left_ms = int((held.limit - monotonic()) * 1000)
+        return bool(await self._run(key, "renew", token, self._ttl_ms, held.holder, left_ms))
 
     async def ready(self, key: str, token: str, manifest: str) -> None:
+        self._hold(key, token, _ENDED)
         await self._run(key, "ready", token, manifest, int(_READY_TTL * 1000))
 
     async def fail(self, key: str, token: str, log: str, where: str) -> bool:
+        self._hold(key, token, _ENDED)
         return bool(await self._run(key, "fail", token, log[-_LONGEST_LOG:], where, self._failure_ms))
 
     async def release(self, key: str, token: str) -> bool:
+        self._hold(key, token, _ENDED)
         return bool(await self._run(key, "release", token))
 
+    def _hold(self, key: str, token: str, held: _Held) -> _Held:
+        self._held[key, token] = held
+        self._held.move_to_end((key, token))
+        if len(self._held) > _REMEMBERED:
+            self._held.popitem(last=False)
+        return held
+
     async def ping(self) -> None:
-        await self._bounded(cast(Awaitable[Any], self._redis.ping()))
+        await self._bounded(lambda: cast(Awaitable[Any], self._redis.ping()))
 
     def watch(self, key: str) -> Watch:
         return _Subscription(self._news, self._key(key))
@@ -162,40 +203,47 @@ class RedisLeases(LeaseService):
         """Store this agent's counters of `job` for a day, and return those of all its agents."""
         name = f"{self._prefix}:stats:{job}"
         fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
-        pipe = self._redis.pipeline(transaction=False)
-        if fields:
-            pipe.hset(name, mapping=cast(Any, fields))
-            pipe.expire(name, 86400)
-        pipe.hgetall(name)
-        stored = (await self._bounded(pipe.execute()))[-1]
+
+        async def exchange() -> list[Any]:
+            pipe = self._redis.pipeline(transaction=False)
+            if fields:
+                pipe.hset(name, mapping=cast(Any, fields))
+                pipe.expire(name, 86400)
+            pipe.hgetall(name)
+            return await pipe.execute()
+
+        stored = (await self._bounded(exchange))[-1]
         found: dict[str, dict[str, float]] = {}
         for field, value in stored.items():
-            who, _, counter = field.decode().rpartition("|")
-            found.setdefault(who, {})[counter] = float(value)
+            who, _, counter = field.decode(errors="replace").rpartition("|")
+            try:
+                found.setdefault(who, {})[counter] = float(value)
+            except ValueError as error:
+                raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
         return found
 
     async def server_version(self) -> str:
         """As INFO gives it. Raises `LeaseUnavailable`."""
-        info = await self._bounded(self._redis.info("server"))
+        info = await self._bounded(lambda: self._redis.info("server"))
         return str(info.get("redis_version", "unknown"))
 
     async def close(self) -> None:
         await self._news.close()
         try:
-            await asyncio.wait_for(self._redis.aclose(), _COMMAND_TIMEOUT)
+            await within(_COMMAND_TIMEOUT, self._redis.aclose())
         except (RedisError, OSError, asyncio.TimeoutError):
             return  # the server is gone, and with it the connection
 
     async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
         name = self._key(key)
         try:
-            return await self._bounded(self._redis.evalsha(_SHA, 1, name, op, token, *args))
+            return await self._bounded(lambda: self._redis.evalsha(_SHA, 1, name, op, token, *args))
         except NoScriptError:
-            return await self._bounded(self._redis.eval(_SCRIPT, 1, name, op, token, *args))
+            return await self._bounded(lambda: self._redis.eval(_SCRIPT, 1, name, op, token, *args))
 
-    async def _bounded(self, command: Awaitable[T]) -> T:
+    async def _bounded(self, command: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await asyncio.wait_for(command, 2 * _COMMAND_TIMEOUT)
+            return await within(2 * _COMMAND_TIMEOUT, self._in_turn(command))
         except NoScriptError:
             raise
         except asyncio.TimeoutError:
@@ -203,10 +251,26 @@ class RedisLeases(LeaseService):
         except (RedisError, OSError, ValueError) as error:
             raise LeaseUnavailable(f"{type(error).__name__}: {error}") from error
 
+    async def _in_turn(self, command: Callable[[], Awaitable[T]]) -> T:
+        async with self._slots:
+            return await _twice(command, self._redis)
+
+
+async def _twice(command: Callable[[], Awaitable[T]], client: aioredis.Redis) -> T:
+    """A restart breaks the connections that the pool keeps, and that says nothing about the server. Every command may be
+    repeated."""
+    try:
+        return await command()
+    except RedisConnectionError:
+        await client.connection_pool.disconnect(inuse_connections=False)
+        return await command()
+
 
 def _parse(reply: Any) -> Answer:
     try:
         kind, *rest = (part.decode() if isinstance(part, bytes) else part for part in reply)
+        if None in rest:
+            raise ValueError(f"{reply!r} lacks a field")
         if kind == "W":
             return Won(int(rest[0]))
         if kind == "R":
@@ -228,10 +292,12 @@ class _News:
     """
 
     def __init__(self, client: aioredis.Redis) -> None:
+        self._client = client
         self._pubsub = client.pubsub(ignore_subscribe_messages=False)
         self._events: dict[str, set[asyncio.Event]] = {}
         self._active: dict[str, asyncio.Event] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()  # protects the connection from two senders
 
     async def subscribe(self, channel: str, event: asyncio.Event) -> None:
@@ -240,14 +306,15 @@ class _News:
         try:
             if channel not in self._active:
                 self._active[channel] = asyncio.Event()
-                await self._send(self._pubsub.subscribe, channel)
-            if self._reader is None or self._reader.done():
-                self._reader = asyncio.create_task(self._read())
-            await asyncio.wait_for(self._active[channel].wait(), 2 * _COMMAND_TIMEOUT)
+                await asyncio.shield(self._later(self._open(channel)))  # others may wait for the same confirmation
+            await within(2 * _COMMAND_TIMEOUT, self._active[channel].wait())
         except (RedisError, OSError, asyncio.TimeoutError, KeyError) as error:
             self._active.pop(channel, None)
             self._forget(channel, event)
             raise LeaseUnavailable(f"cannot subscribe: {type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            self._later(self.unsubscribe(channel, event))
+            raise
 
     async def unsubscribe(self, channel: str, event: asyncio.Event) -> None:
         self._forget(channel, event)
@@ -259,17 +326,28 @@ class _News:
             return  # the reader finds the broken connection, and mends it
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        await ended(self._tasks | ({self._reader} if self._reader is not None else set()))
         try:
-            await asyncio.wait_for(self._pubsub.aclose(), _COMMAND_TIMEOUT)  # type: ignore[no-untyped-call]
+            await within(_COMMAND_TIMEOUT, self._pubsub.aclose())  # type: ignore[no-untyped-call]
         except (RedisError, OSError, asyncio.TimeoutError):
             return  # the server is gone, and with it the connection
 
+    async def _open(self, channel: str) -> None:
+        await self._send(self._pubsub.subscribe, channel)
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` whether or not its caller is cancelled; whoever awaits it sees its error."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        return task
+
     async def _send(self, command: Any, channel: str) -> None:
         async with self._sending:
-            await asyncio.wait_for(command(channel), _COMMAND_TIMEOUT)
+            await within(_COMMAND_TIMEOUT, _twice(lambda: command(channel), self._client))
 
     def _forget(self, channel: str, event: asyncio.Event) -> None:
         events = self._events.get(channel, set())
@@ -314,7 +392,7 @@ class _Subscription(Watch):
 
     async def changed(self, timeout: float) -> bool:
         try:
-            await asyncio.wait_for(self._event.wait(), timeout)
+            await within(timeout, self._event.wait())
         except asyncio.TimeoutError:
             return False
         self._event.clear()

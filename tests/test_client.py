@@ -1,0 +1,280 @@
+"""A rank's side: many threads, forks, agents that come and go, and no agent at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+
+from kcoord.agent import client as client_module
+from kcoord.agent import protocol
+from kcoord.agent.client import AgentClient, Alone, Lead, Ready
+from kcoord.keys.cache_key import CacheKey
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.agents import Node, in_thread, key_of, stage, until
+
+THREADS = 16
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        node.start()
+        yield node
+
+
+# Threads.
+
+
+def test_threads_that_claim_different_keys_all_lead(node: Node) -> None:
+    client = node.client()
+
+    def compile(number: int) -> bool:
+        lead = node.claim(client, f"k{number}")
+        assert isinstance(lead, Lead)
+        return node.publish(client, lead, f"k{number}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(compile, range(4 * THREADS)))
+    assert [node.read(f"k{n}") for n in range(4 * THREADS)] == ["a kernel"] * 4 * THREADS
+    assert node.status()["clients"] <= THREADS + 1, "connections are used again"
+
+
+def test_threads_that_claim_one_key_have_one_leader(node: Node) -> None:
+    client = node.client()
+    for name in ("a", "b", "c"):
+        claims = [node.claiming(client, name) for _ in range(THREADS)]
+        node.until_waiting(name, THREADS - 1)
+        (first,) = wait(claims, 20, "FIRST_COMPLETED").done
+        assert node.publish(client, first.result(), name)
+        answers = [c.result(20) for c in claims]
+        assert sum(isinstance(a, Lead) for a in answers) == 1
+        assert sum(a == Ready("wait") for a in answers) == THREADS - 1
+
+
+def test_a_long_wait_holds_up_no_other_thread(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "slow")
+    waiting = node.claiming(client, "slow")
+    node.until_waiting("slow", 1)
+    other = node.claim(client, "quick")
+    assert node.publish(client, other, "quick")
+    assert not waiting.done()
+    assert node.publish(client, lead, "slow")
+    assert waiting.result(20) == Ready("wait")
+
+
+# Forks.
+
+FORK = """
+import os, time
+lead = claim(client, "k")
+client.ask({"op": "status"})  # an idle connection, too
+child = os.fork()
+if child == 0:
+    %s
+    os._exit(0)
+listen()
+os.waitpid(child, 0)
+listen()
+say("published", well=publish(client, lead, "k"))
+"""
+
+
+def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node) -> None:
+    parent = node.rank(FORK % "pass")
+    parent.expect("Lead")
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    parent.tell()
+    assert node.status()["clients"] == 4, "the parent's two, the waiter's, and ours"
+    assert str(parent.pid) in node.flight("k")["leader"]
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+    assert waiting.result(20) == Ready("wait")
+
+
+def test_a_forked_child_s_interpreter_that_ends_in_order_does_not_end_its_parent_s_lead(node: Node) -> None:
+    parent = node.rank(FORK % "client.close(); sys.exit(0)".replace("sys", "__import__('sys')"))
+    parent.expect("Lead")
+    parent.tell()
+    assert str(parent.pid) in node.flight("k")["leader"]
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+def test_a_forked_child_claims_by_itself_and_is_a_process_of_its_own(node: Node) -> None:
+    parent = node.rank(FORK % "own = claim(client, 'own'); say('pid', pid=os.getpid()); time.sleep(60)")
+    parent.expect("Lead")
+    parent.expect("Lead")
+    child = parent.expect("pid")["pid"]
+    assert child != parent.pid
+    assert f"pid {child})" in node.flight("own")["leader"]
+    assert f"pid {parent.pid})" in node.flight("k")["leader"]
+    os.kill(child, signal.SIGKILL)  # its lead is free; its parent's is not
+    until(lambda: not node.flight("own"))
+    assert f"pid {parent.pid})" in node.flight("k")["leader"]
+    parent.tell()
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+def test_a_forked_child_may_wait_for_its_parent(node: Node) -> None:
+    parent = node.rank(FORK % "claim(client, 'k')")
+    parent.expect("Lead")
+    node.until_waiting("k", 1)
+    assert node.publish(node.client(), None, "k")
+    assert parent.expect("Ready") == {"source": "wait"}
+    parent.tell()
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+def test_a_forked_child_keeps_no_connection_of_its_parent_open(node: Node) -> None:
+    """Neither an idle one, nor one that leads, nor one that another thread waits on."""
+    parent = node.rank(
+        """
+        import os, stat, threading
+        lead = claim(client, "k")
+        client.ask({"op": "status"})
+        waiter = threading.Thread(target=lambda: claim(client, "k"))
+        waiter.start()
+        listen()
+        if os.fork() == 0:
+            sockets = [d for d in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{d}")]
+            say("open", sockets=[d for d in sockets if stat.S_ISSOCK(os.stat(int(d)).st_mode)])
+            os._exit(0)
+        os.wait()
+        publish(client, lead, "k")
+        waiter.join()
+        """,
+        PYTHONWARNINGS="ignore",
+    )
+    parent.expect("Lead")
+    node.until_waiting("k", 1)
+    parent.tell()
+    assert parent.expect("open") == {"sockets": []}
+    assert parent.expect("Ready") == {"source": "wait"}
+
+
+# Agents that come and go.
+
+
+def test_many_stale_connections_cost_one_new_one_and_no_kernel() -> None:
+    with Node() as node:
+        agent = node.start()
+        client = node.client()
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda n: node.publish(client, node.claim(client, f"k{n}"), f"k{n}"), range(THREADS)))
+            list(pool.map(lambda n: node.claim(client, f"k{n}"), range(THREADS)))
+            assert node.status()["clients"] > 3, "too few connections are idle: the test shows nothing"
+            agent.kill()
+            agent.wait()
+            answers = list(pool.map(lambda n: node.claim(client, f"new{n}"), range(THREADS)))
+        assert all(isinstance(a, Lead) for a in answers)
+        assert len(node.agent_pids()) == 1
+        for number, lead in enumerate(answers):
+            assert node.publish(client, lead, f"new{number}")
+
+
+def test_finished_work_is_handed_to_the_agent_s_successor() -> None:
+    with Node() as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        agent.kill()
+        agent.wait()
+        assert node.publish(client, lead, "k")
+        assert isinstance(node.claim(client, "k"), Ready)
+
+
+def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
+    with Node(spawn="0") as node:
+        notices = Notices()
+        client = AgentClient(node.settings, notices)
+        assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(20))
+        (line,) = notices.since(0)[0]
+        assert "KCOORD_SPAWN=0" in line
+        assert not client.report({"requests": 1})
+        assert client.ask({"op": "status"}) is None
+        assert node.agent_pids() == []
+
+
+def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
+    with Node(agent_timeout="1") as node:
+        agent = node.start()
+        client = node.client()
+        node.status()
+        agent.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(50))
+        assert time.monotonic() - start < 2.5
+        agent.send_signal(signal.SIGCONT)
+
+
+def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_RETRY_AFTER", 0.5)
+    with Node(spawn="0") as node:
+        client = node.client()
+        assert isinstance(node.claim(client, "k"), Alone)
+        node.start()
+        dead_since = time.monotonic()
+        until(lambda: client.report({"requests": 1}), within=5)  # asks every 10 ms
+        assert time.monotonic() - dead_since < 2
+        assert isinstance(lead := node.claim(client, "k"), Lead)
+        assert node.publish(client, lead, "k")
+
+
+def test_a_dead_agent_is_not_asked_again_for_a_while() -> None:
+    with Node(spawn="0") as node:
+        client = node.client()
+        assert isinstance(node.claim(client, "k"), Alone)
+        node.start()
+        answer = node.claim(client, "k")
+        assert isinstance(answer, Alone)
+        assert "a moment ago" in answer.why
+
+
+# Requests that cannot be made.
+
+
+def test_a_claim_that_fits_no_frame_is_alone_and_the_agent_is_not_to_blame(node: Node) -> None:
+    client = node.client()
+    huge = CacheKey.of("test", "x" * protocol.LARGEST_FRAME)
+    assert isinstance(client.claim(huge, node.home("huge")), Alone)
+    assert isinstance(lead := node.claim(client, "k"), Lead)
+    assert node.publish(client, lead, "k")
+
+
+def test_a_publish_that_fits_no_frame_keeps_nobody_waiting(node: Node) -> None:
+    client = node.client()
+    huge = CacheKey.of("test", "k", many=list(range(100_000)))
+    lead = client.claim(huge, node.home("k"))
+    assert isinstance(lead, Lead)
+    waiting = in_thread(lambda: node.client().claim(huge, node.home("k")))
+    until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
+    detailed = huge.with_details({f"d{n}": "x" * 150 for n in range(30_000)})
+    assert not client.publish(lead, detailed, stage(node.home("k")), node.home("k"), 0.5, "")
+    assert "too large" in waiting.result(20).log
+    assert isinstance(other := node.claim(client, "other"), Lead), "the agent is not to blame"
+    assert node.publish(client, other, "other")
+
+
+def test_a_name_and_a_path_that_are_no_utf8_are_no_obstacle(node: Node) -> None:
+    client = node.client()
+    home = node.directory / os.fsdecode(b"caf\xe9") / "home"
+    assert isinstance(lead := client.claim(key_of("k"), home), Lead)
+    assert client.publish(lead, key_of("k"), stage(home), home, 0.5, "")
+    assert (home / "kernel.txt").read_text() == "a kernel"
+
+
+def test_a_client_that_was_never_used_holds_nothing_and_starts_nothing() -> None:
+    with Node() as node:
+        AgentClient(Settings.from_environ({}, local_dir=str(node.directory)), Notices()).close()
+        assert node.agent_pids() == []
+        assert sorted(p.name for p in node.directory.iterdir()) == ["started.log"]

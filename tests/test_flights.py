@@ -1,0 +1,397 @@
+"""Each transition of the flights' state machine, by name."""
+
+from __future__ import annotations
+
+from kcoord.agent.flights import (
+    Action,
+    Announce,
+    AskLease,
+    Claimant,
+    EndLease,
+    FailLease,
+    Fetch,
+    Flights,
+    HasFailed,
+    IsAlone,
+    IsReady,
+    Leads,
+    Look,
+    State,
+    Tell,
+)
+from kcoord.leases.base import Failed, Ready, Won
+
+KEY = "key"
+LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
+A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
+
+
+def new_flights() -> Flights:
+    return Flights(limit=LIMIT, failure_ttl=FAILURE_TTL)
+
+
+def led_by_a(*waiters: Claimant) -> tuple[Flights, str]:
+    flights = new_flights()
+    for claimant in (A, *waiters):
+        flights.claim(claimant, 0.0)
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    (tell,) = flights.looked(KEY, 1, None, 0.0)
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.told, Leads)
+    assert tell.claimant is A
+    return flights, tell.told.token
+
+
+def told(actions: list[Action]) -> dict[int, object]:
+    tells = [a for a in actions if isinstance(a, Tell)]
+    assert len({t.claimant.id for t in tells}) == len(tells)
+    return {t.claimant.id: t.told for t in tells}
+
+
+def errands(actions: list[Action]) -> list[Action]:
+    return [a for a in actions if not isinstance(a, Tell)]
+
+
+# Claims.
+
+
+def test_the_first_claim_asks_for_the_lease() -> None:
+    flights = new_flights()
+    assert flights.claim(A, 0.0) == [AskLease(KEY, 1)]
+    assert [f.state for f in flights] == [State.ASKING]
+
+
+def test_a_second_claim_joins_the_flight_and_asks_nobody() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.claim(B, 0.0) == []
+    (flight,) = flights
+    assert list(flight.waiters.values()) == [A, B]
+
+
+def test_another_key_has_a_flight_of_its_own() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    other = Claimant(9, 9, "other", "/home/9", "rank 9", MAX_WAIT)
+    assert flights.claim(other, 0.0) == [AskLease("other", 2)]
+
+
+def test_a_claim_soon_after_a_failure_is_told_of_it_at_once() -> None:
+    flights, token = led_by_a()
+    flights.failed(KEY, token, "no registers", "rank 1", 10.0)
+    assert flights.claim(B, 10.0 + FAILURE_TTL - 0.1) == [Tell(B, HasFailed("no registers", "rank 1"))]
+    assert list(flights) == []
+
+
+def test_a_failure_is_forgotten_after_its_time() -> None:
+    flights, token = led_by_a()
+    flights.failed(KEY, token, "no registers", "rank 1", 10.0)
+    assert flights.claim(B, 10.0 + FAILURE_TTL) == [AskLease(KEY, 2)]
+
+
+# The lease's answer.
+
+
+def test_the_lease_s_winner_looks_before_it_leaps() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [Look(KEY, 1, A.home)]
+
+
+def test_an_artifact_that_is_announced_is_fetched() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
+
+
+def test_a_failure_on_another_node_is_told_to_all_and_remembered() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
+    failure = HasFailed("no registers", "node 2")
+    assert flights.lease_answered(KEY, 1, Failed("no registers", "node 2"), 0.0) == [Tell(A, failure), Tell(B, failure)]
+    assert flights.claim(C, 1.0) == [Tell(C, failure)]
+
+
+def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+
+
+def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.gone(A.owner, 0.0)
+    flights.claim(B, 0.0)
+    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == []
+    assert flights.lease_answered(KEY, 1, Failed("log"), 0.0) == []
+    (flight,) = flights
+    assert (flight.serial, flight.state) == (2, State.ASKING)
+
+
+def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.must_wait(KEY, 1, "node 2")
+    assert [f.remote for f in flights] == ["node 2"]
+    flights.must_wait(KEY, 7, "node 3")
+    assert [f.remote for f in flights] == ["node 2"]
+    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    assert [f.remote for f in flights] == [""]
+    assert flights.fetched(KEY, 1, A.home) == [Tell(A, IsReady("wait", A.home))]
+
+
+# Looking and fetching.
+
+
+def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
+    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    ready = IsReady("store", A.home)
+    assert flights.looked(KEY, 1, A.home, 0.0, "abc") == [
+        Tell(A, ready),
+        Tell(B, ready),
+        Announce(KEY, 1, A.home, "abc"),
+    ]
+    assert list(flights) == []
+
+
+def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
+    flights, token = led_by_a(B)
+    (flight,) = flights
+    assert (flight.state, flight.leader, list(flight.waiters.values())) == (State.LEADING, A, [B])
+    assert flight.token == token
+
+
+def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    assert flights.gone(A.owner, 0.0) == []
+    assert flights.looked(KEY, 1, None, 0.0) == [EndLease(KEY, 1)]
+    assert list(flights) == []
+
+
+def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.gone(A.owner, 0.0)
+    flights.claim(B, 0.0)
+    assert flights.looked(KEY, 1, None, 0.0) == [Tell(B, Leads(f"1.{B.id}"))]
+
+
+def test_a_look_of_an_earlier_flight_changes_nothing() -> None:
+    flights, _ = led_by_a(B)
+    assert flights.looked(KEY, 1, "/home/1", 0.0) == []
+    assert flights.looked(KEY, 0, None, 0.0) == []
+    assert [f.leader for f in flights] == [A]
+
+
+def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
+    assert [f.state for f in flights] == [State.ASKING]
+
+
+def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    flights.gone(A.owner, 0.0)
+    assert flights.fetched(KEY, 1, None) == []
+    assert list(flights) == []
+    assert flights.fetched(KEY, 1, "/home/1") == []
+
+
+# Leading and landing.
+
+
+def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
+    flights, token = led_by_a(B, C)
+    assert flights.landing(KEY, token)
+    ready = IsReady("wait", A.home)
+    assert flights.landed(KEY, A.home) == [Tell(B, ready), Tell(C, ready), Announce(KEY, 1, A.home)]
+    assert list(flights) == []
+
+
+def test_a_token_that_leads_nothing_does_not_land() -> None:
+    flights, token = led_by_a(B)
+    assert not flights.landing(KEY, "1.999")
+    assert not flights.landing(KEY, "")
+    assert not flights.landing("other", token)
+    assert [f.state for f in flights] == [State.LEADING]
+
+
+def test_a_leader_lands_once() -> None:
+    flights, token = led_by_a(B)
+    assert flights.landing(KEY, token)
+    assert not flights.landing(KEY, token)
+
+
+def test_the_leader_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
+    flights, token = led_by_a(B)
+    flights.landing(KEY, token)
+    assert flights.gone(A.owner, 1.0) == []
+    assert told(flights.landed(KEY, A.home)) == {B.id: IsReady("wait", A.home)}
+
+
+def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
+    flights, token = led_by_a()
+    flights.landing(KEY, token)
+    assert flights.claim(B, 1.0) == []
+    assert told(flights.landed(KEY, A.home)) == {B.id: IsReady("wait", A.home)}
+
+
+def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
+    flights, token = led_by_a(B)
+    actions = flights.landed(KEY, "/elsewhere")
+    assert actions == [Tell(B, IsReady("wait", "/elsewhere")), Announce(KEY, 0, "/elsewhere")]
+    assert flights.landing(KEY, token)
+    assert flights.landed(KEY, A.home) == [Announce(KEY, 1, A.home)]
+
+
+def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.landed(KEY, "/elsewhere") == [
+        Tell(A, IsReady("wait", "/elsewhere")),
+        Announce(KEY, 1, "/elsewhere"),
+    ]
+    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+
+
+def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
+    flights = new_flights()
+    assert flights.landed(KEY, "/elsewhere") == [Announce(KEY, 1, "/elsewhere")]
+    assert flights.claim(A, 0.0) == [AskLease(KEY, 2)]
+
+
+def test_an_artifact_ends_the_memory_of_a_failure() -> None:
+    flights, token = led_by_a()
+    flights.failed(KEY, token, "no registers", "rank 1", 0.0)
+    flights.landed(KEY, "/elsewhere")
+    assert flights.claim(B, 1.0) == [AskLease(KEY, 3)]
+
+
+def test_a_failed_compile_is_told_to_all_at_once() -> None:
+    flights, token = led_by_a(B, C)
+    failure = HasFailed("no registers", "rank 1")
+    actions = flights.failed(KEY, token, "no registers", "rank 1", 0.0)
+    assert actions == [Tell(B, failure), Tell(C, failure), FailLease(KEY, 1, "no registers", "rank 1")]
+    assert list(flights) == []
+
+
+def test_a_publish_that_fails_is_a_failure() -> None:
+    flights, token = led_by_a(B)
+    flights.landing(KEY, token)
+    assert told(flights.failed(KEY, token, "disk full", "rank 1", 0.0)) == {B.id: HasFailed("disk full", "rank 1")}
+
+
+def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:
+    flights, _ = led_by_a(B)
+    assert flights.failed(KEY, "1.999", "log", "rank 9", 0.0) == []
+    assert flights.failed("other", "1.1", "log", "rank 9", 0.0) == []
+    assert flights.claim(C, 0.0) == []
+
+
+def test_a_leader_that_gives_up_is_followed_by_the_next() -> None:
+    flights, token = led_by_a(B, C)
+    assert flights.given_up(KEY, token, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert flights.given_up(KEY, token, 1.0) == []
+    (flight,) = flights
+    assert (flight.leader, list(flight.waiters.values())) == (B, [C])
+
+
+def test_the_last_leader_that_gives_up_ends_the_lease() -> None:
+    flights, token = led_by_a()
+    assert flights.given_up(KEY, token, 1.0) == [EndLease(KEY, 1)]
+    assert list(flights) == []
+
+
+# The end of processes, and of patience.
+
+
+def test_a_leader_that_dies_is_followed_by_the_next() -> None:
+    flights, token = led_by_a(B)
+    assert flights.gone(A.owner, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert not flights.landing(KEY, token)
+
+
+def test_a_process_that_dies_leads_none_of_its_own_claims() -> None:
+    flights, _ = led_by_a()
+    again = Claimant(7, A.owner, KEY, "/home/7", "rank 1", MAX_WAIT)
+    flights.claim(again, 0.0)
+    assert flights.gone(A.owner, 1.0) == [EndLease(KEY, 1)]
+
+
+def test_a_waiter_that_dies_is_forgotten() -> None:
+    flights, token = led_by_a(B, C)
+    assert flights.gone(B.owner, 1.0) == []
+    flights.landing(KEY, token)
+    assert set(told(flights.landed(KEY, A.home))) == {C.id}
+
+
+def test_a_process_that_dies_leaves_all_its_flights() -> None:
+    flights, _ = led_by_a(B)
+    flights.claim(Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
+    assert set(flights.gone(A.owner, 1.0)) == {Tell(B, Leads(f"1.{B.id}")), EndLease("other", 2)}
+
+
+def test_a_wait_is_bounded() -> None:
+    flights, _ = led_by_a(B)
+    assert flights.tick(MAX_WAIT - 0.1) == []
+    (tell,) = flights.tick(MAX_WAIT)
+    assert isinstance(tell, Tell)
+    assert tell.claimant is B
+    assert isinstance(tell.told, IsAlone)
+    assert flights.tick(MAX_WAIT + 1) == []
+
+
+def test_a_wait_for_another_node_is_bounded_and_then_given_up() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.must_wait(KEY, 1, "node 2")
+    actions = flights.tick(MAX_WAIT)
+    assert set(told(actions)) == {A.id}
+    assert errands(actions) == [EndLease(KEY, 1)]
+
+
+def test_a_leader_s_time_is_bounded() -> None:
+    flights, token = led_by_a()
+    late = Claimant(5, 15, KEY, "/home/5", "rank 5", 10 * LIMIT)
+    flights.claim(late, LIMIT - 1)
+    assert flights.tick(LIMIT) == []
+    assert flights.tick(LIMIT + 0.1) == [Tell(late, Leads("1.5"))]
+    assert not flights.landing(KEY, token)
+    assert flights.failed(KEY, token, "log", "rank 1", LIMIT + 1) == []
+
+
+def test_a_leader_whose_time_is_up_with_nobody_waiting_loses_the_lease() -> None:
+    flights, _ = led_by_a()
+    assert flights.tick(LIMIT + 0.1) == [EndLease(KEY, 1)]
+
+
+def test_an_unforeseen_error_lets_the_waiters_go() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
+    actions = flights.derailed(1)
+    assert set(told(actions)) == {A.id, B.id}
+    assert all(isinstance(t, IsAlone) for t in told(actions).values())
+    assert errands(actions) == [EndLease(KEY, 1)]
+    assert list(flights) == []
+
+
+def test_an_unforeseen_error_of_an_errand_does_not_stop_a_leader() -> None:
+    flights, token = led_by_a(B)
+    assert flights.derailed(1) == []
+    assert flights.derailed(9) == []
+    assert flights.landing(KEY, token)

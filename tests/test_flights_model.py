@@ -1,0 +1,403 @@
+"""The flights under every order of events: a server that is played by hypothesis, and one that tries all orders.
+
+`Server` carries actions out in a model, holds the invariants after every event, and can say which events are possible.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kcoord.agent import flights as fl
+from kcoord.agent.flights import Claimant, Flights, State
+from kcoord.leases.base import Failed, Ready, Won
+
+LIMIT, FAILURE_TTL, MAX_WAIT = 40.0, 15.0, 25.0
+Errand = tuple[str, int]  # a key and its flight's serial
+
+
+@dataclass
+class Server:
+    """What the agent and the world around the flights would be doing now."""
+
+    flights: Flights = field(default_factory=lambda: Flights(limit=LIMIT, failure_ttl=FAILURE_TTL))
+    now: float = 0.0
+    claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
+    untold: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    asking: dict[int, str] = field(default_factory=dict)
+    cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
+    looking: dict[int, str] = field(default_factory=dict)
+    fetching: dict[int, str] = field(default_factory=dict)
+    held: dict[int, str] = field(default_factory=dict)  # leases that were won and not ended
+    tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
+    leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
+    publishing: list[tuple[str, str]] = field(default_factory=list)  # keys and tokens; "" hands in without leading
+
+    # Events.
+
+    def claim(self, owner: int, key: str, home: str) -> None:
+        claimant = Claimant(len(self.claimed) + 1, owner, key, home, f"rank {owner}", self.now + MAX_WAIT)
+        self.claimed[claimant.id] = claimant
+        self.untold.add(claimant.id)
+        self.do(self.flights.claim(claimant, self.now))
+
+    def owner_gone(self, owner: int) -> None:
+        self.gone.add(owner)
+        mine = {i for i in self.untold if self.claimed[i].owner == owner}
+        self.untold -= mine
+        landing = [f.token for f in self.flights if f.state is State.LANDING]
+        self.do(self.flights.gone(owner, self.now))
+        assert landing == [f.token for f in self.flights if f.state is State.LANDING], "a death stopped a publish"
+
+    def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
+        key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
+        if isinstance(answer, Won):
+            self.held[serial] = key
+        self.do(self.flights.lease_answered(key, serial, answer, self.now))
+
+    def wait(self, serial: int) -> None:
+        key = self.asking.get(serial) or self.cancelled[serial]
+        before = self.picture()
+        self.flights.must_wait(key, serial, "node 2")
+        assert self.picture() == before
+
+    def looked(self, serial: int, found: bool) -> None:
+        key = self.looking.pop(serial)
+        manifest = "manifest" if found and serial % 2 else None
+        self.do(self.flights.looked(key, serial, "/found" if found else None, self.now, manifest))
+
+    def fetched(self, serial: int, found: bool) -> None:
+        key = self.fetching.pop(serial)
+        self.do(self.flights.fetched(key, serial, "/found" if found else None))
+
+    def landing(self, key: str, token: str) -> None:
+        leading = self.leads.get(key) == token
+        before = self.picture()
+        landing = self.flights.landing(key, token)
+        if not leading:
+            assert not landing, "a token that does not lead lands"
+            assert self.picture() == before
+        self.publishing.append((key, token if landing else ""))
+
+    def published(self, index: int, well: bool) -> None:
+        key, token = self.publishing.pop(index)
+        if well:
+            flight = self.flights.get(key)
+            leader = flight.token if flight is not None and flight.state is State.LEADING else None
+            self.do(self.flights.landed(key, "/published"))
+            assert key not in self.leads or self.leads[key] == leader, "somebody else's artifact made a leader"
+            assert leader is None or key in self.leads, "somebody else's artifact ended a leader's lead"
+            assert not any(self.claimed[i].key == key for i in self.untold), "somebody waits for what is there"
+        elif token:
+            self.do(self.flights.failed(key, token, "disk full", "rank", self.now))
+
+    def fail(self, key: str, token: str) -> None:
+        self.by_token(token, key, lambda: self.flights.failed(key, token, "log", "rank", self.now))
+
+    def give_up(self, key: str, token: str) -> None:
+        self.by_token(token, key, lambda: self.flights.given_up(key, token, self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.flights.tick(self.now))
+        assert all(self.claimed[i].deadline > self.now for i in self.untold), "a wait is longer than its bound"
+
+    def derail(self, serial: int) -> None:
+        """The errand of this flight ended in an error that nobody foresaw, and reports nothing."""
+        for errands in (self.asking, self.looking, self.fetching):
+            errands.pop(serial, None)
+        self.do(self.flights.derailed(serial))
+
+    # What follows from them.
+
+    def by_token(self, token: str, key: str, event: Callable[[], list[fl.Action]]) -> None:
+        before, leading = self.picture(), self.leads.get(key) == token
+        actions = event()
+        if not leading:
+            assert not actions, "a late token did something"
+            assert self.picture() == before
+        self.do(actions)
+
+    def do(self, actions: list[fl.Action]) -> None:
+        for action in actions:
+            if isinstance(action, fl.Tell):
+                self.tell(action)
+            elif isinstance(action, fl.AskLease):
+                assert action.serial not in self.asking, "the lease is asked for twice"
+                assert action.serial not in self.held, "a lease that is held is asked for"
+                self.asking[action.serial] = action.key
+            elif isinstance(action, fl.Look):
+                assert action.serial in self.held, "the store is looked at without the lease"
+                assert action.serial not in self.looking
+                self.looking[action.serial] = action.key
+            elif isinstance(action, fl.Fetch):
+                assert action.serial not in self.fetching
+                self.fetching[action.serial] = action.key
+            else:  # the end of a lease
+                self.held.pop(action.serial, None)
+                if action.serial in self.asking and not isinstance(action, fl.FailLease):
+                    self.cancelled[action.serial] = self.asking.pop(action.serial)
+        self.check()
+
+    def tell(self, action: fl.Tell) -> None:
+        claimant, told = action.claimant, action.told
+        assert claimant.owner not in self.gone, "a process that has ended is told something"
+        assert claimant.id in self.untold, "a claim is answered twice"
+        self.untold.remove(claimant.id)
+        if isinstance(told, fl.Leads):
+            assert told.token not in self.tokens, "a token is given twice"
+            self.tokens[told.token] = (claimant.key, claimant.id)
+
+    def check(self) -> None:
+        """The invariants."""
+        flights = list(self.flights)
+        assert len({f.key for f in flights}) == len(flights)
+        waiting = [w for f in flights for w in f.waiters.values()]
+        assert sorted(w.id for w in waiting) == sorted(self.untold), "a claim is lost, or in two places"
+        assert all(w.key == f.key for f in flights for w in f.waiters.values())
+        self.leads = {f.key: f.token for f in flights if f.state in (State.LEADING, State.LANDING)}
+        for flight in flights:
+            self.check_flight(flight)
+        alive = {f.serial for f in flights}
+        assert all(s in alive for s in self.held), "a lease that was won is held by no flight"
+
+    def check_flight(self, flight: fl.Flight) -> None:
+        assert self.flights.get(flight.key) is flight
+        errand = {State.ASKING: self.asking, State.LOOKING: self.looking, State.FETCHING: self.fetching}
+        if flight.state is State.LANDING:
+            assert (flight.key, flight.token) in self.publishing, "nobody will report that it landed"
+        elif flight.state is State.LEADING:
+            assert flight.leader is not None
+            assert self.tokens[flight.token] == (flight.key, flight.leader.id)
+            assert flight.leader.owner not in self.gone, "the leader is dead"
+            assert self.now - flight.led_since <= LIMIT
+        else:
+            assert flight.serial in errand[flight.state], "a flight waits for an errand that nobody runs"
+            assert flight.leader is None
+        if flight.state is not State.LANDING:
+            assert flight.waiters or flight.leader or flight.state in (State.LOOKING, State.FETCHING)
+        if flight.state in (State.LOOKING, State.LEADING, State.LANDING):
+            assert flight.serial in self.held, "a flight leads without its lease"
+
+    def picture(self) -> object:
+        """Everything that an event which changes nothing must leave as it is."""
+        flights = [(f.key, f.serial, f.state, tuple(f.waiters), f.leader, f.token, f.led_since) for f in self.flights]
+        return flights, copy.copy(self.flights._failures)
+
+    def finish(self) -> None:
+        """Every errand is answered, in the worst way; time passes: then everybody was told, and nothing is left."""
+        while self.asking or self.cancelled or self.looking or self.fetching or self.publishing:
+            for serial in [*self.asking, *self.cancelled]:
+                if serial in self.asking or serial in self.cancelled:
+                    self.lease(serial, Won(1))
+            for serial in list(self.looking):
+                self.looked(serial, found=False)
+            for serial in list(self.fetching):
+                self.fetched(serial, found=False)
+            while self.publishing:
+                self.published(0, well=False)
+        for _ in range(len(self.claimed) + 2):
+            self.tick(max(LIMIT, MAX_WAIT) + 1)
+        assert not self.untold, "somebody was never told"
+        assert not self.held, "a lease is held for ever"
+        assert not list(self.flights), "a flight never ends"
+
+
+OWNERS = range(5)
+KEYS = ("a", "b")
+answers: st.SearchStrategy[Any] = st.sampled_from([Won(1), Won(2), Won(3), Ready("m"), Failed("log", "node 2")])
+
+
+class RandomServer(RuleBasedStateMachine):
+    server: Server
+
+    @initialize()
+    def start(self) -> None:
+        self.server = Server()
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), home=st.sampled_from(["/one", "/two"]))
+    def claim(self, owner: int, key: str, home: str) -> None:
+        self.server.claim(owner, key, home)
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def owner_gone(self, owner: int) -> None:
+        self.server.owner_gone(owner)
+        self.server.gone.discard(owner)  # its number is used again, by a process that has claimed nothing yet
+
+    @rule(data=st.data(), answer=answers)
+    def lease(self, data: st.DataObject, answer: Won | Ready | Failed) -> None:
+        outstanding = [*self.server.asking, *self.server.cancelled]
+        if outstanding:
+            self.server.lease(data.draw(st.sampled_from(outstanding)), answer)
+
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        outstanding = [*self.server.asking, *self.server.cancelled]
+        if outstanding:
+            self.server.wait(data.draw(st.sampled_from(outstanding)))
+
+    @rule(data=st.data(), found=st.booleans())
+    def looked(self, data: st.DataObject, found: bool) -> None:
+        if self.server.looking:
+            self.server.looked(data.draw(st.sampled_from(list(self.server.looking))), found)
+
+    @rule(data=st.data(), found=st.booleans())
+    def fetched(self, data: st.DataObject, found: bool) -> None:
+        if self.server.fetching:
+            self.server.fetched(data.draw(st.sampled_from(list(self.server.fetching))), found)
+
+    @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
+    def take_off(self, key: str, owners: list[int]) -> None:
+        """The usual way: three ranks ask, nobody has it, the first one leads."""
+        for owner in owners[:3]:
+            self.server.claim(owner, key, f"/home/{owner}")
+        for serial in [s for s, k in self.server.asking.items() if k == key]:
+            self.server.lease(serial, Won(1))
+        for serial in [s for s, k in self.server.looking.items() if k == key]:
+            self.server.looked(serial, found=False)
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def landing(self, data: st.DataObject, key: str) -> None:
+        self.server.landing(key, self.token(data))
+
+    @rule(data=st.data(), well=st.booleans())
+    def published(self, data: st.DataObject, well: bool) -> None:
+        if self.server.publishing:
+            self.server.published(data.draw(st.integers(0, len(self.server.publishing) - 1)), well)
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def fail(self, data: st.DataObject, key: str) -> None:
+        self.server.fail(key, self.token(data))
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def give_up(self, data: st.DataObject, key: str) -> None:
+        self.server.give_up(key, self.token(data))
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 14.0, 30.0]))
+    def tick(self, seconds: float) -> None:
+        self.server.tick(seconds)
+
+    @rule(data=st.data())
+    def derail(self, data: st.DataObject) -> None:
+        serials = [*self.server.asking, *self.server.looking, *self.server.fetching]
+        if serials:
+            self.server.derail(data.draw(st.sampled_from(serials)))
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "server"):
+            self.server.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "server"):
+            self.server.finish()
+
+    def token(self, data: st.DataObject) -> str:
+        """One that leads now, one that is late, or one that nobody ever had."""
+        live, late = list(self.server.leads.values()), list(self.server.tokens)
+        return data.draw(st.sampled_from([*live, *live, *late[-3:], "", "9.9"]))
+
+
+RandomServer.TestCase.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestRandomOrders = RandomServer.TestCase
+
+
+# All orders: one key, three claimants.
+
+
+def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
+    """Every event that can come next."""
+    events: list[tuple[str, tuple[Any, ...]]] = []
+    made = len(server.claimed)
+    if made < 3:
+        events.append(("claim", (made, "a", f"/home/{made}")))
+    events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
+    for serial in [*server.asking, *server.cancelled]:
+        events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
+    for serial in server.looking:
+        events += [("looked", (serial, True)), ("looked", (serial, False))]
+    for serial in server.fetching:
+        events += [("fetched", (serial, True)), ("fetched", (serial, False))]
+    for token in server.tokens:
+        events += [("fail", ("a", token)), ("give_up", ("a", token))]
+        if len(server.publishing) < 2:
+            events.append(("landing", ("a", token)))
+    if not server.publishing:
+        events.append(("landing", ("a", "foreign")))
+    for index in range(len(server.publishing)):
+        events += [("published", (index, True)), ("published", (index, False))]
+    events += [("derail", (s,)) for s in (*server.asking, *server.looking, *server.fetching)]
+    if server.now < 60:
+        events += [("tick", (20.0,))]
+    return events
+
+
+def fingerprint(server: Server) -> object:
+    """Equal for two orders of events after which everything that can happen is the same."""
+    failure = server.flights._failures.get("a")
+    return (
+        [
+            (f.serial, f.state, tuple(f.waiters), f.leader and f.leader.id, f.token, f.led_since, f.manifest, f.waited)
+            for f in server.flights
+        ],
+        failure and failure.until,
+        server.flights._serial,
+        server.now,
+        tuple(c.deadline for c in server.claimed.values()),
+        tuple(sorted(server.gone)),
+        tuple(server.asking),
+        tuple(server.cancelled),
+        tuple(server.looking),
+        tuple(server.fetching),
+        tuple(server.tokens),
+        tuple(server.publishing),
+    )
+
+
+def copy_of(server: Server) -> Server:
+    """As `copy.deepcopy`, a good deal faster."""
+    flights = copy.copy(server.flights)
+    flights._failures = dict(flights._failures)
+    flights._flights = {k: copy.copy(f) for k, f in flights._flights.items()}
+    for flight in flights._flights.values():
+        flight.waiters = dict(flight.waiters)
+    twin = Server(flights, server.now)
+    for name in ("claimed", "untold", "gone", "asking", "cancelled", "looking", "fetching", "held", "tokens"):
+        setattr(twin, name, copy.copy(getattr(server, name)))
+    twin.leads, twin.publishing = dict(server.leads), list(server.publishing)
+    return twin
+
+
+DEPTH = 8
+
+
+def test_every_order_of_events_for_three_claims_of_one_key() -> None:
+    level = [(Server(), ())]  # type: list[tuple[Server, tuple[Any, ...]]]
+    seen = {str(fingerprint(level[0][0]))}
+    outcomes: set[str] = set()
+    for _ in range(DEPTH):
+        following = []
+        for server, story in level:
+            for name, arguments in possible(server):
+                twin, told = copy_of(server), (*story, (name, arguments))
+                try:
+                    getattr(twin, name)(*arguments)
+                    mark = str(fingerprint(twin))
+                    if mark in seen:
+                        continue
+                    seen.add(mark)
+                    copy_of(twin).finish()
+                except AssertionError as error:
+                    raise AssertionError(f"{error}, after {told}") from error
+                outcomes |= {f.state.value for f in twin.flights}
+                following.append((twin, told))
+        level = following
+    assert outcomes == {s.value for s in State}
+    assert len(seen) > 8_000, "the exploration has become shallow"

@@ -1,0 +1,310 @@
+"""A compile function's key: what it says, never where it lives in memory."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.errors import KeyFactorError
+from kcoord.keys import CacheKey
+from kcoord.keys.function import function_factors
+
+_ROOT = Path(__file__).parents[1]
+_numbers = itertools.count()
+
+
+class Workshop:
+    """Modules written to disk and imported under one name, so that only their content can make keys differ."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root, self._monkeypatch = root, monkeypatch
+
+    def module(self, name: str = "subject", **sources: str) -> types.ModuleType:
+        """Import `name`; `sources` are modules and their text. Modules of an earlier call are gone."""
+        directory = self._root / f"version{next(_numbers)}"
+        directory.mkdir()
+        for module, text in sources.items():
+            (directory / f"{module}.py").write_text(text)
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        with self._monkeypatch.context() as context:
+            context.syspath_prepend(str(directory))
+            return importlib.import_module(name)
+
+    def digest(self, ignore: tuple[str, ...] = (), **sources: str) -> str:
+        return digest(self.module(**sources).build, ignore)
+
+
+def digest(function: Callable[..., Any], ignore: tuple[str, ...] = ()) -> str:
+    return CacheKey.of("python", "build", **function_factors(function, frozenset(ignore))).digest
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    for name in ("subject", "other"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Workshop(tmp_path, monkeypatch)
+
+
+_BASE = "def build(x):\n    return x + 1\n"
+
+# (what, one text, another text): the keys differ
+_CHANGES = [
+    ("source", _BASE, "def build(x):\n    return x + 2\n"),
+    ("default", "def build(x, n=1): return x + n\n", "def build(x, n=2): return x + n\n"),
+    ("computed default", "V = 1\ndef build(x, n=V): return n\n", "V = 2\ndef build(x, n=V): return n\n"),
+    ("keyword default", "V = 1\ndef build(x, *, n=V): return n\n", "V = 2\ndef build(x, *, n=V): return n\n"),
+    ("global", "N = 1\ndef build(x): return x + N\n", "N = 2\ndef build(x): return x + N\n"),
+    ("a global's type", "N = 1\ndef build(x): return x + N\n", "N = 1.0\ndef build(x): return x + N\n"),
+    ("global of a nested function",
+     "N = 1\ndef build(x):\n    def inner(): return N\n    return inner\n",
+     "N = 2\ndef build(x):\n    def inner(): return N\n    return inner\n"),
+    ("global of a comprehension", "N = 1\ndef build(x): return [N for _ in x]\n", "N = 2\ndef build(x): return [N for _ in x]\n"),
+    ("closure",
+     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(1)\n",
+     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(2)\n"),
+    ("helper", "def helper(): return 1\ndef build(x): return helper()\n",
+     "def helper(): return 2\ndef build(x): return helper()\n"),
+    ("helper's global", "N = 1\ndef helper(): return N\ndef build(x): return helper()\n",
+     "N = 2\ndef helper(): return N\ndef build(x): return helper()\n"),
+    ("which of two helpers", "def a(): return 1\ndef b(): return 2\nh = a\ndef build(x): return h()\n",
+     "def a(): return 1\ndef b(): return 2\nh = b\ndef build(x): return h()\n"),
+    ("the first of two closures of one factory",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(2), make(3)\ndef build(x): return a() + b()\n"),
+    ("the second of two closures of one factory",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() + b()\n",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n"),
+    ("closures swapped",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() - b()\n",
+     "def make(n):\n    def f(): return n\n    return f\nb, a = make(1), make(2)\ndef build(x): return a() - b()\n"),
+    ("lambdas on one line", "f, g = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n",
+     "g, f = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n"),
+    ("a lambda chosen at import", "P = [lambda: 1, lambda: 2]\nf = P[0]\ndef build(x): return f()\n",
+     "P = [lambda: 1, lambda: 2]\nf = P[1]\ndef build(x): return f()\n"),
+    ("what a decorator adds",
+     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
+     "        return call\n    return deco\n@times(2)\ndef helper(): return 1\ndef build(x): return helper()\n",
+     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
+     "        return call\n    return deco\n@times(3)\ndef helper(): return 1\ndef build(x): return helper()\n"),
+    ("what a decorator wraps",
+     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+     "@deco\ndef helper(): return 1\ndef build(x): return helper()\n",
+     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+     "@deco\ndef helper(): return 2\ndef build(x): return helper()\n"),
+    ("a module's version", "import types\nm = types.ModuleType('m'); m.__version__ = '1'\ndef build(x): return m.f(x)\n",
+     "import types\nm = types.ModuleType('m'); m.__version__ = '2'\ndef build(x): return m.f(x)\n"),
+    ("a built-in function", "f = min\ndef build(x): return f(x)\n", "f = max\ndef build(x): return f(x)\n"),
+    ("mutual recursion, far end",
+     "def a(n): return b(n - 1)\ndef b(n): return a(n) + 1\ndef build(x): return a(x)\n",
+     "def a(n): return b(n - 1)\ndef b(n): return a(n) + 2\ndef build(x): return a(x)\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "one", "other"), _CHANGES, ids=[c[0] for c in _CHANGES])
+def test_a_change_that_changes_what_is_compiled_changes_the_key(
+    workshop: Workshop, what: str, one: str, other: str
+) -> None:
+    first = workshop.digest(subject=one)
+    assert workshop.digest(subject=other) != first, what
+    assert workshop.digest(subject=one) == first, "and back again"
+
+
+def test_a_change_in_a_helper_in_another_module_changes_the_key(workshop: Workshop) -> None:
+    subject = "from other import helper\ndef build(x): return helper(x)\n"
+    one = workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n")
+    assert workshop.digest(subject=subject, other="N = 2\ndef helper(x): return x + N\n") != one
+    assert workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n") == one
+
+
+def test_a_change_elsewhere_in_the_module_does_not_change_the_key(workshop: Workshop) -> None:
+    one = workshop.digest(subject=_BASE)
+    assert workshop.digest(subject="UNUSED = 3\n\n\ndef unrelated(): pass\n\n\n" + _BASE) == one
+
+
+def test_recursion_ends(workshop: Workshop) -> None:
+    text = "def build(n):\n    return 1 if n == 0 else n * build(n - 1)\n"
+    assert workshop.digest(subject=text) == workshop.digest(subject=text)
+
+
+def test_a_global_changed_in_the_process_changes_the_key_of_the_next_call(workshop: Workshop) -> None:
+    module = workshop.module(subject="N = [1]\ndef helper(): return 1\ndef build(x): return N, helper()\n")
+    before = digest(module.build)
+    module.N.append(2)
+    changed = digest(module.build)
+    assert changed != before
+    module.N.pop()
+    assert digest(module.build) == before
+    module.helper = lambda: 2
+    assert digest(module.build) != before
+
+
+def test_a_file_edited_after_its_import_does_not_lend_its_text_to_the_old_code(workshop: Workshop) -> None:
+    """The old process still runs the old code: under the new file's key it would poison the cache."""
+    module = workshop.module(subject=_BASE)
+    new_text = "def build(x):\n    return x + 222\n"
+    Path(str(module.__file__)).write_text(new_text)
+    old_code = digest(module.build)
+    assert workshop.digest(subject=new_text) != old_code
+
+
+_OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    log.info(x)\n    return x\n"
+
+
+def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(workshop: Workshop) -> None:
+    module = workshop.module(subject=_OPAQUE)
+    with pytest.raises(KeyFactorError) as caught:
+        function_factors(module.build)
+    line = str(caught.value)
+    assert "subject.build reads global log" in line
+    assert "ignore=" in line
+    assert "\n" not in line
+
+
+def test_a_closure_value_without_identity_is_refused() -> None:
+    opaque = object()
+
+    def build() -> object:
+        return opaque
+
+    with pytest.raises(KeyFactorError, match="closure opaque"):
+        function_factors(build)
+
+
+def test_an_ignored_global_does_not_matter(workshop: Workshop) -> None:
+    one = workshop.digest(ignore=("log",), subject=_OPAQUE)
+    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("log = Opaque()", "log = 'text'")) == one
+    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("return x", "return 2 * x")) != one
+
+
+def test_ignoring_reaches_the_helpers(workshop: Workshop) -> None:
+    text = _OPAQUE.replace("def build", "def helper") + "def build(x): return helper(x)\n"
+    workshop.digest(ignore=("log",), subject=text)
+
+
+_LOGGER = logging.getLogger("a logger has no identity")
+
+
+def test_a_decorator_that_holds_something_opaque_is_no_obstacle() -> None:
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        logger = _LOGGER
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            logger.debug("%s", args)
+            return function(*args)
+
+        return call
+
+    @logged
+    def build(x: int) -> int:
+        return x
+
+    assert digest(build) == digest(build)
+
+
+def test_what_a_decorated_function_reads_is_judged_as_strictly_as_ever() -> None:
+    opaque = object()
+
+    def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    @plain
+    def build() -> object:
+        return opaque
+
+    with pytest.raises(KeyFactorError, match="closure opaque"):
+        function_factors(build)
+
+
+def test_a_compile_function_may_use_another_compile_function() -> None:
+    import kcoord
+
+    @kcoord.compile_once(scope=kcoord.Scope.TARGET)
+    def part(n: int, *, staging: Path) -> None:
+        (staging / "part").write_text(str(n))
+
+    def build(n: int) -> Any:
+        return part(n)
+
+    factors = function_factors(build)
+    assert any(name.endswith("part") for name in factors["code"])
+    assert not any(name.startswith("kcoord.") for name in factors["code"]), "kcoord's own code compiles nothing"
+
+
+def test_what_is_no_python_function_is_refused() -> None:
+    with pytest.raises(KeyFactorError, match="no Python code"):
+        function_factors(len)
+
+
+def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
+    text = "def helper(): return 1\ndef build(x): return helper()\n"
+    keys = [
+        CacheKey.of("python", "build", **function_factors(workshop.module(subject=t).build))
+        for t in (text, text.replace("return 1", "return 2"))
+    ]
+    assert [d.name for d in keys[0].diff(keys[1])] == ["code.subject.helper"]
+
+
+_ELSEWHERE = """
+import sys
+from kcoord.keys import CacheKey
+from kcoord.keys.function import function_factors
+namespace = {"__name__": "made"}
+exec('''
+NAMES = {"a", "b", "c", "d", "e"}
+def helper(x): return x in {"p", "q", "r", "s", "t"} or x in NAMES
+def build(x, *, mode="fast"):
+    def inner(): return ..., 1.5, b"y", ("t", None)
+    try: return helper(x), inner()
+    except ValueError: return build(x)
+''', namespace)
+print(CacheKey.of("python", "build", **function_factors(namespace["build"])).digest)
+"""
+
+
+def test_a_function_without_a_source_file_has_one_key_in_all_processes() -> None:
+    digests = set()
+    for seed in ("0", "1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", _ELSEWHERE], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_two_functions_without_source_files_differ_by_their_code() -> None:
+    def made(text: str) -> Callable[..., Any]:
+        namespace: dict[str, Any] = {"__name__": "made"}
+        exec(text, namespace)
+        return namespace["build"]  # type: ignore[no-any-return]
+
+    texts = [
+        "def build(x): return x + 1",
+        "def build(x): return x + 2",
+        "def build(x): return x - 1",
+        "def build(x): return x.a",
+        "def build(x): return x.b",
+        "def build(x): return (lambda: 1)",
+        "def build(x): return (lambda: 2)",
+        "def build(x): return {1, 2}.union(x)",
+    ]
+    assert len({digest(made(t)) for t in texts}) == len(texts)

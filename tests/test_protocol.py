@@ -1,0 +1,205 @@
+"""Frames, and a real agent that is sent what no client would send."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kcoord.agent import protocol
+from kcoord.agent.protocol import Identity
+from kcoord.errors import ProtocolError
+from tests.agents import Node, key_of, until
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+messages = st.dictionaries(st.text(), values, max_size=6)
+
+
+@given(messages)
+def test_a_frame_comes_out_as_it_went_in(message: dict[str, Any]) -> None:
+    frame = protocol.encode_frame(message)
+    assert protocol.frame_length(frame[: protocol.HEADER_BYTES]) == len(frame) - protocol.HEADER_BYTES
+    assert protocol.decode_body(frame[protocol.HEADER_BYTES :]) == message
+
+
+def test_a_path_that_is_no_utf8_travels() -> None:
+    path = os.fsdecode(b"/home/\xff\xfe/cache")
+    frame = protocol.encode_frame({"home": path})
+    assert protocol.decode_body(frame[protocol.HEADER_BYTES :]) == {"home": path}
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(msgpack.packb([1, 2]))
+@example(msgpack.packb({1: 2}))
+@example(msgpack.packb({b"op": 2}))
+@example(b"\x81\x91\x01\x01")
+@example(b"\x91" * 5000)
+def test_a_body_is_a_map_or_a_protocol_error(body: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert all(isinstance(k, str) for k in protocol.decode_body(body))
+
+
+def test_a_frame_that_is_too_large_is_not_sent_and_not_read() -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        protocol.encode_frame({"log": "x" * protocol.LARGEST_FRAME})
+    with pytest.raises(ProtocolError, match="announces"):
+        protocol.frame_length(struct.pack(">I", protocol.LARGEST_FRAME + 1))
+    assert protocol.frame_length(struct.pack(">I", protocol.LARGEST_FRAME)) == protocol.LARGEST_FRAME
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "local_rank"),
+    [
+        ({"RANK": "9", "LOCAL_RANK": "1", "SLURM_PROCID": "3"}, 9, 1),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "0"}, 3, 0),
+        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 4, 2),
+        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 5, 1),
+        ({"RANK": "none"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_rank_is_numbered_as_its_launcher_says(environ: dict[str, str], rank: int, local_rank: int) -> None:
+    here = Identity.here(None, environ)
+    assert (here.rank, here.local_rank, here.pid) == (rank, local_rank, os.getpid())
+    assert Identity.from_hello(here.hello()) == here
+
+
+def test_a_job_is_named_by_its_setting_or_its_launcher() -> None:
+    assert Identity.here("mine", {"SLURM_JOB_ID": "7"}).job == "mine"
+    assert Identity.here(None, {"SLURM_JOB_ID": "7"}).job == "7"
+    assert Identity.here(None, {}).job == "default"
+
+
+# A real agent.
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """One agent for all of these; after each the same agent must still serve."""
+    with Node() as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture
+def serves(node: Node) -> Iterator[None]:
+    pid = node.status()["pid"]
+    yield
+    status = node.status()
+    assert status["pid"] == pid, "the agent did not survive"
+    assert status["flights"] == []
+    until(lambda: node.status()["clients"] == 1)
+
+
+def fuzz(examples: int) -> settings:
+    fixture = HealthCheck.function_scoped_fixture
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[fixture])
+
+
+@given(content=st.binary(min_size=5, max_size=400))
+@fuzz(60)
+@example(content=b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+@example(content=b"\xff" * 100)
+@example(content=struct.pack(">I", 0))
+def test_random_bytes_end_the_connection_and_nothing_else(node: Node, serves: None, content: bytes) -> None:
+    with node.wire() as wire:
+        wire.raw(content)
+        wire.socket.shutdown(1)
+        wire.assert_closed()
+
+
+@given(message=messages)
+@fuzz(60)
+@example(message={"id": 1})
+@example(message={"op": "claim", "id": 1})
+@example(message={"op": "nonsense", "id": 1})
+@example(message={"op": "report", "id": 1, "counters": 3})
+@example(message={"op": "publish", "id": 1, "key": {}})
+def test_a_request_that_makes_no_sense_is_refused(node: Node, serves: None, message: dict[str, Any]) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.send(message)
+        assert wire.frame()["op"] == "refused"
+        wire.assert_closed()
+
+
+KEY = key_of("fuzzed")
+CLAIM = {"op": "claim", "id": 1, "digest": KEY.digest, "backend": "b", "name": "n", "home": "/tmp/nowhere/home"}
+PUBLISH = {
+    "op": "publish", "id": 1, "key": KEY.to_wire(), "token": "", "staging": "/tmp/nowhere/s", "home": "/tmp/nowhere/h",
+    "compile_seconds": 1.0, "device": "",
+}  # fmt: skip
+FAIL = {"op": "fail", "id": 1, "digest": KEY.digest, "token": "1.1", "log": "l"}
+
+
+@given(data=st.data(), request=st.sampled_from([CLAIM, PUBLISH, FAIL]))
+@fuzz(80)
+def test_a_request_with_one_wrong_field_is_refused_or_answered(
+    node: Node, serves: None, data: st.DataObject, request: dict[str, Any]
+) -> None:
+    name = data.draw(st.sampled_from(sorted(set(request) - {"op"})))
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**request, name: data.draw(values)})
+        assert wire.frame()["op"] in ("refused", "done", "lead", "alone")
+
+
+@pytest.mark.parametrize("home", ["relative", "/a/../b", "/nul\0", "/half\ud800", "", "/" + "x" * 5000])
+def test_a_home_that_is_no_absolute_path_is_refused(node: Node, serves: None, home: str) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        claimed = wire.ask({**CLAIM, "home": home})["op"]
+    with node.wire() as wire:
+        wire.hello()
+        published = wire.ask({**PUBLISH, "home": home})["op"]
+    assert (claimed, published) in (("refused", "refused"), ("lead", "refused"))
+
+
+def test_a_peer_of_another_version_is_told_so(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.send({**Identity.here("j").hello(), "protocol": 99})
+        answer = wire.frame()
+        assert answer["op"] == "refused"
+        assert "protocol 99" in answer["why"]
+        wire.assert_closed()
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_is_read(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.raw(struct.pack(">I", protocol.LARGEST_FRAME + 1))
+        answer = wire.frame()
+        assert answer["op"] == "refused"
+        wire.assert_closed()
+
+
+def test_the_largest_frame_is_read(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        message: dict[str, Any] = {"op": "give_up", "id": 1, "digest": KEY.digest, "token": ""}
+        message["token"] = "x" * (protocol.LARGEST_FRAME - len(protocol.encode_frame(message)) - 4)
+        assert len(protocol.encode_frame(message)) > protocol.LARGEST_FRAME - 100
+        assert wire.ask(message)["op"] == "done"
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 20])
+def test_a_peer_that_is_cut_off_in_a_frame_is_let_go(node: Node, serves: None, length: int) -> None:
+    with node.wire() as wire:
+        wire.raw(protocol.encode_frame(Identity.here("j").hello())[:length])
+
+
+def test_a_peer_that_stays_silent_holds_up_nobody(node: Node, serves: None) -> None:
+    with node.wire(), node.wire() as wire:
+        assert wire.hello()["op"] == "welcome"

@@ -1,0 +1,191 @@
+"""Settings: one line that names the setting and the remedy, and never a password."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kcoord.errors import SettingsError
+from kcoord.settings import FIELDS, Settings, variable
+
+SECRET = "tr0ub4dor"
+
+
+def refusal(environ: dict[str, str] | None = None, **flags: str | None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environ(environ or {}, **flags)
+    line = str(caught.value)
+    assert line.isprintable(), "it is one line"
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None, (
+        "a traceback would show the value again"
+    )
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("KCOORD_LEASE_TTL", "-1", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "0", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "nan", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "inf", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "1e400", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "fifteen", "positive number of seconds"),
+        ("KCOORD_LEASE_TTL", "15s", "positive number of seconds"),
+        ("KCOORD_LEASE_LIMIT", "-900", "positive number of seconds"),
+        ("KCOORD_MAX_WAIT", "-0.5", "positive number of seconds"),
+        ("KCOORD_MAX_WAIT", "99999999999", "positive number of seconds"),
+        ("KCOORD_FAILURE_TTL", "\n", "positive number of seconds"),
+        ("KCOORD_MEMORY_ENTRIES", "0", "whole number"),
+        ("KCOORD_MEMORY_ENTRIES", "1.5", "whole number"),
+        ("KCOORD_MEMORY_ENTRIES", "many", "whole number"),
+        ("KCOORD_SPAWN", "maybe", "1 or 0"),
+        ("KCOORD_DISABLE", "2", "1 or 0"),
+        ("KCOORD_NAMESPACE", "", "letters, digits"),
+        ("KCOORD_NAMESPACE", "a:b", "letters, digits"),
+        ("KCOORD_NAMESPACE", "a b", "letters, digits"),
+        ("KCOORD_NAMESPACE", "x" * 65, "1 to 64"),
+        ("KCOORD_STORE", "~nobody-of-this-name/store", "write the whole path"),
+        ("KCOORD_SOCKET", "/tmp/" + "x" * 120, "shorten it"),
+        ("KCOORD_REDIS_URL", "redis.example", "redis://"),
+        ("KCOORD_REDIS_URL", "http://redis.example", "redis://"),
+        ("KCOORD_REDIS_URL", "redis://", "names no host"),
+        ("KCOORD_REDIS_URL", "redis:///0", "names no host"),
+        ("KCOORD_REDIS_URL", "redis://host:port/0", "cannot be parsed"),
+        ("KCOORD_REDIS_URL", "redis://host:70000/0", "cannot be parsed"),
+        ("KCOORD_REDIS_URL", "redis://[::1", "cannot be parsed"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str, remedy: str) -> None:
+    line = refusal({name: value})
+    assert line.startswith(f"{name}=")
+    assert remedy in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{SECRET}@host",
+        f"redis://user:{SECRET}@host:port/0",
+        f"redis://user:{SECRET}@:6379/0",
+        f"redis://:{SECRET}@host:70000",
+        f"redis://user:{SECRET}/{SECRET}@host:6379/0",
+        f"redis://user:{SECRET}#{SECRET}@host:x/0",
+        f"redis://user:{SECRET}?{SECRET}@host:x/0",
+        f"redis://user:{SECRET}@{SECRET}@host:x/0",
+        f"redis://user:{SECRET}@[::1",
+        f"redis://user:{SECRET}\N{FULLWIDTH SOLIDUS}@host/0",
+        f"redis://user:{SECRET}\n@host:x/0",
+        f"user:{SECRET}@host:6379",
+        f"://user:{SECRET}@host:6379",
+        f"{SECRET}@host",
+        f"redis://host:x/0?password={SECRET}",
+        f"redis://host:x/0?db=0&PASSWORD={SECRET}",
+    ],
+)
+def test_a_refusal_never_shows_the_password(url: str) -> None:
+    assert SECRET not in refusal({"KCOORD_REDIS_URL": url})
+    assert SECRET not in refusal({}, redis_url=url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}@host:6379/0",
+        f"rediss://:{SECRET}@host",
+        f"redis://host/0?password={SECRET}",
+        f"unix://user:{SECRET}@/run/redis.sock?db=1",
+        f"unix:///run/redis.sock?db=1&password={SECRET}",
+    ],
+)
+def test_what_is_shown_of_the_settings_has_no_password(url: str) -> None:
+    settings = Settings.from_environ({"KCOORD_REDIS_URL": url})
+    assert settings.redis_url == url
+    assert SECRET not in str(settings.redacted())
+    assert SECRET not in repr(settings)
+    shown = settings.redacted()["redis_url"]
+    assert "host" in shown or "/run/redis.sock" in shown, "enough is left to recognise the server"
+
+
+def test_a_limit_below_the_ttl_is_refused_with_both_names() -> None:
+    line = refusal({"KCOORD_LEASE_LIMIT": "10", "KCOORD_LEASE_TTL": "15"})
+    assert "KCOORD_LEASE_LIMIT=10" in line
+    assert "KCOORD_LEASE_TTL=15" in line
+    assert "raise the limit" in line
+
+
+def test_a_bad_flag_is_named_as_the_flag() -> None:
+    line = refusal({"KCOORD_LEASE_TTL": "15"}, lease_ttl="never")
+    assert line.startswith("--lease-ttl='never'")
+
+
+def test_every_setting_can_be_set_by_its_variable() -> None:
+    values = {
+        "store": "/s", "local_dir": "/l", "redis_url": "redis://h", "socket": "/x.sock", "namespace": "n", "job": "j",
+        "lease_ttl": "1.5", "lease_limit": "2.5", "max_wait": "3", "failure_ttl": "4", "idle_timeout": "5",
+        "agent_timeout": "6", "memory_entries": "7", "spawn": "0", "disable": "1",
+    }  # fmt: skip
+    known = {n: v for n, v in values.items() if n in {f.name for f in FIELDS}}
+    settings = Settings.from_environ({variable(n): v for n, v in known.items()})
+    defaults = Settings.from_environ({})
+    assert [n for n in known if getattr(settings, n) == getattr(defaults, n)] == []
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    environ = {"KCOORD_STORE": "/from/environment", "KCOORD_NAMESPACE": "environment"}
+    settings = Settings.from_environ(environ, store="/from/flag", namespace=None)
+    assert settings.store == Path("/from/flag")
+    assert settings.namespace == "environment"
+
+
+def test_an_empty_flag_unsets_what_the_environment_sets() -> None:
+    assert Settings.from_environ({"KCOORD_STORE": "/s"}, store="").store is None
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert Settings.from_environ({"KCOORD_STORE": "", "KCOORD_LEASE_TTL": ""}) == Settings.from_environ({})
+
+
+def test_paths_are_absolute_and_the_home_directory_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = Settings.from_environ({"KCOORD_STORE": "~/store", "KCOORD_LOCAL_DIR": "here"})
+    assert settings.store == Path("/home/somebody/store")
+    assert settings.local_dir == Path.cwd() / "here"
+
+
+def test_two_sets_of_settings_share_an_agent_only_if_it_would_be_the_same_agent() -> None:
+    base = {"KCOORD_STORE": "/s", "KCOORD_LOCAL_DIR": "/l", "KCOORD_REDIS_URL": "redis://h", "KCOORD_NAMESPACE": "n"}
+    variants = [
+        base,
+        {**base, "KCOORD_STORE": "/other"},
+        {**base, "KCOORD_STORE": ""},
+        {**base, "KCOORD_LOCAL_DIR": "/other"},
+        {**base, "KCOORD_REDIS_URL": "redis://other"},
+        {**base, "KCOORD_REDIS_URL": ""},
+        {**base, "KCOORD_NAMESPACE": "other"},
+    ]
+    prints = [Settings.from_environ(v).fingerprint for v in variants]
+    assert len(set(prints)) == len(variants)
+    assert all(len(p) == 8 for p in prints)
+    assert Settings.from_environ({**base, "KCOORD_MAX_WAIT": "9"}).fingerprint == prints[0]
+    assert Settings.from_environ(dict(reversed(base.items()))).fingerprint == prints[0]
+
+
+@pytest.mark.parametrize("length", [10, 60, 90, 150, 400])
+def test_the_sockets_path_is_short_enough_to_bind(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "t" * length)
+    for environ in ({}, {"KCOORD_LOCAL_DIR": "/data/" + "d" * length}, {"KCOORD_LOCAL_DIR": "/data/" + "ü" * length}):
+        path = Settings.from_environ(environ).socket_path
+        assert len(bytes(path)) <= 100  # sockaddr_un holds 108, and a lock file lies beside it
+        assert Settings.from_environ(environ).fingerprint in path.name
+
+
+def test_the_socket_can_be_named() -> None:
+    assert Settings.from_environ({"KCOORD_SOCKET": "/run/k.sock"}).socket_path == Path("/run/k.sock")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Settings.from_environ({}).namespace = "other"  # type: ignore[misc]
