@@ -10,14 +10,14 @@ import hashlib
 import os
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.cache_key import CacheKey, Factor
 
 MANIFEST_NAME = "kcoord-manifest.msgpack"
 FORMAT = 1
@@ -67,24 +67,41 @@ class Origin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact's description. `compile_seconds` is what its compile took, and a hit saves."""
+    """An artifact's description. `compile_seconds` is what its compile took, and a hit saves.
+
+    A decoded manifest's key comes without its details, which only people read: they stay packed, `explained` has them.
+    """
 
     key: CacheKey
     files: tuple[FileEntry, ...]
     compile_seconds: float
     origin: Origin
     payload: Payload | None = None
+    details: bytes = b""
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(f.size for f in self.files)
 
+    @property
+    def explained(self) -> CacheKey:
+        """The key with its details. Raises `ArtifactInvalid` if they are not what a key's details are."""
+        if not self.details:
+            return self.key
+        try:
+            details = tuple(Factor.from_wire(f) for f in msgpack.unpackb(self.details))
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise ArtifactInvalid(f"the details of {self.key.name} cannot be read: {error}") from error
+        return replace(self.key, details=details)
+
     def encode(self) -> bytes:
+        details = self.details or msgpack.packb([d.to_wire() for d in self.key.details])
         document = {
             "format": FORMAT,
             "digest": self.key.digest,
-            "key": self.key.to_wire(),
+            "key": replace(self.key, details=()).to_wire(),
+            "details": details,
             "files": [[f.name, f.size, f.sha256, f.relocatable] for f in self.files],
             "compile_seconds": self.compile_seconds,
             "origin": [
@@ -139,7 +156,14 @@ class Manifest:
                 float(created),
             ),
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
+            details=_bytes(document["details"]),
         )
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} is not bytes")
+    return value
 
 
 def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:

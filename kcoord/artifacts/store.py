@@ -16,6 +16,7 @@ import os
 import shutil
 import tarfile
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -191,7 +192,7 @@ def manifest_digest(encoded: bytes) -> str:
 
 def with_payload(manifest: Manifest, payload: bytes) -> Manifest:
     stated = Payload(len(payload), hashlib.sha256(payload).hexdigest())
-    return Manifest(manifest.key, manifest.files, manifest.compile_seconds, manifest.origin, stated)
+    return replace(manifest, payload=stated)
 
 
 def pack(manifest: Manifest, contents: dict[str, bytes]) -> bytes:

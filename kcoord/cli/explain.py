@@ -27,13 +27,13 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
     found = artifacts_of(Settings.from_environ(**flags))
     mine = _find(found, key)
     theirs = _find(found, other) if other else _nearest(found, mine)
-    differences = theirs.key.diff(mine.key) if theirs else []
+    differences = theirs.explained.diff(mine.explained) if theirs else []
     if as_json:
         print_json(
             {
                 "key": mine.key.digest,
                 "name": mine.key.name,
-                "factors": {f.name: f.text for f in (*mine.key.factors, *mine.key.details)},
+                "factors": {f.name: f.text for f in (*mine.key.factors, *mine.explained.details)},
                 "compared_to": theirs.key.digest if theirs else None,
                 "differences": [{"factor": d.name, "from": d.ours, "to": d.theirs} for d in differences],
             }
@@ -42,7 +42,7 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
     console = Console(highlight=False)
     if not other:
         console.print(f"[bold]{escape(mine.key.name)}[/] ({mine.key.backend}) {mine.key.digest}")
-        for factor in (*mine.key.factors, *mine.key.details):
+        for factor in (*mine.key.factors, *mine.explained.details):
             _print(console, factor, "  ")
     if theirs is None:
         console.print("no other key of this kernel is known: nothing to compare it to")
@@ -77,4 +77,4 @@ def _nearest(found: list[Manifest], mine: Manifest) -> Manifest | None:
         and m.key.digest != mine.key.digest
         and m.origin.created <= mine.origin.created
     ]
-    return min(relatives, key=lambda m: (len(m.key.diff(mine.key)), -m.origin.created), default=None)
+    return min(relatives, key=lambda m: (len(m.explained.diff(mine.explained)), -m.origin.created), default=None)
