@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_script_sees_itself_as_it_would_under_torchrun(sandbox: Sandbox, launc
 
 @pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
 def test_a_module_is_run_as_a_module(sandbox: Sandbox, launch: str) -> None:
-    environment = {"PYTHONPATH": str(PROGRAMS)}
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")]))}
     done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "-m", "witness", "--flag", **environment)
     assert done.returncode == 0, done.stderr
     (seen,) = witnesses(done.stdout)

@@ -67,11 +67,18 @@ def _cuda() -> Any:
 
 
 def current_device() -> DeviceKey:
-    """The calling thread's current device; the CPU if torch is not imported or sees no GPU."""
+    """The calling thread's current device; the CPU if torch is not imported, or sees no GPU that it can use.
+
+    Initializes CUDA in this process, as `torch.cuda.current_device` does. A child that was forked after that cannot use a
+    GPU, and gets the CPU.
+    """
     cuda = _cuda()
     if cuda is None:
         return CPU
-    device_id = int(cuda.current_device())
+    try:
+        device_id = int(cuda.current_device())
+    except RuntimeError:  # forked after CUDA was initialized, or the driver refuses
+        return CPU
     if sys.modules["torch"].version.hip:
         properties = cuda.get_device_properties(device_id)
         arch = properties.gcnArchName.partition(":")[0]
