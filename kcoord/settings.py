@@ -147,6 +147,9 @@ class Settings:
 
         Raises `SettingsError`, one line that names the setting and the remedy.
         """
+        unknown = sorted(flags.keys() - {spec.name for spec in fields(cls)})
+        if unknown:
+            raise SettingsError(f"there is no setting {unknown[0]!r}: see 'kcoord doctor --json' for their names")
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for spec in fields(cls):

@@ -189,3 +189,8 @@ def test_the_socket_can_be_named() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Settings.from_environ({}).namespace = "other"  # type: ignore[misc]
+
+
+def test_a_setting_that_does_not_exist_is_an_error_and_not_ignored() -> None:
+    with pytest.raises(SettingsError, match="no setting 'stor'"):
+        Settings.from_environ({}, stor="/shared")

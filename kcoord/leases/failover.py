@@ -56,8 +56,10 @@ class Failover(LeaseService):
         return await self._either(lambda s: s.fail(key, token, log, where))
 
     async def release(self, key: str, token: str) -> bool:
-        await self._second.release(key, token)
-        return await self._either(lambda s: s.release(key, token))
+        try:
+            return await self._either(lambda s: s.release(key, token))
+        finally:
+            await self._second.release(key, token)
 
     def watch(self, key: str) -> Watch:
         return self._second.watch(key) if self.open else _FirstWatch(self, self._first.watch(key))
