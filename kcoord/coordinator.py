@@ -139,10 +139,9 @@ class Coordinator:
         is no kernel of the job apart from its statistics.
         """
         counters = self.counters if counters is None else counters
-        counters.add(requests=1)
         artifact = self.find(key, home) if self._usable else None
         if artifact is not None:
-            counters.add(local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
+            counters.add(requests=1, local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
             return artifact
         if explain is not None:
             key = key.with_details(explain())
@@ -155,10 +154,9 @@ class Coordinator:
             artifact = self.find(key, home)
             if artifact is not None:
                 outcome = {"waits" if answer.source == "wait" else "store_hits": 1}
-                counters.add(**outcome, saved_seconds=artifact.manifest.compile_seconds)
+                counters.add(requests=1, **outcome, saved_seconds=artifact.manifest.compile_seconds)
                 return artifact
             self.notices.tell(f"{home} was published and has vanished: does something clean it?")
-        self._deliver_counters()
         lead = answer if isinstance(answer, agent.Lead) else None
         failed = answer if isinstance(answer, agent.Failed) else None
         if lead is None and failed is None:
@@ -167,7 +165,6 @@ class Coordinator:
 
     def private(self, key: CacheKey, home: Path) -> Compilation:
         """The task of compiling `key` for this process alone: nobody is asked, nobody waits. End it with `keep`."""
-        self.counters.add(requests=1)
         return self._compile(key, home, "", self.counters)
 
     def find(self, key: CacheKey, home: Path) -> Artifact | None:
@@ -274,8 +271,14 @@ class Coordinator:
         if compilation.ended:
             raise ArtifactInvalid(f"{compilation.key.name} was published or failed before")
         compilation.ended = True
+        try:
+            return self._settle(compilation, took)
+        finally:
+            self._count(compilation, compiles=1, compile_seconds=took)
+
+    def _settle(self, compilation: Compilation, took: float) -> Artifact:
+        """Publish through the agent; without one directly; if the disk refuses, use the staged files where they are."""
         key, home, staging = compilation.key, compilation.home, compilation.staging
-        compilation.counters.add(compiles=1, compile_seconds=took)
         if self._usable and staging not in self._private:
             self._client.publish(compilation.lead, key, staging, home, took, compilation.device)
             artifact = self.find(key, home)  # also if no answer came: the agent may have ended between rename and reply
@@ -292,14 +295,14 @@ class Coordinator:
     def _keep(self, compilation: Compilation) -> None:
         compilation.ended = True
         took = time.perf_counter() - compilation.started
-        compilation.counters.add(compiles=1, compile_seconds=took)
+        self._count(compilation, compiles=1, compile_seconds=took)
         self._private.append(compilation.staging)
 
     def _fail(self, compilation: Compilation, log: str) -> None:
         if compilation.ended:
             return
         compilation.ended = True
-        compilation.counters.add(failures=1)
+        self._count(compilation, failures=1)
         shutil.rmtree(compilation.staging, ignore_errors=True)
         if compilation.lead is not None:
             self._client.fail(compilation.lead, compilation.key, log)
@@ -308,10 +311,15 @@ class Coordinator:
         if compilation.ended:
             return
         compilation.ended = True
-        compilation.counters.add(failures=1)
+        self._count(compilation, failures=1)
         shutil.rmtree(compilation.staging, ignore_errors=True)
         if compilation.lead is not None:
             self._client.give_up(compilation.lead, compilation.key)
+
+    def _count(self, compilation: Compilation, **amounts: float) -> None:
+        """A request is counted with its outcome, and told at once: a compile worker may be killed without a warning."""
+        compilation.counters.add(requests=1, **amounts)
+        self._deliver_counters()
 
     def _deliver_counters(self) -> None:
         counters = self.counters.undelivered() if self._usable else {}

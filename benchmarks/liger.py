@@ -1,0 +1,69 @@
+"""Liger-Kernel's real kernels on real GPUs, cold and warm: what users have today, and kcoord, in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import Result
+
+_JOB = Path(__file__).with_name("liger_job.py")
+_STOCK, _OURS = "torch.distributed.run", "kcoord_launch.torchrun"
+
+
+def run() -> Result:
+    """Needs GPUs, Liger-Kernel, and PyTorch with NCCL; one rank a GPU."""
+    import torch
+
+    ranks = torch.cuda.device_count()
+    if not ranks:
+        raise SystemExit("benchmark liger: this machine has no GPU")
+    result = Result(
+        f"Cold start of 80 Liger-Kernel operations (123 kernels) on {ranks} GPUs",
+        ["cache", "wall s", "compiles", "loads", "wall ratio to a shared cache"],
+    )
+    with tempfile.TemporaryDirectory(prefix="kcb-") as root:
+        plans = [
+            ("a private cache per rank, cold", _STOCK, "together", {"TRITON_CACHE_DIR": ""}),
+            ("one shared TRITON_CACHE_DIR, cold", _STOCK, "together", {"TRITON_CACHE_DIR": f"{root}/shared"}),
+            ("rank 0 first, then the others, cold", _STOCK, "rank0", {"TRITON_CACHE_DIR": f"{root}/rank0"}),
+            ("kcoord-torchrun, cold", _OURS, "together", {"KCOORD_LOCAL_DIR": f"{root}/local"}),
+            ("operations split over the ranks by hand, cold", _STOCK, "split", {"TRITON_CACHE_DIR": f"{root}/split"}),
+            *[
+                (f"{name}, warm, run {n}", launcher, "together", environment)
+                for n in (1, 2, 3)
+                for name, launcher, environment in (
+                    ("shared", _STOCK, {"TRITON_CACHE_DIR": f"{root}/shared"}),
+                    ("kcoord-torchrun", _OURS, {"KCOORD_LOCAL_DIR": f"{root}/local"}),
+                )
+            ],
+        ]
+        figures = {name: _once(launcher, ranks, mode, environment, root) for name, launcher, mode, environment in plans}
+    shared = figures["one shared TRITON_CACHE_DIR, cold"]["wall"]
+    for name, found in figures.items():
+        cells = [f"{found['wall']:.2f}", str(found["compiles"]), str(found["loads"]), f"{found['wall'] / shared:.2f}"]
+        result.rows.append([name, *cells])
+    result.notes.append("one run of each, in this order; wall seconds of the slowest rank from barrier to barrier")
+    result.notes.append("the split by hand is the bound for cooperative warm-up, which is not what this measures")
+    return result
+
+
+def _once(launcher: str, ranks: int, mode: str, environment: dict[str, str], root: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node", str(ranks)]
+    variables = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", **environment}
+    if environment.get("TRITON_CACHE_DIR") == "":  # each rank its own, below a home of its own
+        shell = f'TRITON_CACHE_DIR={root}/private$RANK exec {sys.executable} {_JOB} --mode "$0"'
+        command += ["--no-python", "bash", "-c", shell, mode]
+    else:
+        command += [str(_JOB), "--mode", mode]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=180)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wall"')]
+    if done.returncode or not lines:
+        raise SystemExit(f"benchmark liger: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

@@ -1,0 +1,128 @@
+"""One rank of the Liger-Kernel job: 80 operations, 123 kernels, forward and backward. Run it with torchrun.
+
+``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, anything else runs all on every rank. Rank
+0 prints one line of JSON: wall seconds (the slowest rank's), compiles and loads summed over the ranks, unique kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import liger_kernel.transformers.functional as liger
+import torch
+import torch.distributed as dist
+import triton
+from torch import Tensor
+
+Operation = Callable[[], None]
+
+
+def operations(device: torch.device) -> list[Operation]:
+    """Ten operations of a transformer's training step, in two types and four widths."""
+
+    def tensor(*shape: int, dtype: torch.dtype) -> Tensor:
+        return (torch.randn(*shape, device=device, dtype=dtype) * 0.1).requires_grad_()
+
+    def labels(classes: int, rows: int) -> Tensor:
+        return torch.randint(0, classes, (rows,), device=device)
+
+    def logs(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return tensor(rows, width, dtype=dtype).log_softmax(-1).detach().requires_grad_(), tensor(
+            rows, width, dtype=dtype
+        )
+
+    def step(function: Callable[..., Any], arguments: Callable[[], tuple[Any, ...]]) -> Operation:
+        def run() -> None:
+            found = function(*arguments())
+            parts = found if isinstance(found, tuple) else (found,)
+            loss = sum(p.float().sum() for p in parts if torch.is_tensor(p) and p.requires_grad)
+            if torch.is_tensor(loss):
+                loss.backward()
+
+        return run
+
+    def of(width: int, dtype: torch.dtype) -> list[Operation]:
+        def t(*shape: int) -> Tensor:
+            return tensor(*shape, dtype=dtype)
+
+        def divergence(log_target: bool) -> tuple[Tensor, Tensor]:
+            p, q = logs(512, width, dtype)
+            return p, (q.log_softmax(-1) if log_target else q.softmax(-1)).detach()
+
+        def softmaxes() -> tuple[Tensor, Tensor]:
+            return t(512, width).softmax(-1).detach().requires_grad_(), t(512, width).softmax(-1).detach()
+
+        def fused() -> tuple[Tensor, Tensor, Tensor]:
+            return t(256, width), t(width * 2, width), labels(width * 2, 256)
+
+        return [
+            step(liger.liger_rms_norm, lambda: (t(512, width), t(width), 1e-6)),
+            step(liger.liger_layer_norm, lambda: (t(512, width), t(width), t(width), 1e-6)),
+            step(liger.liger_swiglu, lambda: (t(512, width), t(512, width))),
+            step(liger.liger_geglu, lambda: (t(512, width), t(512, width))),
+            step(liger.liger_cross_entropy, lambda: (t(512, width * 4), labels(width * 4, 512))),
+            step(liger.liger_kl_div, lambda: divergence(log_target=False)),
+            step(liger.liger_jsd, lambda: divergence(log_target=True)),
+            step(liger.liger_softmax, lambda: (t(512, width),)),
+            step(liger.liger_tvd, softmaxes),
+            step(liger.liger_fused_linear_cross_entropy, fused),
+        ]
+
+    widths, types = (1024, 2048, 4096, 8192), (torch.bfloat16, torch.float32)
+    return [o for dtype in types for width in widths for o in of(width, dtype)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", default="together", choices=["together", "rank0", "split"])
+    mode = parser.parse_args().mode
+    rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    compiled: list[str] = []
+    loaded: list[str] = []
+
+    def listen(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        (loaded if cache_hit else compiled).append(metadata["hash"])
+
+    triton.knobs.compilation.listener = listen
+    todo = operations(device)
+
+    def run(indices: Iterable[int]) -> None:
+        for index in indices:
+            todo[index]()
+
+    everything = range(len(todo))
+    torch.ones(8, device=device).sum().item()
+    dist.barrier()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    if mode == "rank0":
+        run(everything if rank == 0 else ())
+        dist.barrier()
+        run(() if rank == 0 else everything)
+    else:
+        if mode == "split":
+            run(i for i in everything if i % world == rank)
+            dist.barrier()
+        run(everything)
+    torch.cuda.synchronize()
+    dist.barrier()
+    wall = time.perf_counter() - begun
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, (compiled, len(loaded)))
+    if rank == 0:
+        hashes = [h for each, _ in found for h in each]
+        line = {"wall": wall, "compiles": len(hashes), "unique": len(set(hashes)), "loads": sum(n for _, n in found)}
+        print(json.dumps(line), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
