@@ -3,7 +3,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: setup demo test lint format bench clean
+TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
+
+.PHONY: setup demo test test-tritons lint format bench clean
 
 setup: .venv/ready
 
@@ -18,6 +20,13 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest
+
+# The Triton tests on every release that is supported (the newest is the one in .venv).
+test-tritons: setup
+	for version in $(TRITONS); do \
+	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
+	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/test_triton.py || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

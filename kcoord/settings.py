@@ -105,7 +105,7 @@ class Settings:
         "Unset: artifacts stay on this node.")  # fmt: skip
     local_dir: Path = _setting(
         default_local_dir, _path, "directory", "The node's own copies, on local disk. "
-        "Default: kcoord-<uid> in the temporary directory.")  # fmt: skip
+        "Default: kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
         None, _redis_url, "URL", "Redis that elects one compiler across nodes; credentials and rediss:// "
         "included. Unset: each node elects its own.", repr=False)  # fmt: skip

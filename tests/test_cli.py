@@ -112,6 +112,22 @@ def test_exec_forwards_signals(sandbox: Sandbox) -> None:
     assert finish(job).returncode == 5
 
 
+def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(sandbox: Sandbox) -> None:
+    gate = sandbox.root / "gate"
+    wait = f"until [ -e {gate} ]; do sleep 0.05; done"
+    first = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", wait)
+    eventually(lambda: list(sandbox.local.glob("*.sock")))
+    later = f"{wait}; while kill -0 {first.pid} 2>/dev/null; do sleep 0.05; done; {sys.executable} {RANK} 2"
+    second = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", later)
+    eventually(lambda: any(p.cmdline()[-1:] == [later] and p.name() == "bash" for p in sandbox.processes()))
+    assert len([p for p in sandbox.processes() if "kcoord.agent" in p.cmdline()]) == 1
+    gate.touch()
+    assert finish(first).returncode == 0
+    done = finish(second)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+
+
 def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
     done = sandbox.run(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
     assert "TRITON_CACHE_MANAGER" not in done.stdout

@@ -96,7 +96,9 @@ class Manifest:
         return replace(self.key, details=details)
 
     def encode(self) -> bytes:
-        details = self.details or msgpack.packb([d.to_wire() for d in self.key.details])
+        details = self.details
+        if self.key.details:
+            details = bytes(msgpack.packb([d.to_wire() for d in self.key.details]))
         document = {
             "format": FORMAT,
             "digest": self.key.digest,

@@ -102,6 +102,10 @@ class Supervisor:
         self._listener: Any = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def owns_agent(self) -> bool:
+        return self._listener is not None
+
     def start(self) -> None:
         """Use the agent that listens, or start one. Raises OSError or `KcoordError`."""
         path = self.settings.socket_path
@@ -166,7 +170,7 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
         yield {}
         return
     try:
-        yield rank_environment(settings)
+        yield rank_environment(settings, spawn=not supervisor.owns_agent)
     finally:
         try:
             counters = _statistics(settings, job)
@@ -176,14 +180,17 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
             supervisor.stop()
 
 
-def rank_environment(settings: Settings) -> dict[str, str]:
-    """Settings for the ranks: where the agent is, and no password."""
+def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, str]:
+    """Settings for the ranks: where the agent is, and no password.
+
+    `spawn`: they may start one, because the agent that was found is another launcher's and may end before they do.
+    """
     environment = triton_environment(settings, os.environ)
     for spec in FIELDS:
         value = getattr(settings, spec.name)
         if value is not None and spec.name not in _SECRETS:
             environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
-    environment[variable("spawn")] = "0"
+    environment[variable("spawn")] = str(int(spawn))
     return environment
 
 
