@@ -33,10 +33,12 @@ import kernels  # noqa: E402
 compiled: list[str] = []
 loaded: list[str] = []
 spans: list[tuple[float, float]] = []
+paths: list[str] = []
 
 
 def listen(*, src, metadata, metadata_group, times, cache_hit):
     (loaded if cache_hit else compiled).append(metadata["hash"])
+    paths.extend(str(p) for p in metadata_group.values())
 
 
 triton.knobs.compilation.listener = listen
@@ -56,7 +58,7 @@ def slow_make_ir(self, *arguments, **keywords):
 
 ASTSource.make_ir = slow_make_ir
 compile = early_compile if args.early_import else None
-cubins, paths, error = [], [], None
+cubins, error = [], None
 if args.gate:
     args.gate.with_suffix(f".{os.getpid()}").touch()
     while not args.gate.exists():
@@ -64,7 +66,6 @@ if args.gate:
 for factor in range(args.kernels):
     kernel = kernels.build_scale(factor + 2, compile)
     cubins.append(hashlib.sha256(kernel.asm["cubin"]).hexdigest())
-    paths += [str(p) for p in kernel.metadata_group.values()]
 if args.broken:
     try:
         kernels.build_broken(compile)
