@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo test test-tritons lint format bench clean
+.PHONY: setup demo test test-tritons test-redis-py lint format bench clean
 
 setup: .venv/ready
 
@@ -27,6 +27,11 @@ test-tritons: setup
 	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
 	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/test_triton.py || exit 1; \
 	done
+
+# The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).
+test-redis-py: setup
+	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==5.0.1
+	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/leases tests/test_redis_faults.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kcoord.api import compile_once as compile_once
     from kcoord.api import connect as connect
     from kcoord.artifacts.local import Artifact as Artifact
-    from kcoord.backends.base import install as install
+    from kcoord.backends.install import install as install
     from kcoord.coordinator import Coordinator as Coordinator
     from kcoord.errors import CompileFailed as CompileFailed
     from kcoord.errors import KcoordError as KcoordError
@@ -37,7 +37,7 @@ _HOME = {
     "SettingsError": "kcoord.errors",
     "compile_once": "kcoord.api",
     "connect": "kcoord.api",
-    "install": "kcoord.backends.base",
+    "install": "kcoord.backends.install",
 }
 
 __all__ = ["__version__", *_HOME]

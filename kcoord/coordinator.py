@@ -101,6 +101,7 @@ class Coordinator:
         self.settings = settings
         self.notices = Notices()
         self.counters = Counters()
+        self._delivering = threading.Lock()  # protects a sum from being delivered twice
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._compiling = _Compiling()
@@ -214,7 +215,7 @@ class Coordinator:
 
     def _forget_after_fork(self) -> None:
         """The parent's counters are the parent's to deliver, and its private copies its to remove."""
-        self.counters = Counters()
+        self.counters, self._delivering = Counters(), threading.Lock()
         self._private = []
         self._compiling = _Compiling()
 
@@ -299,22 +300,19 @@ class Coordinator:
         self._private.append(compilation.staging)
 
     def _fail(self, compilation: Compilation, log: str) -> None:
-        if compilation.ended:
-            return
-        compilation.ended = True
-        self._count(compilation, failures=1)
-        shutil.rmtree(compilation.staging, ignore_errors=True)
-        if compilation.lead is not None:
-            self._client.fail(compilation.lead, compilation.key, log)
+        self._end(compilation, lambda lead: self._client.fail(lead, compilation.key, log))
 
     def _give_up(self, compilation: Compilation) -> None:
+        self._end(compilation, lambda lead: self._client.give_up(lead, compilation.key))
+
+    def _end(self, compilation: Compilation, tell: Callable[[agent.Lead], None]) -> None:
         if compilation.ended:
             return
         compilation.ended = True
-        self._count(compilation, failures=1)
-        shutil.rmtree(compilation.staging, ignore_errors=True)
         if compilation.lead is not None:
-            self._client.give_up(compilation.lead, compilation.key)
+            tell(compilation.lead)  # first: others wait
+        shutil.rmtree(compilation.staging, ignore_errors=True)
+        self._count(compilation, failures=1)
 
     def _count(self, compilation: Compilation, **amounts: float) -> None:
         """A request is counted with its outcome, and told at once: a compile worker may be killed without a warning."""
@@ -322,6 +320,11 @@ class Coordinator:
         self._deliver_counters()
 
     def _deliver_counters(self) -> None:
-        counters = self.counters.undelivered() if self._usable else {}
-        if counters and self._client.report(counters):
-            self.counters.delivered(counters)
+        if not self._usable or not self._delivering.acquire(blocking=False):
+            return  # another thread is at it, and the next delivery has the rest
+        try:
+            counters = self.counters.undelivered()
+            if counters and self._client.report(counters):
+                self.counters.delivered(counters)
+        finally:
+            self._delivering.release()

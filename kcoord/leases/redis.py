@@ -14,24 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, ended, monotonic, within
+from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
+from kcoord.leases.redis_news import COMMAND_TIMEOUT, News, Subscription, twice
 
 T = TypeVar("T")
 
-_COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
 _CONNECTIONS = 64
@@ -141,8 +139,8 @@ class RedisLeases(LeaseService):
         # redis-py's defaults run from waiting for ever (5) to retrying for a minute (8): state all of them
         self._redis = aioredis.Redis.from_url(
             url,
-            socket_timeout=_COMMAND_TIMEOUT,
-            socket_connect_timeout=_COMMAND_TIMEOUT,
+            socket_timeout=COMMAND_TIMEOUT,
+            socket_connect_timeout=COMMAND_TIMEOUT,
             **({} if url.startswith("unix:") else {"socket_keepalive": True}),
             health_check_interval=0,
             retry=Retry(NoBackoff(), 0),
@@ -152,7 +150,7 @@ class RedisLeases(LeaseService):
             decode_responses=False,
             protocol=2,
         )
-        self._news = _News(self._redis)
+        self._news = News(self._redis)
         self._slots = asyncio.Semaphore(_CONNECTIONS - 2)  # the pool refuses what it has no connection for
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
@@ -197,7 +195,7 @@ class RedisLeases(LeaseService):
         await self._bounded(lambda: cast(Awaitable[Any], self._redis.ping()))
 
     def watch(self, key: str) -> Watch:
-        return _Subscription(self._news, self._key(key))
+        return Subscription(self._news, self._key(key))
 
     async def add_up(self, job: str, agent: str, counters: dict[str, float]) -> dict[str, dict[str, float]]:
         """Store this agent's counters of `job` for a day, and return those of all its agents."""
@@ -230,7 +228,7 @@ class RedisLeases(LeaseService):
     async def close(self) -> None:
         await self._news.close()
         try:
-            await within(_COMMAND_TIMEOUT, self._redis.aclose())
+            await within(COMMAND_TIMEOUT, self._redis.aclose())
         except (RedisError, OSError, asyncio.TimeoutError):
             return  # the server is gone, and with it the connection
 
@@ -243,27 +241,17 @@ class RedisLeases(LeaseService):
 
     async def _bounded(self, command: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await within(2 * _COMMAND_TIMEOUT, self._in_turn(command))
+            return await within(2 * COMMAND_TIMEOUT, self._in_turn(command))
         except NoScriptError:
             raise
         except asyncio.TimeoutError:
-            raise LeaseUnavailable(f"Redis did not answer within {2 * _COMMAND_TIMEOUT:g} s") from None
+            raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
         except (RedisError, OSError, ValueError) as error:
             raise LeaseUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _in_turn(self, command: Callable[[], Awaitable[T]]) -> T:
         async with self._slots:
-            return await _twice(command, self._redis)
-
-
-async def _twice(command: Callable[[], Awaitable[T]], client: aioredis.Redis) -> T:
-    """A restart breaks the connections that the pool keeps, and that says nothing about the server. Every command may be
-    repeated."""
-    try:
-        return await command()
-    except RedisConnectionError:
-        await client.connection_pool.disconnect(inuse_connections=False)
-        return await command()
+            return await twice(command, self._redis)
 
 
 def _parse(reply: Any) -> Answer:
@@ -282,118 +270,3 @@ def _parse(reply: Any) -> Answer:
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
     raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {reply!r}")
-
-
-class _News:
-    """One Pub/Sub connection for all watches of an agent.
-
-    Invariant: a key in `_active` is subscribed to on the living connection. After a reconnection every watch is woken,
-    because what happened in between was not heard.
-    """
-
-    def __init__(self, client: aioredis.Redis) -> None:
-        self._client = client
-        self._pubsub = client.pubsub(ignore_subscribe_messages=False)
-        self._events: dict[str, set[asyncio.Event]] = {}
-        self._active: dict[str, asyncio.Event] = {}
-        self._reader: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sending = asyncio.Lock()  # protects the connection from two senders
-
-    async def subscribe(self, channel: str, event: asyncio.Event) -> None:
-        """Return once the server has confirmed. Raises `LeaseUnavailable`."""
-        self._events.setdefault(channel, set()).add(event)
-        try:
-            if channel not in self._active:
-                self._active[channel] = asyncio.Event()
-                await asyncio.shield(self._later(self._open(channel)))  # others may wait for the same confirmation
-            await within(2 * _COMMAND_TIMEOUT, self._active[channel].wait())
-        except (RedisError, OSError, asyncio.TimeoutError, KeyError) as error:
-            self._active.pop(channel, None)
-            self._forget(channel, event)
-            raise LeaseUnavailable(f"cannot subscribe: {type(error).__name__}: {error}") from error
-        except asyncio.CancelledError:
-            self._later(self.unsubscribe(channel, event))
-            raise
-
-    async def unsubscribe(self, channel: str, event: asyncio.Event) -> None:
-        self._forget(channel, event)
-        if channel in self._events or self._active.pop(channel, None) is None:
-            return
-        try:
-            await self._send(self._pubsub.unsubscribe, channel)
-        except (RedisError, OSError, asyncio.TimeoutError):
-            return  # the reader finds the broken connection, and mends it
-
-    async def close(self) -> None:
-        await ended(self._tasks | ({self._reader} if self._reader is not None else set()))
-        try:
-            await within(_COMMAND_TIMEOUT, self._pubsub.aclose())  # type: ignore[no-untyped-call]
-        except (RedisError, OSError, asyncio.TimeoutError):
-            return  # the server is gone, and with it the connection
-
-    async def _open(self, channel: str) -> None:
-        await self._send(self._pubsub.subscribe, channel)
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read())
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` whether or not its caller is cancelled; whoever awaits it sees its error."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())
-        return task
-
-    async def _send(self, command: Any, channel: str) -> None:
-        async with self._sending:
-            await within(_COMMAND_TIMEOUT, _twice(lambda: command(channel), self._client))
-
-    def _forget(self, channel: str, event: asyncio.Event) -> None:
-        events = self._events.get(channel, set())
-        events.discard(event)
-        if not events:
-            self._events.pop(channel, None)
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                message = await self._pubsub.get_message(timeout=30.0)
-            except (RedisError, OSError, asyncio.TimeoutError):
-                await asyncio.sleep(random.uniform(0.2, 0.6))
-                self._wake_all()
-                continue
-            if message is None:
-                if not self._pubsub.subscribed:
-                    await asyncio.sleep(0.02)
-                continue
-            channel = message["channel"].decode()
-            if message["type"] == "subscribe" and channel in self._active:
-                self._active[channel].set()
-            for event in self._events.get(channel, ()):
-                event.set()
-
-    def _wake_all(self) -> None:
-        for events in self._events.values():
-            for event in events:
-                event.set()
-
-
-class _Subscription(Watch):
-    def __init__(self, news: _News, channel: str) -> None:
-        self._news, self._channel, self._event = news, channel, asyncio.Event()
-
-    async def __aenter__(self) -> _Subscription:
-        await self._news.subscribe(self._channel, self._event)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._news.unsubscribe(self._channel, self._event)
-
-    async def changed(self, timeout: float) -> bool:
-        try:
-            await within(timeout, self._event.wait())
-        except asyncio.TimeoutError:
-            return False
-        self._event.clear()
-        return True

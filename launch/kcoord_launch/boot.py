@@ -20,7 +20,8 @@ def main() -> None:
 
 
 def _hook() -> None:
-    from kcoord.backends.base import install, notices
+    from kcoord.backends.base import notices
+    from kcoord.backends.install import install
     from kcoord.errors import KcoordError
 
     try:

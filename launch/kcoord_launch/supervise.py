@@ -21,7 +21,7 @@ from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient
 from kcoord.artifacts.local import make_private
 from kcoord.artifacts.store import Store
-from kcoord.backends.base import triton_environment
+from kcoord.backends.install import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
