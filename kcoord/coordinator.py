@@ -9,11 +9,13 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import platform
 import shutil
 import tempfile
 import threading
 import time
 import traceback
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from typing import Any, TypeVar
 
 from kcoord.agent import client as agent
 from kcoord.agent.client import AgentClient
+from kcoord.agent.ledger import Ledger
+from kcoord.agent.protocol import Identity
 from kcoord.artifacts import local
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
@@ -207,7 +211,8 @@ class Coordinator:
 
     def close(self) -> None:
         """Deliver statistics, let go of the agent, and remove private copies. The coordinator may be used again."""
-        self._deliver_counters()
+        if not self._deliver_counters():
+            self._keep_counters()
         self._client.close()
         private, self._private = self._private, []
         for directory in private:
@@ -319,12 +324,27 @@ class Coordinator:
         compilation.counters.add(requests=1, **amounts)
         self._deliver_counters()
 
-    def _deliver_counters(self) -> None:
-        if not self._usable or not self._delivering.acquire(blocking=False):
-            return  # another thread is at it, and the next delivery has the rest
+    def _deliver_counters(self) -> bool:
+        """False: there is something to deliver, and no agent to take it."""
+        if not self.counters.undelivered() or not self._usable or not self._delivering.acquire(blocking=False):
+            return True  # another thread is at it, and the next delivery has the rest
         try:
             counters = self.counters.undelivered()
-            if counters and self._client.report(counters):
-                self.counters.delivered(counters)
+            if not self._client.report(counters):
+                return False
+            self.counters.delivered(counters)
         finally:
             self._delivering.release()
+        return True
+
+    def _keep_counters(self) -> None:
+        """A warm process needed no agent, and starts none to say so: its counters go where the agent's would lie."""
+        counters = self.counters.undelivered()
+        ledger = Ledger(self.settings.local_dir, f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        ledger.add(Identity.here(self.settings.job).job, counters)
+        try:
+            ledger.save()
+        except OSError as error:
+            self.notices.tell(f"statistics are not kept: {error}")
+        else:
+            self.counters.delivered(counters)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import kcoord
+from kcoord.agent.ledger import Ledger
 from kcoord.coordinator import Coordinator
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError
 from kcoord.settings import Settings
-from tests.conftest import PROGRAMS, Sandbox, finish
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
 TARGET = kcoord.Scope.TARGET
 
@@ -154,6 +155,17 @@ def test_disabled_compiles_privately_and_leaves_no_trace(sandbox: Sandbox) -> No
     assert not sandbox.local.exists()
     assert not list((sandbox.root / "tmp").iterdir())
     assert not sandbox.processes()
+
+
+def test_a_warm_process_starts_no_agent_and_is_counted_all_the_same(sandbox: Sandbox) -> None:
+    run_ranks(sandbox, 1, 3)
+    for process in sandbox.processes():
+        process.terminate()
+    eventually(lambda: not sandbox.processes())
+    assert run_ranks(sandbox, 1, 3)[0][1]["local_hits"] == 3
+    assert not sandbox.processes()
+    counters = Ledger(sandbox.local, "").total(None)["counters"]
+    assert (counters["requests"], counters["compiles"], counters["local_hits"]) == (6, 3, 3)
 
 
 def test_without_any_agent_ranks_still_share_the_local_tier(sandbox: Sandbox) -> None:

@@ -141,8 +141,8 @@ class AgentClient:
         self._finish(lead, {"op": "give_up", "digest": key.digest, "token": lead.token})
 
     def report(self, counters: dict[str, float]) -> bool:
-        """Add to the job's statistics. False: they were not delivered."""
-        return self.ask({"op": "report", "counters": counters}) is not None
+        """Add to the job's statistics. False: they were not delivered; an agent is not started for them."""
+        return self._finish(None, {"op": "report", "counters": counters}, quietly=True, start=False) is not None
 
     def ask(self, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
         """One request and its answer, within the agent's time-out; None if there is no agent."""
@@ -154,7 +154,9 @@ class AgentClient:
         for connection in idle:
             connection.close()
 
-    def _finish(self, lead: Lead | None, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
+    def _finish(
+        self, lead: Lead | None, request: dict[str, Any], *, quietly: bool = False, start: bool = True
+    ) -> dict[str, Any] | None:
         """Send on the lead's connection; if that is broken (a new agent), or there is none, on another one.
 
         Raises `ProtocolError` if the request is too large for a frame.
@@ -167,11 +169,12 @@ class AgentClient:
                 self.close()  # the agent has gone; its successor takes finished work from anyone
         for attempt in (1, 2):
             try:
-                return self._round_trip(self._borrow(fresh=attempt == 2), frame)
+                return self._round_trip(self._borrow(fresh=attempt == 2, start=start), frame)
             except (AgentUnavailable, OSError, ProtocolError) as error:
                 self.close()
                 if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
-                    self._declare_dead(error, quietly=quietly)
+                    if start:  # else it may be that none was needed yet
+                        self._declare_dead(error, quietly=quietly)
                     return None
         raise AssertionError("unreachable")
 
@@ -202,14 +205,14 @@ class AgentClient:
             raise ProtocolError(str(message.get("why")))
         return message
 
-    def _borrow(self, *, fresh: bool = False) -> socket.socket:
+    def _borrow(self, *, fresh: bool = False, start: bool = True) -> socket.socket:
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
             if time.monotonic() < self._dead_until:
                 raise AgentUnavailable("the agent was found dead a moment ago")
         for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
-            connection = spawn.find_or_start(self._settings)
+            connection = spawn.find_or_start(self._settings, start=start)
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:

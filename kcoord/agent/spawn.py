@@ -47,13 +47,16 @@ def connect(path: Path, timeout: float) -> socket.socket:
         return connection
 
 
-def find_or_start(settings: Settings) -> socket.socket:
-    """A connection to this node's agent, started if there is none. Raises `AgentUnavailable`."""
+def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
+    """A connection to this node's agent; if there is none it is started, unless `start` or a setting forbids it.
+
+    Raises `AgentUnavailable`.
+    """
     path = settings.socket_path
     try:
         return connect(path, settings.agent_timeout)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        if not settings.spawn:
+        if not (settings.spawn and start):
             raise AgentUnavailable(f"no agent listens at {path}, and KCOORD_SPAWN=0: {error}") from error
     except OSError as error:
         raise AgentUnavailable(f"the agent at {path} does not answer: {error}") from error
