@@ -137,6 +137,13 @@ def test_a_stock_entry_that_lacks_a_file_is_no_hit(sandbox: Sandbox) -> None:
     assert totals(run_ranks(sandbox, 1, "--kernels", "1")) == (1, 0)
 
 
+def test_a_torn_stock_group_file_is_no_hit_and_no_error(sandbox: Sandbox) -> None:
+    report(sandbox.start(RANK, "--kernels", "1", **hooked(sandbox, 0, TRITON_CACHE_MANAGER=None)))
+    (group,) = (sandbox.local / "triton").glob("*/__grp__scale.json")
+    group.write_text('{"child_paths": {"sca')
+    assert totals(run_ranks(sandbox, 1, "--kernels", "1")) == (1, 0)
+
+
 def test_a_kernel_with_a_flipped_bit_is_compiled_again_and_set_aside(sandbox: Sandbox) -> None:
     (first,) = run_ranks(sandbox, 1, "--kernels", "1")
     cubin = homes(sandbox)[0] / "scale.cubin"

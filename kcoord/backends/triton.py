@@ -62,10 +62,10 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         if self._coordinator is None:
-            return _whole(FileCacheManager.get_group(self, filename), filename)
+            return self._stock_group(filename)
         home = Path(self.cache_dir)
         if not (home / MANIFEST_NAME).exists():
-            theirs = _whole(FileCacheManager.get_group(self, filename), filename)
+            theirs = self._stock_group(filename)
             if theirs is not None:  # a process without kcoord compiled it
                 self._coordinator.counters.add(requests=1, local_hits=1)
                 return theirs
@@ -87,6 +87,17 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         abandoned.register(found, frame)
         return None
 
+    def _stock_group(self, filename: str) -> dict[str, str] | None:
+        """The kernel as Triton itself left it, with every child there; up to 3.7.1 it returns a partial one as a hit."""
+        try:
+            group = FileCacheManager.get_group(self, filename)
+            if not group or filename not in group:
+                return None
+            stated = json.loads(Path(self.cache_dir, f"{_GROUP}{filename}").read_text())["child_paths"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None  # torn, as a cache on NFS can be: it is compiled again
+        return dict(group) if stated.keys() == group.keys() else None
+
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write one file; a file that is an artifact by itself is published at once."""
         compilation = self._compilation
@@ -103,7 +114,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             path.write_bytes(content)
             return str(path)
         if _is_module(filename) and compilation.key.backend == "triton-module":
-            return self._publish_module(filename)
+            return str(self._publish_module(compilation, filename))
         return str(path)
 
     @fails_open(lambda self, filename, group: None)
@@ -113,12 +124,11 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if compilation is None:
             return FileCacheManager.put_group(self, filename, group)
         try:
-            if not self._publishes:
-                compilation.keep()
+            if not self._publishes or not all((compilation.staging / n).is_file() for n in group):
+                compilation.keep()  # the whole group or nothing
                 return None
             placeholder = HOME_PLACEHOLDER.decode()
-            names = sorted(n for n in group if (compilation.staging / n).is_file())
-            text = json.dumps({"child_paths": {n: f"{placeholder}/{n}" for n in names}})
+            text = json.dumps({"child_paths": {n: f"{placeholder}/{n}" for n in sorted(group)}})
             (compilation.staging / f"{_GROUP}{filename}").write_text(text)
             artifact = compilation.publish()
             published = _group_of(artifact)
@@ -147,21 +157,13 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         abandoned.register(request, sys._getframe(2))
         return None
 
-    def _publish_module(self, filename: str) -> str:
-        compilation, self._compilation = self._compilation, None
-        assert compilation is not None
+    @fails_open(lambda self, compilation, filename: str(compilation.staging / filename))
+    def _publish_module(self, compilation: Compilation, filename: str) -> str:
+        self._compilation = None
         try:
             return str(compilation.publish().path / filename)
         finally:
             abandoned.unregister(compilation)
-
-
-def _whole(group: dict[str, str] | None, filename: str) -> dict[str, str] | None:
-    """A stock group with every child there. Triton up to 3.7.1 returns a partial one as a hit."""
-    if not group or filename not in group:
-        return None
-    stated = json.loads((Path(group[filename]).parent / f"{_GROUP}{filename}").read_text())["child_paths"]
-    return group if stated.keys() == group.keys() else None
 
 
 def _group_of(artifact: Artifact) -> dict[str, str]:
@@ -224,6 +226,7 @@ def _module_key(key: str, filename: str) -> CacheKey:
     return CacheKey.of("triton-module", filename, triton_key=key, compilers=compilers, **_host_abi())
 
 
+@fails_open(lambda: None)
 def _coordinator() -> Coordinator | None:
     """None if kcoord is off, or its settings cannot be used: then Triton works as it does without kcoord."""
     try:

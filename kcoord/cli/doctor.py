@@ -97,10 +97,13 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
     except KcoordError as error:
         yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")
         return
-    kind = _file_system(settings.local_dir)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        remedy = "set KCOORD_LOCAL_DIR to a directory on local disk"
-        yield Finding(what, "warn", f"{settings.local_dir} is on {kind}", remedy)
+    triton = os.environ.get("TRITON_CACHE_DIR")
+    places = [("KCOORD_LOCAL_DIR", settings.local_dir)] + ([("TRITON_CACHE_DIR", Path(triton))] if triton else [])
+    for variable, place in places:
+        kind = _file_system(place)
+        if kind in _NETWORK_FILE_SYSTEMS:
+            remedy = f"set {variable} to a directory on local disk; the store is what nodes share"
+            yield Finding(what, "warn", f"{place} is on {kind}", remedy)
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
