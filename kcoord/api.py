@@ -20,6 +20,15 @@ from kcoord.settings import FIELDS, Settings, variable
 _Asked = tuple[object, ...]
 _current: tuple[_Asked, Coordinator] | None = None
 _lock = threading.Lock()  # protects _current
+
+
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
 _VARIABLES = tuple(variable(f.name) for f in FIELDS)
 
 

@@ -7,7 +7,6 @@ fault of the agent, Redis or the store comes through here: the worst answer is a
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import platform
 import shutil
@@ -106,6 +105,7 @@ class Coordinator:
         self.notices = Notices()
         self.counters = Counters()
         self._delivering = threading.Lock()  # protects a sum from being delivered twice
+        self._checked: bool | None = None
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._compiling = _Compiling()
@@ -113,11 +113,14 @@ class Coordinator:
         atexit.register(self.close)
         _coordinators.add(self)
 
-    @functools.cached_property
+    @property
     def _usable(self) -> bool:
         """False if kcoord is off, or the local directory is not ours: what another user put there is not loaded."""
-        if self.settings.disable:
-            return False
+        if self._checked is None:
+            self._checked = not self.settings.disable and self._owns_local_dir()
+        return self._checked
+
+    def _owns_local_dir(self) -> bool:
         try:
             local.make_private(self.settings.local_dir)
         except StoreError as error:
@@ -221,6 +224,7 @@ class Coordinator:
     def _forget_after_fork(self) -> None:
         """The parent's counters are the parent's to deliver, and its private copies its to remove."""
         self.counters, self._delivering = Counters(), threading.Lock()
+        self._memory.forget_after_fork()
         self._private = []
         self._compiling = _Compiling()
 
@@ -290,11 +294,17 @@ class Coordinator:
             artifact = self.find(key, home)  # also if no answer came: the agent may have ended between rename and reply
             if artifact is not None:
                 return artifact
-            if staging.exists():
-                try:
-                    return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
-                except StoreError as error:
-                    self.notices.tell(f"{error}; the kernel stays with this process")
+            try:
+                # a name that only we know: an agent that is slow, and not dead, may still move the one that it was given
+                staging = staging.rename(staging.with_name(f"{staging.name}-own"))
+            except FileNotFoundError:
+                artifact = self.find(key, home)  # it was faster, this very moment
+                if artifact is not None:
+                    return artifact
+            try:
+                return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
+            except StoreError as error:
+                self.notices.tell(f"{error}; the kernel stays with this process")
             self._private.append(staging)
         return local.adopt(staging, key, took, Origin.here(0, None, compilation.device))
 

@@ -30,7 +30,7 @@ def _text(value: str) -> str:
 def _path(value: str) -> Path:
     try:
         return Path(value).expanduser().absolute()
-    except RuntimeError as error:  # "~nobody/…"
+    except (RuntimeError, OSError) as error:  # "~nobody/…"; or the working directory is gone
         raise ValueError(f"{error}: write the whole path") from None
 
 
@@ -108,7 +108,8 @@ class Settings:
         "Default: kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
         None, _redis_url, "URL", "Redis that elects one compiler across nodes; credentials and rediss:// "
-        "included. Unset: each node elects its own.", repr=False)  # fmt: skip
+        "included (a flag shows in the process list: prefer the variable). "
+        "Unset: each node elects its own.", repr=False)  # fmt: skip
     socket: Path | None = _setting(
         None, _socket, "file", "The agent's Unix socket. Default: made from the other settings, in the "
         "local directory.")  # fmt: skip

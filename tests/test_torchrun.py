@@ -60,6 +60,50 @@ def test_a_module_is_run_as_a_module(sandbox: Sandbox, launch: str) -> None:
     assert (seen["name"], seen["package"]) == ("__main__", "")
 
 
+@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
+def test_main_stays_what_a_script_expects_of_it(sandbox: Sandbox, launch: str) -> None:
+    """After a chdir (as Hydra does), and in a thread that pickles after the script has returned (as checkpoints do)."""
+    scripts = sandbox.root / "scripts"
+    scripts.mkdir()
+    (scripts / "neighbour.py").write_text("value = 7")
+    (scripts / "train.py").write_text(
+        "import inspect, os, pickle, sys, threading, time\n"
+        "import neighbour\n"
+        "class State:\n    pass\n"
+        "def late():\n"
+        "    threading.main_thread().join()\n"
+        "    pickle.loads(pickle.dumps(State()))\n"
+        "    sys.stdout.write('{\"pickled\": %d}\\n' % neighbour.value)\n"
+        "os.chdir('/')\n"
+        "assert 'class State' in inspect.getsource(State) and os.path.exists(__file__)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "scripts/train.py", PYTHONSAFEPATH=None)
+    assert done.returncode == 0, done.stderr
+    assert witnesses(done.stdout) == [{"pickled": 7}]
+
+
+def test_nobody_reading_stderr_is_no_failure(sandbox: Sandbox) -> None:
+    script = sandbox.root / "script.py"
+    script.write_text("")
+    job = sandbox.start(*LAUNCH, "--nproc-per-node=1", script)
+    assert job.stderr is not None
+    job.stderr.close()
+    job.stderr = None
+    assert finish(job, 60).returncode == 0
+
+
+def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> None:
+    secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_SOCKET": "/proc/nowhere/agent.sock"}
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    assert done.returncode == 0, done.stderr
+    (rank,) = witnesses(done.stdout)
+    assert rank["password"] is None
+    assert not list(sandbox.local.glob("**/*.cubin"))
+    assert "runs without kcoord" in done.stderr
+    assert not sandbox.processes()
+
+
 def test_no_python_runs_any_program_with_its_compilers_hooked(sandbox: Sandbox) -> None:
     done = sandbox.run(*LAUNCH, "--no-python", "--nproc-per-node=2", "env")
     assert done.returncode == 0, done.stderr

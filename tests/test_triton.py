@@ -196,7 +196,10 @@ def test_an_overridden_kernel_is_used_and_never_shared(sandbox: Sandbox) -> None
 
 def test_an_unsupported_triton_is_left_alone_and_told_once(sandbox: Sandbox) -> None:
     program = (
-        "import triton; triton.__version__ = '3.3.1'\n"
+        "import sys, triton; triton.__version__ = '3.3.1'\n"
+        "knobs = triton.knobs; del triton.knobs; sys.modules['triton.knobs'] = None\n"  # it came with 3.4
+        "import kcoord.backends.triton\n"
+        "triton.knobs = sys.modules['triton.knobs'] = knobs\n"
         "import sys, runpy; sys.argv = ['rank.py', '--kernels', '2']\n"
         f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
     )

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 from kcoord.agent.processes import ProcessWatch
@@ -77,15 +78,34 @@ async def _open_store(settings: Settings, notices: Notices) -> Store | None:
     """The store, or None with a notice: a job trains on without it."""
     if settings.store is None:
         return None
-    store = Store(settings.store)
-    opening = asyncio.get_running_loop().run_in_executor(None, store.open)
+    store, loop = Store(settings.store), asyncio.get_running_loop()
+    opened: asyncio.Future[None] = loop.create_future()
+
+    def attempt() -> None:
+        try:
+            store.open()
+        except StoreError as error:
+            loop.call_soon_threadsafe(_settle, opened, error)
+        else:
+            loop.call_soon_threadsafe(_settle, opened, None)
+
+    threading.Thread(target=attempt, daemon=True).start()  # a dead NFS server holds it for ever: nobody joins it
     try:
-        await asyncio.wait_for(asyncio.shield(opening), settings.max_wait)
+        await asyncio.wait_for(opened, settings.agent_timeout)
     except (StoreError, asyncio.TimeoutError) as error:
         why = str(error) or f"{settings.store}: it does not answer"
         notices.tell(f"the store cannot be used: {why}; artifacts stay on this node")
         return None
     return store
+
+
+def _settle(opened: asyncio.Future[None], error: StoreError | None) -> None:
+    if opened.done():
+        return
+    if error is None:
+        opened.set_result(None)
+    else:
+        opened.set_exception(error)
 
 
 def _lease_service(settings: Settings, store: Store | None, notices: Notices):  # type: ignore[no-untyped-def]

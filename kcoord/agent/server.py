@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ class Agent:
         self._ids = itertools.count(1)
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people
         ledger = Ledger(settings.local_dir, self.id)
-        ledger.forget_old()
+        with suppress(OSError):  # another agent may be forgetting the same files
+            ledger.forget_old()
         self._statistics = Statistics(ledger, self.id, notices, share)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()

@@ -102,7 +102,12 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
     log = settings.socket_path.with_suffix(".log")
     with log.open("ab") as output:
         starter = start_process(listener, ["--daemon"], settings, output.fileno())
-        if starter.wait(timeout=30) != 0:
+        try:
+            code = starter.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            starter.kill()
+            code = starter.wait()
+        if code != 0:
             raise AgentUnavailable(f"the agent did not start: see {log}")
 
 

@@ -50,6 +50,10 @@ class MemoryTier(Generic[T]):
                 del self._entries[oldest]
         return entry.value
 
+    def forget_after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()

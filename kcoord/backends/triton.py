@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
 from kcoord.api import connect
@@ -39,8 +38,22 @@ OLDEST = (3, 4)
 _GROUP = "__grp__"
 
 
+try:
+    from triton import knobs
+except ImportError:  # before 3.4, which `supported` leaves alone
+    knobs = None
+
+_MODULE = "triton-module"
 _module_counters = Counters()
 """Triton's own C modules are no kernels of the job: a summary that counted them would contradict Triton's listener."""
+
+
+def _forget_after_fork() -> None:
+    global _module_counters
+    _module_counters = Counters()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
@@ -112,8 +125,12 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             notices.tell(f"{store_error(error, path.parent)}; the kernel stays with this process")
             path = self._coordinator.private_directory() / filename
             path.write_bytes(content)
+            if compilation.key.backend == _MODULE:
+                self._compilation = None
+                compilation.keep()
+                abandoned.unregister(compilation)
             return str(path)
-        if _is_module(filename) and compilation.key.backend == "triton-module":
+        if compilation.key.backend == _MODULE:
             return str(self._publish_module(compilation, filename))
         return str(path)
 
@@ -136,6 +153,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
                 group.clear()
                 group.update(published)
         finally:
+            if not compilation.ended:
+                compilation.keep()
             abandoned.unregister(compilation)
         return None
 
@@ -163,6 +182,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         try:
             return str(compilation.publish().path / filename)
         finally:
+            if not compilation.ended:
+                compilation.keep()
             abandoned.unregister(compilation)
 
 
@@ -223,7 +244,7 @@ def _host_abi() -> dict[str, str]:
 
 def _module_key(key: str, filename: str) -> CacheKey:
     compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
-    return CacheKey.of("triton-module", filename, triton_key=key, compilers=compilers, **_host_abi())
+    return CacheKey.of(_MODULE, filename, triton_key=key, compilers=compilers, **_host_abi())
 
 
 @fails_open(lambda: None)

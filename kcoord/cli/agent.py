@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
+from contextlib import suppress
 
 import click
 
@@ -37,6 +39,7 @@ def command(stop: bool, **flags: str | None) -> None:
             if running:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
             listener = spawn.bind(path)
+            identity = spawn.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
     click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
@@ -47,7 +50,10 @@ def command(stop: bool, **flags: str | None) -> None:
     try:
         asyncio.run(run_agent(settings, listener))
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError), spawn.agent_lock(path, settings.agent_timeout):
+            spawn.unlink_own(path, identity)
+    sys.stderr.flush()
+    os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
 
 
 def _is_running(settings: Settings) -> bool:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,10 @@ _MOST_RESTARTS = 20
 
 
 def say(line: str) -> None:
-    print(f"kcoord: {line}", file=sys.stderr, flush=True)
+    """One line on stderr, if anybody still reads it: a closed pipe is no reason for a job to fail."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"kcoord: {line}", file=sys.stderr, flush=True)
 
 
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
@@ -100,6 +103,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Any = None
+        self._identity: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -116,7 +120,12 @@ class Supervisor:
                 return  # somebody else's, and theirs to stop
             except (FileNotFoundError, ConnectionRefusedError):
                 self._listener = spawn.bind(path)
-        self._process = self._launch()
+                self._identity = spawn.identity_of(path)
+        try:
+            self._process = self._launch()
+        except BaseException:
+            self._close()  # a socket that nobody serves would cost every claim its time-out
+            raise
         self._thread = threading.Thread(target=self._keep_running, name="kcoord-supervisor", daemon=True)
         self._thread.start()
 
@@ -134,8 +143,15 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT)
         if self._listener is not None:
-            self._listener.close()
-            self.settings.socket_path.unlink(missing_ok=True)
+            self._close()
+
+    def _close(self) -> None:
+        """Under the lock, and only if the name is still ours: another launcher may have bound it since."""
+        path = self.settings.socket_path
+        with suppress(OSError), spawn.agent_lock(path, self.settings.agent_timeout):
+            spawn.unlink_own(path, self._identity)
+        self._listener.close()
+        self._listener = None
 
     def _launch(self) -> subprocess.Popen[bytes]:
         return spawn.start_process(self._listener, ["--parent", str(os.getpid())], self.settings)
@@ -148,26 +164,33 @@ class Supervisor:
                 return
             say(f"the agent ended with code {code} and is started again")
             time.sleep(0.05)
-            self._process = self._launch()
+            try:
+                self._process = self._launch()
+            except (OSError, KcoordError) as error:
+                say(f"the agent cannot be started again: {error}")
+                break
             if self._stopping.is_set():
                 self._process.terminate()
-        say("the agent ended too often and is not started again; kernels are compiled without coordination")
-        self._listener.close()
+        say("the agent is not started again; kernels are compiled without coordination")
+        self._close()
 
 
 @contextmanager
 def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
     """Run an agent for the block; yields the environment that ranks need. At the end prints one line of summary.
 
-    Whatever fails here is said in one line, and the job runs without kcoord: then the environment is empty.
+    Whatever fails here is said in one line, and the job runs without kcoord: then the environment says so.
     """
     settings = replace(settings, job=job, socket=settings.socket_path)
     supervisor = Supervisor(settings)
+    failure: Exception | None = None
     try:
         supervisor.start()
     except (OSError, KcoordError) as error:
-        say(f"{error}; the job runs without kcoord")
-        yield {}
+        failure = error
+    if failure is not None:
+        say(f"{failure}; the job runs without kcoord")
+        yield {variable("disable"): "1"}
         return
     try:
         yield rank_environment(settings, spawn=not supervisor.owns_agent)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from kcoord.errors import SettingsError
@@ -32,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         _launch(torchrun, args)
         return 0
-    if not args.no_python and not args.run_path:
+    # another interpreter may not have kcoord; its Triton is hooked by the environment if it has
+    if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
     with (
         supervised(settings, job_name(settings, args.rdzv_id)) as environment,
@@ -57,7 +60,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 def _through_boot(args: Any) -> None:
     kind = "-m" if args.module else "-"
     args.training_script_args = [kind, args.training_script, *args.training_script_args]
-    args.module, args.training_script = True, "kcoord_launch.boot"
+    args.module, args.training_script = False, str(Path(__file__).with_name("boot.py"))
 
 
 def _launch(torchrun: Any, args: Any) -> None:
