@@ -12,8 +12,10 @@ import pytest
 
 import kcoord
 from kcoord.agent.ledger import Ledger
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Origin
 from kcoord.coordinator import Coordinator
-from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError
+from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
 from kcoord.settings import Settings
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
@@ -190,6 +192,52 @@ def test_a_forked_child_takes_nothing_from_its_parent(coordinator: Coordinator) 
     assert (kept.staging / "kernel.bin").read_bytes() == b"mine"
     assert outcomes(coordinator) == {"requests": 1, "compiles": 1}
     assert coordinator.get_or_compile(key(1), refuse).path.exists()
+
+
+def test_an_agent_that_published_and_ended_before_it_could_say_so_cost_nothing(coordinator: Coordinator) -> None:
+    def publishes_and_dies(lead: Any, key: Any, staging: Path, home: Path, took: float, device: str) -> bool:
+        local.publish_local(staging, home, key, took, Origin())
+        lead.connection.close()
+        return False
+
+    coordinator._client.publish = publishes_and_dies  # type: ignore[method-assign]
+    artifact = coordinator.get_or_compile(key(), write(b"code"))
+    assert (artifact.path / "kernel.bin").read_bytes() == b"code"
+
+
+def test_an_agent_that_wakes_late_finds_the_staged_files_out_of_its_reach(coordinator: Coordinator) -> None:
+    given: list[Path] = []
+
+    def sleeps(lead: Any, key: Any, staging: Path, home: Path, took: float, device: str) -> bool:
+        given.append(staging)
+        lead.connection.close()
+        return False
+
+    coordinator._client.publish = sleeps  # type: ignore[method-assign]
+    artifact = coordinator.get_or_compile(key(), write(b"code"))
+    with pytest.raises((ArtifactInvalid, StoreError)):
+        local.publish_local(given[0], artifact.path, artifact.key, 0.0, Origin())
+    assert (artifact.path / "kernel.bin").read_bytes() == b"code"
+
+
+def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is injected for real in test_triton; here it is the local tier alone that refuses."""
+
+    def refuses(*arguments: Any) -> Any:
+        raise StoreError("the disk is full")
+
+    def does_not_answer(lead: Any, *arguments: Any) -> bool:
+        lead.connection.close()
+        return False
+
+    coordinator._client.publish = does_not_answer  # type: ignore[method-assign]
+    monkeypatch.setattr(local, "publish_local", refuses)
+    artifact = coordinator.get_or_compile(key(), write(b"code"))
+    assert (artifact.path / "kernel.bin").read_bytes() == b"code"
+    coordinator.close()
+    assert not artifact.path.exists()
 
 
 # compile_once
