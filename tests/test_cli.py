@@ -206,6 +206,11 @@ def test_doctor_names_what_is_wrong_and_the_remedy(sandbox: Sandbox, setting: st
     assert "secret" not in done.stdout
 
 
+def test_brackets_are_text_and_not_markup(sandbox: Sandbox) -> None:
+    shown = kcoord(sandbox, "doctor", KCOORD_LOCAL_DIR=str(sandbox.root / "local[red]")).stdout
+    assert "local[red]" in shown
+
+
 def test_a_bad_setting_is_one_line_without_the_password(sandbox: Sandbox) -> None:
     done = kcoord(sandbox, "status", code=2, KCOORD_REDIS_URL="redi://user:secret@host")
     assert len(done.stderr.splitlines()) == 1

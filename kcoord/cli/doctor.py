@@ -15,6 +15,7 @@ from typing import Any
 import click
 import psutil
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import kcoord
@@ -54,7 +55,7 @@ def command(as_json: bool, **flags: str | None) -> None:
         table = Table("", "what", "finding", "remedy")
         for f in findings:
             colour = {"ok": "green", "warn": "yellow", "fail": "red"}[f.state]
-            table.add_row(f"[{colour}]{f.state}[/]", f.what, f.finding, f.remedy)
+            table.add_row(f"[{colour}]{f.state}[/]", f.what, escape(f.finding), escape(f.remedy))
         Console().print(table)
     sys.exit(1 if any(f.state == "fail" for f in findings) else 0)
 

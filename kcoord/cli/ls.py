@@ -6,6 +6,7 @@ import time
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kcoord.artifacts.catalog import artifacts_of
@@ -32,10 +33,15 @@ def command(name: str, as_json: bool, **flags: str | None) -> None:
         table.add_column(column, justify="right" if right else "left", no_wrap=column == "key")
     for m in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
-        table.add_row(
-            m.key.digest[:12], m.key.backend, m.key.name, m.origin.device, f"{m.size:,}", f"{m.compile_seconds:.2f}",
-            _age(m.origin.created), f"{m.origin.host}{rank}",
-        )  # fmt: skip
+        what = (
+            m.key.digest[:12],
+            m.key.backend,
+            m.key.name,
+            m.origin.device,
+            f"{m.size:,}",
+            f"{m.compile_seconds:.2f}",
+        )
+        table.add_row(*map(escape, what), _age(m.origin.created), escape(f"{m.origin.host}{rank}"))
     console = Console()
     console.print(table)
     console.print(

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from kcoord.cli.options import WHERE, ask_agent, json_flag, no_agent, print_json, settings_flags
@@ -57,6 +58,7 @@ def _picture(status: dict[str, Any]) -> Group:
     for flight in status["flights"]:
         waiting = flight["waiting"]
         shown = ", ".join(waiting[:4]) + (f" and {len(waiting) - 4} more" if len(waiting) > 4 else "")
-        table.add_row(flight["name"], flight["state"], flight["leader"], f"{flight['seconds']:.1f}", shown)
+        who, seconds = escape(flight["leader"]), f"{flight['seconds']:.1f}"
+        table.add_row(escape(flight["name"]), flight["state"], who, seconds, escape(shown))
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
-    return Group(*lines, *(f"! {notice}" for notice in status["notices"]))
+    return Group(*lines, *(escape(f"! {notice}") for notice in status["notices"]))
