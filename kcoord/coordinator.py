@@ -301,11 +301,13 @@ class Coordinator:
                 artifact = self.find(key, home)  # it was faster, this very moment
                 if artifact is not None:
                     return artifact
+            except OSError as error:
+                self.notices.tell(f"{error}; the kernel stays with this process")
+            self._private.append(staging)  # removed at the end of this process, unless it is published after all
             try:
                 return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
             except StoreError as error:
                 self.notices.tell(f"{error}; the kernel stays with this process")
-            self._private.append(staging)
         return local.adopt(staging, key, took, Origin.here(0, None, compilation.device))
 
     def _keep(self, compilation: Compilation) -> None:

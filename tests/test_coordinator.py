@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,44 @@ def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
     assert (artifact.path / "kernel.bin").read_bytes() == b"code"
     coordinator.close()
     assert not artifact.path.exists()
+
+
+def test_a_full_disk_costs_the_generic_api_no_exception(sandbox: Sandbox) -> None:
+    mount = sandbox.root / "tiny"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", mount], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    tiny = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(mount / "local")}))
+    try:
+        artifact = tiny.get_or_compile(key(), fill)
+        assert (artifact.path / "kernel.bin").read_bytes().startswith(b"code")
+        left = artifact.path
+        tiny.close()
+        assert not left.exists()
+    finally:
+        tiny.close()
+        for process in sandbox.processes():
+            process.terminate()
+        eventually(lambda: not sandbox.processes())
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+def fill(staging: Path) -> None:
+    """A kernel that takes what there is of the disk."""
+    with (staging / "kernel.bin").open("wb", buffering=0) as file:
+        file.write(b"code")
+        while True:
+            try:
+                file.write(b"x" * 512)
+            except OSError:
+                return
+
+
+def test_a_compile_that_wrote_nothing_leaves_nothing_staged(coordinator: Coordinator) -> None:
+    with pytest.raises(ArtifactInvalid, match="wrote no file"):
+        coordinator.get_or_compile(key(), lambda staging: None)
+    coordinator.close()
+    assert not list(coordinator.settings.local_dir.glob("objects/*/.kcoord/staging/*"))
 
 
 # compile_once

@@ -23,6 +23,7 @@ from kcoord.artifacts.manifest import (
     portable,
 )
 from kcoord.artifacts.publish import (
+    describe,
     rename_into_place,
     seal,
     set_aside,
@@ -142,12 +143,16 @@ def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: flo
 
 
 def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
-    """Use staged files where they are: for this process alone. Raises `ArtifactInvalid` if there are none."""
+    """Use staged files where they are: for this process alone, on a disk that may be full. No manifest is written.
+
+    Raises `ArtifactInvalid` if there are no files, or they cannot be read.
+    """
     try:
-        manifest = seal(staging, key, compile_seconds, origin, staging)
-        _settle(staging, staging, manifest)
+        manifest = describe(staging, key, compile_seconds, origin, staging)
     except OSError as error:
         raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
+    with contextlib.suppress(OSError):  # what names its own directory is read by others, and there are none
+        _settle(staging, staging, manifest)
     return Artifact(staging, manifest)
 
 

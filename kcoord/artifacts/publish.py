@@ -49,7 +49,16 @@ def store_error(error: OSError, where: Path) -> StoreError:
 
 
 def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
-    """Hash every file in `staging` and write the manifest, last.
+    """`describe` the files in `staging`, and write the manifest, last. Raises `ArtifactInvalid` as `describe` does."""
+    manifest = describe(staging, key, compile_seconds, origin, home)
+    (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+    return manifest
+
+
+def describe(
+    staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None
+) -> Manifest:
+    """Hash every file in `staging`; nothing is written.
 
     Files with `HOME_PLACEHOLDER`, or with the name of `home` itself, are relocatable. Raises `ArtifactInvalid` if
     `staging` holds nothing, anything but plain files and directories, or what no manifest can state.
@@ -63,7 +72,6 @@ def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, h
     except UnicodeEncodeError as error:
         raise ArtifactInvalid(f"{key.name}: a name in its manifest is not UTF-8: {error.object!r}") from error
     Manifest.decode(encoded)  # what nobody could read back is not published
-    (staging / MANIFEST_NAME).write_bytes(encoded)
     return manifest
 
 
