@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kcoord.backends.install import install as install
     from kcoord.coordinator import Coordinator as Coordinator
     from kcoord.errors import CompileFailed as CompileFailed
+    from kcoord.errors import GlobalsDrift as GlobalsDrift
     from kcoord.errors import KcoordError as KcoordError
     from kcoord.errors import KeyFactorError as KeyFactorError
     from kcoord.errors import SettingsError as SettingsError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kcoord.keys.device import DeviceKey as DeviceKey
     from kcoord.keys.device import GPUTarget as GPUTarget
     from kcoord.keys.device import Scope as Scope
+    from kcoord.keys.signature import register_signature as register_signature
 
 __version__ = "0.1.0"
 
@@ -31,6 +33,7 @@ _HOME = {
     "Coordinator": "kcoord.coordinator",
     "DeviceKey": "kcoord.keys.device",
     "GPUTarget": "kcoord.keys.device",
+    "GlobalsDrift": "kcoord.errors",
     "KcoordError": "kcoord.errors",
     "KeyFactorError": "kcoord.errors",
     "Scope": "kcoord.keys.device",
@@ -38,6 +41,7 @@ _HOME = {
     "compile_once": "kcoord.api",
     "connect": "kcoord.api",
     "install": "kcoord.backends.install",
+    "register_signature": "kcoord.keys.signature",
 }
 
 __all__ = ["__version__", *_HOME]

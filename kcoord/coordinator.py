@@ -17,7 +17,7 @@ import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +26,13 @@ from kcoord.agent.client import AgentClient
 from kcoord.agent.ledger import Ledger
 from kcoord.agent.protocol import Identity
 from kcoord.artifacts import local
+from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.memory import MemoryTier
 from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.device import Scope, current_device
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import Counters
@@ -44,7 +45,7 @@ class Compilation:
     """This rank is to compile `key` into `staging`, then call exactly one of `publish`, `fail` and `give_up`.
 
     `failed` is set if another rank's compile of the key failed a moment ago: compile anyway, to raise the compiler's own
-    exception, or raise `CompileFailed`.
+    exception, or raise `CompileFailed`. `target` is the GPU that was asked for, if it is known.
     """
 
     coordinator: Coordinator
@@ -53,18 +54,21 @@ class Compilation:
     staging: Path
     device: str
     counters: Counters
+    target: GPUTarget | None = None
     lead: agent.Lead | None = None
     failed: agent.Failed | None = None
     started: float = 0.0
     ended: bool = False
 
-    def publish(self) -> Artifact:
+    def publish(self, *, strict: bool = False) -> Artifact:
         """Make the staged files the artifact. If that is impossible they stay in `staging`, for this process alone.
 
-        Raises `ArtifactInvalid` if nothing was staged.
+        So do files that say of themselves that they are for another GPU than `target`; then every rank compiles for itself.
+        `strict` raises `ArtifactInvalid` for these, and the compilation is to end with `fail`. Raises `ArtifactInvalid` if
+        nothing was staged.
         """
         took = time.perf_counter() - self.started
-        return self.coordinator._publish(self, took)
+        return self.coordinator._publish(self, took, strict)
 
     def keep(self) -> None:
         """Use the staged files where they are, for this process alone, until it ends."""
@@ -138,47 +142,60 @@ class Coordinator:
         home: Path,
         device: str = "",
         *,
+        target: GPUTarget | None = None,
         explain: Callable[[], Mapping[str, Any]] | None = None,
         counters: Counters | None = None,
     ) -> Artifact | Compilation:
         """The artifact of `key`, at `home`; or the task of compiling it. Waits at most `max_wait` seconds.
 
-        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled. `counters` counts what
-        is no kernel of the job apart from its statistics.
+        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled. What says of itself that
+        it is for another GPU than `target` is neither loaded nor published. `counters` counts what is no kernel of the job
+        apart from its statistics.
         """
         counters = self.counters if counters is None else counters
-        artifact = self.find(key, home) if self._usable else None
+        artifact = self.find(key, home, target) if self._usable else None
         if artifact is not None:
             counters.add(requests=1, local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
             return artifact
         if explain is not None:
             key = key.with_details(explain())
         if not self._usable or key.digest in self._under_way():
-            return self._compile(key, home, device, counters)  # a compile that needs itself would wait for itself
+            # a compile that needs itself would wait for itself
+            return self._compile(key, home, device, counters, target)
         started = time.perf_counter()
         answer = self._client.claim(key, home)
         counters.add(wait_seconds=time.perf_counter() - started)
         if isinstance(answer, agent.Ready):
-            artifact = self.find(key, home)
+            artifact = self.find(key, home, target, "it was published and has vanished: does something clean it?")
             if artifact is not None:
                 outcome = {"waits" if answer.source == "wait" else "store_hits": 1}
                 counters.add(requests=1, **outcome, saved_seconds=artifact.manifest.compile_seconds)
                 return artifact
-            self.notices.tell(f"{home} was published and has vanished: does something clean it?")
         lead = answer if isinstance(answer, agent.Lead) else None
         failed = answer if isinstance(answer, agent.Failed) else None
         if lead is None and failed is None:
             counters.add(alone=1)
-        return self._compile(key, home, device, counters, lead, failed)
+        return self._compile(key, home, device, counters, target, lead, failed)
 
     def private(self, key: CacheKey, home: Path) -> Compilation:
         """The task of compiling `key` for this process alone: nobody is asked, nobody waits. End it with `keep`."""
         return self._compile(key, home, "", self.counters)
 
-    def find(self, key: CacheKey, home: Path) -> Artifact | None:
-        """The artifact at `home` if it verifies; one that does not is moved into quarantine."""
+    def find(
+        self, key: CacheKey, home: Path, target: GPUTarget | None = None, missing: str | None = None
+    ) -> Artifact | None:
+        """The artifact at `home` if it verifies, and does not say that it is for another GPU than `target`.
+
+        One that fails is moved into quarantine. `missing` is what to tell if there is none.
+        """
         try:
-            return local.open_artifact(home, key.digest)
+            artifact = local.open_artifact(home, key.digest)
+            if artifact is None and missing is not None:
+                self.notices.tell(f"{home}: {missing}")
+            astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
+            if astray:
+                raise ArtifactInvalid(f"{home} holds code {astray}")
+            return artifact
         except ArtifactInvalid as error:
             self.notices.tell(f"{error}; it is compiled again")
         try:
@@ -193,22 +210,37 @@ class Coordinator:
         compile: Callable[[Path], Any],
         *,
         scope: Scope = Scope.DEVICE,
+        target: GPUTarget | None = None,
         load: Callable[[Artifact], T] | None = None,
     ) -> Any:
         """The artifact of `key`; whichever rank asks first calls ``compile(staging)``, which writes files there.
 
-        `scope` says how much of the current device the bytes depend on. With `load`, returns ``load(artifact)``, once per
-        device and process: the handle is kept in memory. Raises what `compile` raises where it ran, `CompileFailed` in
-        the other ranks, `ArtifactInvalid` if it wrote nothing. Not guaranteed: exactly one compile. After a fault there
-        may be two, and one artifact.
+        `scope` says how much of the current device the bytes depend on, `target` what `compile` compiles for if that is another
+        GPU. With `load`, returns ``load(artifact)``, once per device and process: the handle is kept in memory. Raises what
+        `compile` raises where it ran, `CompileFailed` in the other ranks, `ArtifactInvalid` if it wrote nothing, or code that
+        says it is for another GPU. Not guaranteed: exactly one compile. After a fault there may be two, and one artifact.
         """
-        device = current_device()
+        device = current_device() if target is None else replace(current_device(), target=target)
         key = key.on(device, scope)
+        handle = self.in_memory(key, device)
+        return self.serve(key, device, compile, load) if handle is None else handle
+
+    def in_memory(self, key: CacheKey, device: DeviceKey) -> Any | None:
+        """The handle of `key` for `device` if this process has one; the key holds as much of the device as its scope says."""
         handle = self._memory.get(key.digest, device)
         if handle is not None:
             self.counters.add(requests=1, memory_hits=1)
-            return handle
-        found = self.request(key, self.home(key.digest), str(device))
+        return handle
+
+    def serve(
+        self,
+        key: CacheKey,
+        device: DeviceKey,
+        compile: Callable[[Path], Any],
+        load: Callable[[Artifact], T] | None = None,
+    ) -> Any:
+        """As `get_or_compile`, of a key that holds its device, and is not in memory."""
+        found = self.request(key, self.home(key.digest), str(device), target=device.target)
         artifact = found if isinstance(found, Artifact) else self._run(found, compile)
         return self._memory.put(key.digest, device, load(artifact) if load else artifact)
 
@@ -237,7 +269,7 @@ class Coordinator:
         under_way.add(compilation.key.digest)
         try:
             compile(compilation.staging)
-            return compilation.publish()
+            return compilation.publish(strict=True)
         except Exception:
             compilation.fail(traceback.format_exc())
             raise
@@ -257,11 +289,12 @@ class Coordinator:
         home: Path,
         device: str,
         counters: Counters,
+        target: GPUTarget | None = None,
         lead: agent.Lead | None = None,
         failed: agent.Failed | None = None,
     ) -> Compilation:
         staging = self._staging(home)
-        return Compilation(self, key, home, staging, device, counters, lead, failed, time.perf_counter())
+        return Compilation(self, key, home, staging, device, counters, target, lead, failed, time.perf_counter())
 
     def _staging(self, home: Path) -> Path:
         if self._usable:
@@ -277,28 +310,50 @@ class Coordinator:
         self._private.append(directory)
         return directory
 
-    def _publish(self, compilation: Compilation, took: float) -> Artifact:
+    def _publish(self, compilation: Compilation, took: float, strict: bool) -> Artifact:
         if compilation.ended:
             raise ArtifactInvalid(f"{compilation.key.name} was published or failed before")
+        astray = self._astray(compilation)
+        if astray and strict:
+            raise ArtifactInvalid(f"{astray}: compile for the current device, or pass the target= that it is for")
         compilation.ended = True
         try:
-            return self._settle(compilation, took)
+            return self._withhold(compilation, took, astray) if astray else self._settle(compilation, took)
         finally:
             self._count(compilation, compiles=1, compile_seconds=took)
+
+    def _astray(self, compilation: Compilation) -> str:
+        """What the staged files say that contradicts what was asked for; empty if nothing does."""
+        if compilation.target is None or not self._usable:
+            return ""
+        try:
+            astray = contradiction(recorded_targets(compilation.staging), compilation.target)
+        except OSError:
+            return ""  # publishing meets it too, and says what is wrong
+        return astray and f"{compilation.key.name} was compiled {astray}"
+
+    def _withhold(self, compilation: Compilation, took: float, why: str) -> Artifact:
+        """For this process alone, as without kcoord; who waits compiles for itself, at once."""
+        self.notices.tell(f"{why}: it is not shared")
+        if compilation.lead is not None:
+            self._client.fail(compilation.lead, compilation.key, why)
+        self._private.append(compilation.staging)
+        return local.adopt(compilation.staging, compilation.key, took, Origin.here(0, None, compilation.device))
 
     def _settle(self, compilation: Compilation, took: float) -> Artifact:
         """Publish through the agent; without one directly; if the disk refuses, use the staged files where they are."""
         key, home, staging = compilation.key, compilation.home, compilation.staging
         if self._usable and staging not in self._private:
             self._client.publish(compilation.lead, key, staging, home, took, compilation.device)
-            artifact = self.find(key, home)  # also if no answer came: the agent may have ended between rename and reply
+            # also if no answer came: the agent may have ended between rename and reply
+            artifact = self.find(key, home, compilation.target)
             if artifact is not None:
                 return artifact
             try:
                 # a name that only we know: an agent that is slow, and not dead, may still move the one that it was given
                 staging = staging.rename(staging.with_name(f"{staging.name}-own"))
             except FileNotFoundError:
-                artifact = self.find(key, home)  # it was faster, this very moment
+                artifact = self.find(key, home, compilation.target)  # it was faster, this very moment
                 if artifact is not None:
                     return artifact
             except OSError as error:

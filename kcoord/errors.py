@@ -1,8 +1,9 @@
 """What kcoord raises.
 
 Almost all of it stays inside: kcoord fails open, and a backend turns every one of these into "compile it
-yourself". Three reach a user's code: `SettingsError` (a setting is wrong), `KeyFactorError` (a value has
-no stable identity) and `CompileFailed` (the generic API's leader, somewhere else, could not compile).
+yourself". Four reach a user's code: `SettingsError` (a setting is wrong), `KeyFactorError` (a value has no stable
+identity), `GlobalsDrift` (a value that a compiled function reads has changed) and `CompileFailed` (the generic
+API's leader, somewhere else, could not compile).
 """
 
 from __future__ import annotations
@@ -18,6 +19,21 @@ class SettingsError(KcoordError):
 
 class KeyFactorError(KcoordError, TypeError):
     """A key factor has no identity that is stable across processes. The message says how to give it one."""
+
+
+class GlobalsDrift(KcoordError):
+    """Something that a compile function reads has changed since it was compiled in this process.
+
+    `changes` are lines such as ``globals train.TILE: 64 → 128``.
+    """
+
+    def __init__(self, name: str, changes: tuple[str, ...], hint: str = "") -> None:
+        super().__init__(name, changes, hint)
+        self.name, self.changes, self.hint = name, changes, hint
+
+    def __str__(self) -> str:
+        text = f"{self.name} was compiled in this process with other values: {'; '.join(self.changes)}"
+        return f"{text}: {self.hint}" if self.hint else text
 
 
 class CompileFailed(KcoordError):

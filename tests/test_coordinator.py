@@ -306,10 +306,39 @@ def test_a_decorated_function_compiles_once_per_argument(here: Coordinator) -> N
     assert build.__name__ == "build"
 
 
-def test_a_changed_global_makes_a_new_key(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_global_is_an_error_that_names_it_until_it_is_changed_back(
+    here: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build({"size": 5})
+    with monkeypatch.context() as context:
+        context.setattr(f"{__name__}.FACTOR", 4)
+        with pytest.raises(kcoord.GlobalsDrift, match=r"FACTOR: 3 → 4.*on_drift"):
+            build({"size": 5})
+        with pytest.raises(kcoord.GlobalsDrift, match="FACTOR"):
+            build({"size": 6})
+    assert (build({"size": 5}).path / "kernel.bin").read_text() == "30"
+
+
+def test_a_changed_global_makes_a_new_key_on_request(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    @kcoord.compile_once(scope=TARGET, on_drift="rekey")
+    def scaled(size: int, *, staging: Path) -> None:
+        (staging / "kernel.bin").write_text(str(size * FACTOR))
+
+    assert (scaled(5).path / "kernel.bin").read_text() == "15"
     monkeypatch.setattr(f"{__name__}.FACTOR", 4)
-    assert (build({"size": 5}).path / "kernel.bin").read_text() == "40"
+    assert (scaled(5).path / "kernel.bin").read_text() == "20"
+
+
+def test_what_changes_during_the_compile_is_not_published(here: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    @kcoord.compile_once(scope=TARGET, ignore=["monkeypatch"])
+    def torn(*, staging: Path) -> None:
+        before = FACTOR
+        monkeypatch.setattr(f"{__name__}.FACTOR", 9)  # as another thread would
+        (staging / "kernel.bin").write_text(f"{before} {FACTOR}")
+
+    with pytest.raises(kcoord.GlobalsDrift, match="during the compile"):
+        torn()
+    assert not list(here.settings.local_dir.glob("objects/??/?*/kernel.bin"))
 
 
 def test_an_argument_without_a_stable_identity_is_an_error_that_names_it(here: Coordinator) -> None:
@@ -321,7 +350,7 @@ def test_a_global_without_a_stable_identity_is_an_error_unless_it_is_ignored(her
     def reads(*, staging: Path) -> None:
         (staging / "kernel.bin").write_text(str(unstable is None))
 
-    with pytest.raises(KeyFactorError, match="global unstable"):
+    with pytest.raises(KeyFactorError, match=r"globals .*unstable"):
         kcoord.compile_once(scope=TARGET)(reads)()
     assert kcoord.compile_once(scope=TARGET, ignore=("unstable",))(reads)().path.exists()
 

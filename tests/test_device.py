@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kcoord.keys.device import CPU, DeviceKey, GPUTarget, Scope, current_device, scope_factors
+from kcoord.keys.device import CPU, DeviceKey, GPUTarget, Scope, current_device, model_of, scope_factors
 
 
 class Cuda:
     def __init__(self, device: int = 0, bad_fork: bool = False) -> None:
-        self.device, self.bad_fork = device, bad_fork
+        self.device, self.bad_fork, self.available = device, bad_fork, True
+        self.asked: list[str] = []
 
     def is_available(self) -> bool:
-        return True
+        self.asked.append("available")
+        return self.available
 
     def current_device(self) -> int:
         if self.bad_fork:
@@ -24,9 +28,11 @@ class Cuda:
         return self.device
 
     def get_device_capability(self, device: int) -> tuple[int, int]:
+        self.asked.append(f"capability of {device}")
         return (9, 0) if device < 4 else (10, 0)
 
     def get_device_name(self, device: int) -> str:
+        self.asked.append(f"name of {device}")
         return f"model of {device}"
 
     def get_device_properties(self, device: int) -> Any:
@@ -49,6 +55,90 @@ def test_a_switch_of_device_moves_the_key_at_once(cuda: Cuda) -> None:
     assert current_device() == DeviceKey(GPUTarget("cuda", 90, 32), 0)
     cuda.device = 5
     assert current_device() == DeviceKey(GPUTarget("cuda", 100, 32), 5)
+
+
+def test_what_does_not_change_while_a_process_lives_is_asked_once(cuda: Cuda) -> None:
+    for device in (0, 5, 0, 5):
+        cuda.device = device
+        assert current_device().device_id == device
+        assert model_of(current_device()) == f"model of {device}"
+    asked = [question for question in cuda.asked if question != "available"]
+    assert sorted(asked) == ["capability of 0", "capability of 5", "name of 0", "name of 5"]
+    before = len(cuda.asked)
+    assert current_device().target.arch == 100
+    assert len(cuda.asked) == before
+
+
+def test_gpus_that_are_unhidden_before_cuda_is_initialized_are_seen(cuda: Cuda) -> None:
+    cuda.available = False
+    assert current_device() == CPU
+    cuda.available = True
+    assert current_device().target.arch == 90
+
+
+def test_a_torch_without_gpu_support_is_not_asked(cuda: Cuda) -> None:
+    sys.modules["torch"].version = SimpleNamespace(cuda=None, hip=None)
+    assert current_device() == CPU
+    assert model_of(DeviceKey(GPUTarget("cuda", 90, 32), 0)) == CPU.target.arch
+    assert cuda.asked == []
+
+
+def test_the_torch_of_this_machine_gives_what_its_build_can() -> None:
+    torch = pytest.importorskip("torch")
+    assert (current_device() == CPU) is not torch.cuda.is_available()
+
+
+def test_a_torch_that_is_imported_later_is_seen(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> None:
+    torch = sys.modules["torch"]
+    monkeypatch.delitem(sys.modules, "torch")
+    assert current_device() == CPU
+    half_imported = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torch", half_imported)
+    assert current_device() == CPU
+    half_imported.version, half_imported.cuda = torch.version, torch.cuda
+    assert current_device().target.arch == 90
+
+
+def test_a_torch_without_gpu_support_is_not_asked_even_if_its_import_was_under_way(
+    monkeypatch: pytest.MonkeyPatch, cuda: Cuda
+) -> None:
+    half_imported = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torch", half_imported)
+    assert current_device() == CPU
+    half_imported.version, half_imported.cuda = SimpleNamespace(cuda=None, hip=None), cuda
+    assert current_device() == CPU
+    assert cuda.asked == []
+
+
+def test_threads_have_devices_of_their_own(cuda: Cuda) -> None:
+    chosen = threading.local()
+    cuda.current_device = lambda: chosen.device  # type: ignore[method-assign]
+    found: dict[int, DeviceKey] = {}
+
+    def rank(device: int) -> None:
+        chosen.device = device
+        for _ in range(200):
+            found[device] = current_device()
+            assert found[device].device_id == device
+
+    threads = [threading.Thread(target=rank, args=(device,)) for device in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[device].target.arch for device in range(8)] == [90] * 4 + [100] * 4
+
+
+def test_a_forked_child_believes_nothing_that_its_parent_saw(cuda: Cuda) -> None:
+    assert current_device().target.arch == 90
+    child = os.fork()
+    if child == 0:
+        try:
+            cuda.get_device_capability = lambda device: (10, 0)  # type: ignore[method-assign]
+            os._exit(0 if current_device().target.arch == 100 else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_amd_device_is_named_by_its_architecture_without_features(cuda: Cuda) -> None:

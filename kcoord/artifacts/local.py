@@ -91,12 +91,13 @@ def _read(path: str) -> bytes:
         return file.readall()
 
 
-def is_whole(home: Path, digest: str) -> bool:
-    """Whether `home` holds the whole artifact of `digest`."""
+def is_whole(home: Path, digest: str, targets: tuple[str, ...] = ()) -> bool:
+    """Whether `home` holds the whole artifact of `digest`; with `targets`, one that does not say it is for other GPUs."""
     try:
-        return open_artifact(home, digest) is not None
+        artifact = open_artifact(home, digest)
     except ArtifactInvalid:
         return False
+    return artifact is not None and (not targets or artifact.manifest.targets in ((), targets))
 
 
 def new_staging(home: Path) -> Path:
@@ -133,7 +134,7 @@ def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: flo
         raise store_error(error, staging) from error
     try:
         _settle(staging, home, manifest)
-        return _place(staging, home, key.digest)
+        return _place(staging, home, key.digest, manifest.targets)
     except StoreError:
         _unsettle(staging, home, manifest)
         raise
@@ -199,8 +200,9 @@ def _replace_in(staging: Path, manifest: Manifest, old: bytes, new: bytes) -> No
                 part.unlink(missing_ok=True)
 
 
-def _place(staging: Path, home: Path, digest: str) -> Artifact:
-    valid = functools.partial(is_whole, digest=digest)
+def _place(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact:
+    """With `targets`, what is for others of them is no winner: it would be refused whenever it is asked for."""
+    valid = functools.partial(is_whole, digest=digest, targets=targets)
     rename_into_place(staging, home, MANIFEST_NAME, valid, quarantine_of(home), durable=False)
     try:
         artifact = open_artifact(home, digest)

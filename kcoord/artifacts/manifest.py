@@ -27,6 +27,7 @@ HOME_PLACEHOLDER = b"@KCOORD_HOME@"
 _LARGEST_MANIFEST = 4 << 20
 _LARGEST_ARTIFACT = 16 << 30
 _MOST_FILES = 10_000
+_MOST_TARGETS = 100
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Origin:
 class Manifest:
     """An artifact's description. `compile_seconds` is what its compile took, and a hit saves.
 
+    `targets` are the GPUs that the files themselves say they are for, as ``cuda:90``; none: they do not say.
     A decoded manifest's key comes without its details, which only people read: they stay packed, `explained` has them.
     """
 
@@ -78,6 +80,7 @@ class Manifest:
     origin: Origin
     payload: Payload | None = None
     details: bytes = b""
+    targets: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -114,6 +117,7 @@ class Manifest:
                 self.origin.created,
             ],
             "payload": [self.payload.size, self.payload.sha256] if self.payload else None,
+            "targets": list(self.targets),
         }
         return bytes(msgpack.packb(document))
 
@@ -159,6 +163,7 @@ class Manifest:
             ),
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
+            targets=_targets(document.get("targets", [])),  # earlier manifests do not say
         )
 
 
@@ -166,6 +171,12 @@ def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"{type(value).__name__} is not bytes")
     return value
+
+
+def _targets(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_TARGETS or not all(isinstance(t, str) for t in value):
+        raise TypeError(f"{value!r} is no list of targets")
+    return tuple(value)
 
 
 def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kcoord.artifacts.arch import recorded_targets
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, FileEntry, Manifest, Origin, home_token
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
@@ -66,7 +67,7 @@ def describe(
     files = tuple(sorted(_entries(staging, home), key=lambda f: f.name))
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
-    manifest = Manifest(key, files, max(0.0, compile_seconds), origin)
+    manifest = Manifest(key, files, max(0.0, compile_seconds), origin, targets=recorded_targets(staging))
     try:
         encoded = manifest.encode()
     except UnicodeEncodeError as error:

@@ -154,7 +154,7 @@ def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> 
         if a is not None and b is not None:
             if a.digest == b.digest:
                 continue
-            inner = _diff(f"{prefix}{name}.", a.parts, b.parts)
+            inner = _diff(f"{prefix}{name} ", a.parts, b.parts)
             if inner:
                 found += inner
                 continue

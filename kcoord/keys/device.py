@@ -7,6 +7,7 @@ of device between two calls therefore moves the key of the second call.
 from __future__ import annotations
 
 import enum
+import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -60,39 +61,83 @@ class DeviceKey:
 CPU = DeviceKey(GPUTarget("cpu", platform.machine(), 0), 0)
 
 
-def _cuda() -> Any:
-    torch = sys.modules.get("torch")
+class _Seen:
+    """What one torch has told this process. The properties of a GPU do not change while the process lives."""
+
+    __slots__ = ("cpu_only", "devices", "models", "torch")
+
+    def __init__(self, torch: Any) -> None:
+        version = getattr(torch, "version", None)
+        built_for = (getattr(version, "cuda", "?"), getattr(version, "hip", "?"))
+        self.torch = torch
+        self.cpu_only = torch is None or built_for == (None, None)
+        self.devices: dict[int, DeviceKey] = {}  # once there is one CUDA is initialized, and stays available
+        self.models: dict[int, str] = {}
+
+
+_seen = _Seen(None)
+
+
+def _forget_after_fork() -> None:
+    global _seen
+    _seen = _Seen(None)  # CUDA does not survive a fork
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _meet(torch: Any) -> _Seen:
+    global _seen
+    seen = _Seen(torch)
+    if torch is None or hasattr(torch, "version"):  # else its import is under way, and it may say more
+        _seen = seen
+    return seen
+
+
+def _available(torch: Any) -> bool:
     cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_available() else None
+    return cuda is not None and bool(cuda.is_available())
 
 
 def current_device() -> DeviceKey:
     """The calling thread's current device; the CPU if torch is not imported, or sees no GPU that it can use.
 
-    Initializes CUDA in this process, as `torch.cuda.current_device` does. A child that was forked after that cannot use a
-    GPU, and gets the CPU.
+    Read at each call, so that a switch of device is seen at once, and cheap enough for a launch path. Initializes CUDA in
+    this process, as `torch.cuda.current_device` does. A child that was forked after that cannot use a GPU, and gets the CPU.
     """
-    cuda = _cuda()
-    if cuda is None:
+    torch, seen = sys.modules.get("torch"), _seen
+    if seen.torch is not torch:
+        seen = _meet(torch)
+    if seen.cpu_only or not (seen.devices or _available(torch)):
         return CPU
     try:
-        device_id = int(cuda.current_device())
+        device_id = seen.torch.cuda.current_device()
     except RuntimeError:  # forked after CUDA was initialized, or the driver refuses
         return CPU
-    if sys.modules["torch"].version.hip:
-        properties = cuda.get_device_properties(device_id)
+    return seen.devices.get(device_id) or seen.devices.setdefault(device_id, _device(torch, device_id))
+
+
+def _device(torch: Any, device_id: int) -> DeviceKey:
+    if torch.version.hip:
+        properties = torch.cuda.get_device_properties(device_id)
         arch = properties.gcnArchName.partition(":")[0]
         return DeviceKey(GPUTarget("hip", arch, properties.warp_size), device_id)
-    major, minor = cuda.get_device_capability(device_id)
+    major, minor = torch.cuda.get_device_capability(device_id)
     return DeviceKey(GPUTarget("cuda", major * 10 + minor, 32), device_id)
 
 
 def model_of(device: DeviceKey) -> str:
     """The device's model name, as the driver gives it; the processor's architecture for a CPU."""
-    cuda = _cuda()
-    if cuda is None or device.target.backend == "cpu":
+    torch, seen = sys.modules.get("torch"), _seen
+    if seen.torch is not torch:
+        seen = _meet(torch)
+    if device.target.backend == "cpu" or seen.cpu_only:
         return platform.machine()
-    return str(cuda.get_device_name(device.device_id))
+    if device.device_id not in seen.models:
+        if not _available(torch):
+            return platform.machine()
+        seen.models[device.device_id] = str(seen.torch.cuda.get_device_name(device.device_id))
+    return seen.models[device.device_id]
 
 
 def scope_factors(scope: Scope, device: DeviceKey) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""What files say themselves of the GPU that they are for, whatever their artifact's key says.
+
+A compiler whose target was settled at its first call stores code for one GPU under the key of another; the code itself tells.
+Read are: ELF headers of NVIDIA's cubins and AMD's code objects, the targets that PTX and AMD assembly name, and Triton's
+metadata. What cannot be read says nothing, and nothing is refused for it.
+
+The layout of ``e_flags`` is LLVM's ``BinaryFormat/ELF.h``, checked against what ptxas 12.8 to 13.4 and lld write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from kcoord.keys.device import GPUTarget
+
+_HEAD = 64 << 10  # bytes: assembly names its target in its first lines
+_LARGEST_METADATA = 1 << 20
+_ELF_HEADER = struct.Struct("<4sBB x B B 9x H 28x I")  # magic, class, data, OS ABI, ABI version, machine, flags
+_CUDA, _AMDGPU = 190, 224
+_PTX_TARGET = re.compile(rb"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
+_AMDGCN_TARGET = re.compile(rb'^\s*\.amdgcn_target\s+"[^"]*-(gfx[0-9a-f]+)[:"]', re.MULTILINE)
+_SM = re.compile(r"(?:sm_?)?(\d+)[a-z]?")
+_GFX = re.compile(r"(gfx[0-9a-f]+)(?::.*)?")
+
+_AMD_MACHINES = {
+    0x2C: "gfx900", 0x2D: "gfx902", 0x2E: "gfx904", 0x2F: "gfx906", 0x30: "gfx908", 0x31: "gfx909", 0x32: "gfx90c",
+    0x33: "gfx1010", 0x34: "gfx1011", 0x35: "gfx1012", 0x36: "gfx1030", 0x37: "gfx1031", 0x38: "gfx1032", 0x39: "gfx1033",
+    0x3D: "gfx1035", 0x3E: "gfx1034", 0x3F: "gfx90a", 0x41: "gfx1100", 0x42: "gfx1013", 0x43: "gfx1150", 0x44: "gfx1103",
+    0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x49: "gfx1250", 0x4A: "gfx1151", 0x4C: "gfx942",
+    0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152", 0x58: "gfx1153", 0x5A: "gfx1251",
+}  # fmt: skip
+
+
+def contradiction(recorded: Collection[str], target: GPUTarget | None) -> str:
+    """``for cuda:80, not for cuda:90`` if `recorded`, which `recorded_targets` returned, says so; else nothing.
+
+    Without a target, for one that is no GPU, and of files that do not say, there is none.
+    """
+    requested = _spelled(target.backend, target.arch) if recorded and target is not None else None
+    if requested is None or requested in recorded:
+        return ""
+    return f"for {', '.join(recorded)}, not for {requested}"
+
+
+def recorded_targets(directory: Path) -> tuple[str, ...]:
+    """The targets that the files below `directory` are for, as ``cuda:90`` or ``hip:gfx942``; none if they do not say.
+
+    Machine code is believed before the assembly that it was made of, and both before a description. Of an artifact for several
+    GPUs all are returned. Code that Triton was told to make for another GPU (``TRITON_OVERRIDE_ARCH``) is for the one that it was
+    made for: the metadata state both. Raises OSError.
+    """
+    code: set[str] = set()
+    assembly: set[str] = set()
+    stated: list[tuple[str, str | None]] = []
+    for path in _plain_files(directory):
+        with path.open("rb") as file:
+            head = file.read(_LARGEST_METADATA if path.suffix == ".json" else _HEAD)
+        if head.startswith(b"\x7fELF"):
+            code |= _of_elf(head)
+        elif path.suffix == ".ptx":
+            assembly |= _found("cuda", _PTX_TARGET, head)
+        elif path.suffix in (".amdgcn", ".s"):
+            assembly |= _found("hip", _AMDGCN_TARGET, head)
+        elif path.suffix == ".json":
+            stated += _of_metadata(head)
+    backends = {target.partition(":")[0] for target in code}
+    found = code | {target for target in assembly if target.partition(":")[0] not in backends}
+    for target, made in stated:
+        if made != target and made in found:
+            found = found - {made} | {target}
+    return tuple(sorted(found or {target for target, _ in stated}))
+
+
+def _plain_files(directory: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(directory):
+        for path in (Path(parent, name) for name in names):
+            if stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for
+                yield path
+
+
+def _spelled(backend: str, arch: object) -> str | None:
+    """One spelling for ``90``, ``sm90`` and ``sm_90a``; for ``gfx942`` and ``gfx942:sramecc+``. None: it names no single GPU."""
+    pattern = {"cuda": _SM, "hip": _GFX}.get(backend)
+    match = pattern.fullmatch(str(arch)) if pattern else None
+    return f"{backend}:{match[1]}" if match else None
+
+
+def _found(backend: str, pattern: re.Pattern[bytes], text: bytes) -> set[str]:
+    match = pattern.search(text)
+    target = _spelled(backend, match[1].decode()) if match else None
+    return {target} if target else set()
+
+
+def _of_elf(head: bytes) -> set[str]:
+    if len(head) < _ELF_HEADER.size:
+        return set()
+    _, width, order, _, version, machine, flags = _ELF_HEADER.unpack_from(head)
+    if (width, order) != (2, 1):
+        return set()
+    if machine == _CUDA and version in (7, 8):  # the second ABI moved it one byte up
+        return {f"cuda:{flags >> (version - 7) * 8 & 0xFF}"}
+    if machine == _AMDGPU and version >= 1 and flags & 0xFF in _AMD_MACHINES:
+        return {f"hip:{_AMD_MACHINES[flags & 0xFF]}"}
+    return set()
+
+
+def _of_metadata(text: bytes) -> list[tuple[str, str | None]]:
+    """Triton's ``(target, what it was told to make code for)``; nothing if this is another JSON file."""
+    try:
+        document = json.loads(text)
+        target = _spelled(document["target"]["backend"], document["target"]["arch"])
+        made = _spelled(document["target"]["backend"], document.get("arch"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
+    return [(target, made)] if target else []

@@ -1,0 +1,123 @@
+"""Values from outside that code reads, watched: has anything changed since a key was made?
+
+A key holds a snapshot of these values. Before the key is used again, each of them must still be what it was; a `Watch` answers
+that in tens of nanoseconds per value, by a function that is generated for the very values that were read. It compares by
+identity what cannot change, and by content what can be changed in place. A doubt counts as a change: the slow path, which
+reads everything again, decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import marshal
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kcoord.errors import GlobalsDrift
+from kcoord.keys.cache_key import CacheKey
+
+MISSING: Any = object()
+"""What a name that is not there stands for."""
+
+_IMMUTABLE = (
+    *(type(None), bool, int, float, complex, str, bytes, type(...), types.ModuleType, type),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, enum.Enum, property, types.CodeType),
+)
+"""Compared by identity. A function and a class can change inside: their parts are watched one by one."""
+
+
+class Watch:
+    """Collects what was read, then answers whether all of it is unchanged."""
+
+    def __init__(self) -> None:
+        self._terms: list[str] = []
+        self._names: dict[str, Any] = {"M": MISSING, "dumps": marshal.dumps}
+        self._seen: set[tuple[int, str]] = set()
+
+    def item(self, mapping: Mapping[str, Any], name: str) -> Any:
+        """``mapping.get(name)``, watched by identity; `MISSING` if it is not there."""
+        value = mapping.get(name, MISSING)
+        if (id(mapping), name) not in self._seen:
+            self._seen.add((id(mapping), name))
+            self._terms.append(f"{self._bind(mapping.get)}({name!r}, M) is {self._bind(value)}")
+        return value
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        """``getattr(owner, name)``, watched by identity. Raises AttributeError."""
+        value = getattr(owner, name)
+        self._terms.append(f"{self._bind(owner)}.{name} is {self._bind(value)}")
+        return value
+
+    def content(self, value: Any, describe: Callable[[], bytes]) -> None:
+        """`value` may be changed in place. `describe` encodes it, for values of types that marshal does not know."""
+        if is_immutable(value) or (id(value), "") in self._seen:
+            return
+        self._seen.add((id(value), ""))
+        bound = self._bind(value)
+        try:
+            said = marshal.dumps(value, 2)  # without references, whose number depends on the process
+        except ValueError:
+            self._terms.append(f"{self._bind(describe)}() == {self._bind(describe())}")
+        else:
+            self._terms.append(f"dumps({bound}, 2) == {self._bind(said)}")
+
+    def function(self, function: types.FunctionType, code: bool = True) -> None:
+        """The parts of a function that can be exchanged; only its closure if its code is not what counts.
+
+        The values in them are for the caller to watch.
+        """
+        if (id(function), "()") in self._seen:
+            return
+        self._seen.add((id(function), "()"))
+        bound = self._bind(function)
+        for part in ("__code__", "__defaults__", "__kwdefaults__") if code else ():
+            self._terms.append(f"{bound}.{part} is {self._bind(getattr(function, part))}")
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                continue  # not bound yet: it cannot have been read
+            self._terms.append(f"{self._bind(cell)}.cell_contents is {self._bind(held)}")
+
+    def unchanged(self) -> Callable[[], bool]:
+        """A function that is true while nothing has changed. It takes no lock and may be called by any thread."""
+        found: Callable[[], bool] = self.compile("", "return {condition}", "return False")
+        return found
+
+    def compile(self, parameters: str, body: str, doubt: str, conditions: tuple[str, ...] = (), **names: Any) -> Any:
+        """A function of `parameters` that says `body`, in which ``{condition}`` stands for "nothing has changed".
+
+        Where the question itself raises, because something was emptied or deleted meanwhile, and after `body`, it says `doubt`.
+        `conditions` are more that must hold, in terms of `names`. One function: a call less on the way of a launch.
+        """
+        names = {**self._names, **names}
+        bound = ", ".join(filter(None, (parameters, *(f"{n}={n}" for n in names))))
+        condition = " and ".join([*conditions, *self._terms]) or "True"
+        source = (
+            f"def made({bound}):\n"
+            f"    try:\n        {body.format(condition=condition)}\n"
+            "    except (LookupError, AttributeError, ValueError, TypeError, RuntimeError):\n        pass\n"
+            f"    {doubt}\n"
+        )
+        exec(compile(source, "<kcoord watch>", "exec"), names)
+        return names["made"]
+
+    def _bind(self, value: Any) -> str:
+        name = f"v{len(self._names)}"
+        self._names[name] = value
+        return name
+
+
+def is_immutable(value: Any) -> bool:
+    """Whether identity says it all."""
+    if isinstance(value, (tuple, frozenset)) and type(value) in (tuple, frozenset):
+        return all(map(is_immutable, value))
+    return isinstance(value, _IMMUTABLE) and not (isinstance(value, (int, str, float)) and hasattr(value, "__dict__"))
+
+
+def check_drift(name: str, compiled: CacheKey, now: CacheKey, hint: str) -> None:
+    """Raises `GlobalsDrift` if `now` differs from what `name` was compiled with in this process."""
+    changes = compiled.diff(now)
+    if changes:
+        raise GlobalsDrift(name, tuple(map(str, changes)), hint)
