@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
-from kcoord.backends.base import notices
+from kcoord.backends.base import fails_open, notices
 from kcoord.settings import Settings
 
 TRITON_MANAGER = "kcoord.backends.triton:TritonCacheManager"
@@ -26,9 +32,39 @@ def install() -> list[str]:
     os.environ.update(found)
     if "TRITON_CACHE_MANAGER" not in found:
         return []
-    if "triton.runtime.cache" in sys.modules:
+    if "triton.runtime.jit" in sys.modules:
         import_module("kcoord.backends.triton").hook()
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport("triton", lambda: import_module("kcoord.backends.triton").hook()))
     return ["triton"]
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls `then` once, when the module `name` has been imported. It finds nothing itself; an error of `then` stays here."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _execute_then(spec.loader, self._then)
+        return spec
+
+
+def _execute_then(loader: Any, then: Callable[[], None]) -> None:
+    original = loader.exec_module
+
+    @functools.wraps(original)
+    def exec_module(module: ModuleType) -> None:
+        loader.exec_module = original
+        original(module)
+        fails_open(lambda: None)(then)()
+
+    loader.exec_module = exec_module
 
 
 def triton_environment(settings: Settings, environ: Any) -> dict[str, str]:

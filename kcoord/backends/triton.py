@@ -9,8 +9,8 @@ Triton never tells a cache manager that a compile *failed*: `kcoord.backends.aba
 
 from __future__ import annotations
 
-import base64
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -18,20 +18,22 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import triton
 from triton.runtime.cache import FileCacheManager
 
 from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
-from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.artifacts.publish import store_error
-from kcoord.backends import abandoned
+from kcoord.backends import abandoned, triton_inputs, triton_key
 from kcoord.backends.base import fails_open, notices
+from kcoord.backends.triton_inputs import Inputs
 from kcoord.coordinator import Compilation, Coordinator
 from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import GPUTarget
 from kcoord.telemetry.metrics import Counters
 
 OLDEST = (3, 4)
@@ -62,54 +64,66 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         self._compilation: Compilation | None = None
         self._publishes = True
+        self._inputs: list[Inputs] = []
         self._coordinator = None if override or dump else _coordinator()
         if self._coordinator is None:
-            super().__init__(key, override=override, dump=dump)
+            name = triton_inputs.stock_name(key) if override or dump else key
+            super().__init__(name, override=override, dump=dump)
             return
         # not the stock constructor: it makes an empty directory at the final name
-        self.key = key
-        self.cache_dir = os.path.join(knobs.cache.dir, key)  # noqa: PTH118 - a str, as the base class has it
-        self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
+        self._look_at(key)
 
     @fails_open(lambda self, filename: FileCacheManager.get_group(self, filename))
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         if self._coordinator is None:
-            return self._stock_group(filename)
-        home = Path(self.cache_dir)
-        if not (home / MANIFEST_NAME).exists():
-            theirs = self._stock_group(filename)
-            if theirs is not None:  # a process without kcoord compiled it
-                self._coordinator.counters.add(requests=1, local_hits=1)
-                return theirs
-        name = filename.removesuffix(".json")
-        key = CacheKey.of("triton", name, triton_key=self.key)
+            return cast("dict[str, str] | None", FileCacheManager.get_group(self, filename))
         frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
         compile_locals = frame.f_locals
-        if not _may_be_shared(compile_locals):
-            artifact = None if knobs.compilation.always_compile else self._coordinator.find(key, home)
+        shared = self._has_all_inputs(compile_locals)
+        home = Path(self.cache_dir)
+        name = filename.removesuffix(".json")
+        key = CacheKey.of("triton", name, triton_key=self.key)
+        if not shared or not _may_be_shared(compile_locals):
+            usable = shared and not knobs.compilation.always_compile
+            artifact = self._coordinator.find(key, home, _target(compile_locals)) if usable else None
             if artifact is not None:
                 return _group_of(artifact)
             self._compilation, self._publishes = self._coordinator.private(key, home), False
             abandoned.register(self._compilation, frame)
             return None
-        found = self._coordinator.request(key, home, _target(compile_locals), explain=lambda: _details(compile_locals))
+        found = self._coordinator.request(
+            key,
+            home,
+            _target_text(compile_locals),
+            target=_target(compile_locals),
+            explain=lambda: _details(compile_locals),
+        )
         if isinstance(found, Artifact):
             return _group_of(found)
         self._compilation = found
         abandoned.register(found, frame)
         return None
 
-    def _stock_group(self, filename: str) -> dict[str, str] | None:
-        """The kernel as Triton itself left it, with every child there; up to 3.7.1 it returns a partial one as a hit."""
-        try:
-            group = FileCacheManager.get_group(self, filename)
-            if not group or filename not in group:
-                return None
-            stated = json.loads(Path(self.cache_dir, f"{_GROUP}{filename}").read_text())["child_paths"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None  # torn, as a cache on NFS can be: it is compiled again
-        return dict(group) if stated.keys() == group.keys() else None
+    def _has_all_inputs(self, compile_locals: Mapping[str, Any]) -> bool:
+        """Whether all that this compile depends on is in `key`, which is made right if it was made before kcoord was there."""
+        source, text = compile_locals.get("src"), compile_locals.get("key")
+        if not isinstance(text, str):
+            return False
+        text = triton_inputs.true_text(text, source)
+        inputs = triton_inputs.inputs_of_source(source)
+        if text is None or any(each.problem for each in inputs):
+            return False
+        self._inputs = inputs
+        key = triton_inputs.base32(hashlib.sha256(text.encode()).hexdigest())
+        if key != self.key:
+            self._look_at(key)
+        return True
+
+    def _look_at(self, key: str) -> None:
+        self.key = key
+        self.cache_dir = os.path.join(knobs.cache.dir, key)  # noqa: PTH118 - a str, as the base class has it
+        self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write one file; a file that is an artifact by itself is published at once."""
@@ -141,7 +155,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if compilation is None:
             return FileCacheManager.put_group(self, filename, group)
         try:
-            if not self._publishes or not all((compilation.staging / n).is_file() for n in group):
+            moved = not all(each.hold() for each in self._inputs)  # in the middle of the compile
+            if moved or not self._publishes or not all((compilation.staging / n).is_file() for n in group):
                 compilation.keep()  # the whole group or nothing
                 return None
             placeholder = HOME_PLACEHOLDER.decode()
@@ -168,7 +183,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if found is not None or self._coordinator is None or not _is_module(filename):
             return None if found is None else str(found)
         key = _module_key(self.key, filename)
-        home = Path(knobs.cache.dir) / base64.b32encode(bytes.fromhex(key.digest)).decode().rstrip("=")
+        home = Path(knobs.cache.dir) / triton_inputs.base32(key.digest)
         request = self._coordinator.request(key, home, counters=_module_counters)
         if isinstance(request, Artifact):
             return str(request.path / filename)
@@ -199,9 +214,14 @@ def _may_be_shared(compile_locals: Mapping[str, Any]) -> bool:
     return not overridden and not knobs.compilation.always_compile
 
 
-def _target(compile_locals: Mapping[str, Any]) -> str:
+def _target(compile_locals: Mapping[str, Any]) -> GPUTarget | None:
     target = compile_locals.get("target")
-    return f"{target.backend}:{target.arch}" if target is not None else ""
+    return GPUTarget(target.backend, target.arch, target.warp_size) if target is not None else None
+
+
+def _target_text(compile_locals: Mapping[str, Any]) -> str:
+    target = _target(compile_locals)
+    return str(target) if target is not None else ""
 
 
 def _details(compile_locals: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +229,7 @@ def _details(compile_locals: Mapping[str, Any]) -> dict[str, Any]:
     source: Any = compile_locals.get("src")
     options = compile_locals.get("options")
     function = getattr(source, "fn", None)
-    found: dict[str, Any] = {"triton": triton.__version__, "target": _target(compile_locals)}
+    found: dict[str, Any] = {"triton": triton.__version__, "target": _target_text(compile_locals)}
     if function is not None:
         found["source"] = function.cache_key
         found["signature"] = {str(k): str(v) for k, v in source.signature.items()}
@@ -217,7 +237,8 @@ def _details(compile_locals: Mapping[str, Any]) -> dict[str, Any]:
         found["attributes"] = {str(k): str(v) for k, v in source.attrs.items()}
     if options is not None:
         found["options"] = {k: str(v) for k, v in vars(options).items() if k != "extern_libs"}
-    found["env"] = {k: str(v) for k, v in (compile_locals.get("env_vars") or {}).items()}
+    for inputs in triton_inputs.inputs_of_source(source)[:1]:
+        found |= inputs.details()
     return found
 
 
@@ -259,8 +280,12 @@ def _coordinator() -> Coordinator | None:
 
 
 def hook() -> None:
-    """Wrap `compile` wherever Triton keeps it. Idempotent; does nothing on a version that is not supported."""
-    if not supported():
+    """Wrap `compile` wherever Triton keeps it, complete its keys, and keep its hash of itself.
+
+    Idempotent; does nothing on a version that is not supported, or if kcoord is off.
+    """
+    coordinator = _coordinator() if supported() else None
+    if coordinator is None:
         return
     import triton.compiler
     import triton.compiler.compiler
@@ -268,6 +293,8 @@ def hook() -> None:
     for namespace in (triton.compiler.compiler, triton.compiler, triton):
         if not abandoned.is_wrapped(namespace.compile):
             namespace.compile = abandoned.wrap(namespace.compile)
+    triton_inputs.hook()
+    triton_key.hook(coordinator.settings.local_dir)
 
 
 def supported() -> bool:

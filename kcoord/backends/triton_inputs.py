@@ -1,0 +1,283 @@
+"""What a Triton kernel depends on and Triton's own key leaves open, folded into the hash of its source.
+
+Left open are: constants read through a module or an object (``hp.TILE``), globals that are no constexpr, helpers and values that
+are exchanged in mid-process, variables of the environment that a kernel in memory was not compiled under, the content of
+ptxas and its like, types of constants (``1`` and ``"1"``), and a kernel's name.
+
+Two places are hooked. ``ASTSource.hash`` gets these inputs as a suffix, so that all of Triton and of Inductor, who look for the
+kernel's files under its hash, agree. ``JITFunction.device_caches``, which a launch passes before it looks its kernel up, drops
+what was compiled when an input has changed since: the launch compiles under a new key. That is a dictionary's look-up made
+some 0.2 µs longer; nothing else is added to a launch.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import time
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import Any
+
+from triton.compiler.compiler import ASTSource, IRSource
+from triton.runtime.jit import JITFunction
+
+from kcoord.api import connect
+from kcoord.backends.base import fails_open, notices
+from kcoord.backends.triton_key import tool_factors
+from kcoord.errors import KeyFactorError, SettingsError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.environment import VARIABLES, Environment
+from kcoord.keys.function import Content, content_of
+
+_LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
+_ENVIRONMENT = Environment(VARIABLES["triton"])
+_changes = [0]
+"""How often this process changed its environment."""
+_last_tools: dict[str, Any] = {}
+_stock_names: dict[str, str] = {}
+_due = [0.0]
+"""When a launch looks at the tools' files again (monotonic seconds)."""
+
+
+class Inputs:
+    """One kernel's open inputs, as they were when this was made. `problem` says why they cannot be told; then nobody shares."""
+
+    def __init__(self, function: Any) -> None:
+        self._seen = _changes[0]
+        self.problem = ""
+        self.content = Content()
+        self.functions: list[Any] = []
+        try:
+            self.content = content_of(function, skip=_is_triton)
+            self.functions = self.content.jit_functions
+            named = _repr(function)
+        except KeyFactorError as error:
+            self.problem, named = str(error), None
+        self.surroundings = _surroundings(self.content.variables)
+        factors = self.content.factors() | {"repr": named} | self.surroundings
+        self.key = CacheKey.of("triton", "inputs", **factors)
+        self._unchanged = self.content.watch.unchanged()
+
+    def hold(self) -> bool:
+        """Whether they are still so."""
+        if self._seen != _changes[0] or time.monotonic() > _due[0]:
+            changes = _changes[0]
+            if _surroundings(self.content.variables) != self.surroundings:
+                return False
+            self._seen = changes
+        return self._unchanged()
+
+    def details(self) -> dict[str, Any]:
+        """The inputs by name, for people who ask why two keys differ."""
+        return {f.name: {p.name: p.text for p in f.parts} or f.text for f in self.key.factors}
+
+
+class _Caches(defaultdict[Any, Any]):
+    """A JITFunction's kernels per device, dropped when an input of theirs has changed.
+
+    This class looks closely at each access. A subclass, made for the very inputs, knows the few values that matter; a change
+    of the environment takes the object back to this one.
+    """
+
+    __slots__ = ("__weakref__", "_digests", "_function", "_passed")
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function.device_caches.default_factory, function.device_caches)
+        self._function = function
+        self._passed: list[Any] = []  # functions that were passed as constants
+        self._hold()
+        _all_caches[id(self)] = self
+
+    def __getitem__(self, device: Any) -> Any:
+        return self._closely(device)
+
+    def _closely(self, device: Any) -> Any:
+        before = self._digests
+        self._hold()
+        if self._digests != before:
+            self.clear()
+        return self.get(device) or self.__missing__(device)
+
+    def passed(self, function: Any) -> None:
+        if not any(function is known for known in self._passed):
+            self._passed.append(function)
+            self._hold()
+
+    def _hold(self) -> None:
+        """Be of the class that knows the inputs as they are now."""
+        changes = _changes[0]
+        first, *others = (inputs_of(function) for function in (self._function, *self._passed))
+        self._digests = [each.key.digest for each in (first, *others)]
+        look_up = first.content.watch.compile(
+            "self, device",
+            "if {condition}: return look_up(self, device)",
+            "return self._closely(device)",
+            ("monotonic() < due[0]", *(f"hold{n}()" for n in range(len(others)))),
+            look_up=dict.__getitem__,
+            monotonic=time.monotonic,
+            due=_due,
+            **{f"hold{n}": each.hold for n, each in enumerate(others)},
+        )
+        quick = type(_Caches.__name__, (_Caches,), {"__slots__": (), "__getitem__": look_up})
+        self.__class__ = quick if changes == _changes[0] else _Caches
+
+
+_all_caches: weakref.WeakValueDictionary[int, _Caches] = weakref.WeakValueDictionary()
+
+
+def inputs_of(function: Any) -> Inputs:
+    """The live inputs of a JITFunction. Triton's memorized hashes of it and its helpers are dropped if they are outdated."""
+    known: Inputs | None = vars(function).get("_kcoord_inputs")
+    if known is not None and known.hold():
+        return known
+    inputs = Inputs(function)
+    if known is None or known.key.digest != inputs.key.digest:
+        for each in inputs.functions:
+            if each.hash is not None:
+                each.hash = None
+                each.used_global_vals = {}  # up to 3.7 a caller would merge the old ones
+    function._kcoord_inputs = inputs
+    if inputs.problem:
+        name = getattr(function, "__name__", "a kernel's helper")
+        notices.tell(f"{name} is compiled by each rank for itself: {inputs.problem}")
+    return inputs
+
+
+def inputs_of_source(source: Any) -> list[Inputs]:
+    """The live inputs of what is compiled: of the kernel, and of functions that are passed to it as constants."""
+    function = getattr(source, "fn", None)
+    if not isinstance(function, JITFunction):
+        return []
+    return [inputs_of(each) for each in (function, *filter(_has_content, source.constants.values()))]
+
+
+def _has_content(constant: Any) -> bool:
+    return isinstance(constant, (JITFunction, types.FunctionType, functools.partial))
+
+
+def _is_triton(module: str) -> bool:
+    """Triton's own code is in its key."""
+    return module.partition(".")[0] in ("triton", "builtins", "math")
+
+
+def _repr(function: Any) -> Any:
+    """What gives a kernel its name in the binary, if that is not the function's own name."""
+    chosen = getattr(function, "_repr", None)
+    return None if chosen is None else content_of(chosen, skip=_is_triton).factors()
+
+
+def _surroundings(read: Collection[str] = ()) -> dict[str, Any]:
+    """The environment, with what host functions `read` of it, and the tools. A change of the tools is told to all kernels."""
+    found = {"env": _ENVIRONMENT.read() | {n: os.environ[n] for n in read if n in os.environ}, "tools": _tools()}
+    _due[0] = time.monotonic() + _LOOK_AT_TOOLS
+    if found["tools"] != _last_tools.get("tools", found["tools"]):
+        _tell_of_a_change()
+    _last_tools["tools"] = found["tools"]
+    return found
+
+
+def _tools() -> dict[str, Any]:
+    try:
+        return tool_factors(connect().settings.local_dir)
+    except SettingsError:
+        return {}
+
+
+def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
+    """`ASTSource.hash`, with the source's open inputs."""
+
+    @functools.wraps(stock)
+    def hash(self: Any) -> str:
+        suffix = _suffix(self)
+        found = stock(self)
+        if suffix:
+            folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
+            self._kcoord_hash = folded
+            _stock_names[base32(folded)], found = base32(found), folded
+        return found
+
+    hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
+    return hash
+
+
+@fails_open(lambda source: "")
+def _suffix(source: Any) -> str:
+    inputs = inputs_of_source(source)
+    if not inputs:  # IR that was read from a file
+        return CacheKey.of("triton", "ir", **_surroundings()).digest
+    function = source.fn
+    if type(function.device_caches) is defaultdict:
+        function.device_caches = _Caches(function)
+    for constant in filter(_has_content, source.constants.values()):
+        function.device_caches.passed(constant)
+    types_of = {str(path): _type(constant) for path, constant in source.constants.items()}
+    digests = [each.key.digest for each in inputs]
+    return CacheKey.of("triton", source.name, inputs=digests, types=types_of).digest
+
+
+def _type(constant: Any) -> Any:
+    """Triton has the text of a constant in its key: ``1`` and ``"1"`` are one."""
+    if isinstance(constant, (tuple, list)):
+        return [_type(c) for c in constant]
+    return [type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__]
+
+
+def base32(digest: str) -> str:
+    """A hash in hex, as Triton names directories by it."""
+    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
+
+
+def stock_name(name: str) -> str:
+    """The directory that Triton without kcoord dumps a source to, and looks for overrides in: people fill it by hand."""
+    return _stock_names.get(name, name)
+
+
+def true_text(text: str, source: Any) -> str | None:
+    """The text of Triton's key with the inputs folded in; None if it cannot be had.
+
+    The very first compile of a process has made its text before kcoord was imported (by ``TRITON_CACHE_MANAGER``).
+    """
+    folded = vars(source).get("_kcoord_hash")
+    if folded is None:
+        folded = source.hash()
+    if folded in text:
+        return text
+    stock = type(source).hash.__kcoord_stock__(source)
+    return text.replace(stock, folded, 1) if stock in text else None
+
+
+def _count_changes_of_the_environment() -> None:
+    """`os.environ` writes through these two; the wrappers call them, and count."""
+    for name in ("putenv", "unsetenv"):
+        original = getattr(os, name)
+        if not hasattr(original, "__wrapped__"):
+            setattr(os, name, _counting(original))
+
+
+def _counting(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def change(*args: Any) -> None:
+        original(*args)
+        _tell_of_a_change()
+
+    return change
+
+
+def _tell_of_a_change() -> None:
+    """All kernels are to look closely, once."""
+    _changes[0] += 1
+    for caches in _all_caches.values():
+        caches.__class__ = _Caches
+
+
+def hook() -> None:
+    """Fold the open inputs into every source's hash from now on. Idempotent."""
+    _count_changes_of_the_environment()
+    for kind in (ASTSource, IRSource):
+        if not hasattr(kind.hash, "__kcoord_stock__"):
+            kind.hash = _folded(kind.hash)
