@@ -1,0 +1,160 @@
+"""Rows of the generic API: code that a compile function calls. Helpers, near and far, methods, and its own name."""
+
+from __future__ import annotations
+
+from tests.stale.generic_values import HEAD, reads
+from tests.stale.row import Row
+
+_TWO = "def helper(x): return x + 1\ndef other(x): return x + 2\n"
+_FAR = {"far/__init__.py": "", "far/away.py": "N = 1\ndef helper(x): return x + N\ndef other(x): return x + 2\n"}
+_SWAP = ("helper = other", "helper = original", "helper")
+_FAR_SWAP = ("away.helper = away.other", "away.helper = original", "helper")
+
+HELPERS = [
+    reads("a helper in the same file", _TWO + "original = helper", "helper(x)", ("x + 1", "x + 4"), *_SWAP),
+    reads("a helper of a helper", _TWO + "original = helper\ndef middle(x): return helper(x)", "middle(x)",
+          ("x + 1", "x + 4"), *_SWAP),
+    reads("a helper in another directory", "from .far.away import helper, other\noriginal = helper", "helper(x)",
+          ("x + N", "x - N"), *_SWAP, files=_FAR),
+    reads("a helper in another directory called through its module", "from .far import away\noriginal = away.helper",
+          "away.helper(x)", ("x + N", "x - N"), *_FAR_SWAP, files=_FAR),
+    reads("a helper called through its package", "from . import far\nfrom .far import away\noriginal = away.helper",
+          "far.away.helper(x)", ("x + N", "x - N"), *_FAR_SWAP, files=_FAR),
+    reads("a global of a helper in another directory", "from .far import away", "away.helper(x)",
+          ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", files=_FAR),
+    reads("a helper's module that is edited and reloaded", "import importlib\nfrom .far import away", "away.helper(x)",
+          ("x + N", "x - N"), "importlib.reload(away)", "importlib.reload(away)", "helper", files=_FAR, edits_live=True),
+    reads("a module's constant that only a helper reads", "from . import far\nfrom .far import away\n"
+          "def helper(x): return x + far.away.N", "helper(x)", ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", files=_FAR),
+    reads("the code of a helper replaced in place", _TWO + "original = helper.__code__", "helper(x)",
+          ("x + 1", "x + 4"), "helper.__code__ = other.__code__", "helper.__code__ = original", "helper"),
+    reads("a lambda", "helper = lambda x: x + 1", "helper(x)",
+          ("x + 1", "x + 4"), "original, helper = helper, lambda x: x + 2", "helper = original", "helper|<lambda>"),
+    reads("a closure of a helper", "def adder(n):\n    def helper(x): return x + n\n    return helper\nhelper = adder(1)",
+          "helper(x)", ("adder(1)", "adder(2)"), "helper.__closure__[0].cell_contents = 2",
+          "helper.__closure__[0].cell_contents = 1", "n"),
+    reads("a helper in a global dict", _TWO + "TABLE = {'step': helper}", "TABLE['step'](x)",
+          ("x + 1", "x + 4"), "TABLE['step'] = other", "TABLE['step'] = helper", "TABLE"),
+    reads("an argument of a helper's decorator", """
+def times(k):
+    def decorate(function):
+        @functools.wraps(function)
+        def call(x): return k * function(x)
+        return call
+    return decorate
+
+@times(2)
+def helper(x): return x
+original = helper
+""", "helper(x)", ("times(2)", "times(3)"), "helper = times(3)(helper.__wrapped__)", "helper = original", "helper"),
+    Row("a helper that the function itself imports", HEAD + '''
+@compile_once()
+def build(x, *, staging):
+    from .far.away import helper
+
+    (staging / "kernel").write_text(f"{helper(x)}")
+''', "build(3)", ("x + N", "x - N"), "from .far import away\noriginal = away.helper\naway.helper = away.other",
+        "away.helper = original", "helper", _FAR),
+]  # fmt: skip
+
+_CLASSES = """
+@dataclass(frozen=True)
+class Base:
+    @compile_once()
+    def build(self, x, *, staging):
+        (staging / "kernel").write_text(f"{self.helper(x)} {self.tile} {self.size}")
+
+    tile = 1
+    size = property(lambda self: 7)
+
+    def helper(self, x):
+        return x + 10
+
+@dataclass(frozen=True)
+class Derived(Base):
+    def helper(self, x):
+        return super().helper(x) + 100
+
+class Brief(Base):
+    tile = 5
+
+original = Derived.helper
+chosen = Derived
+"""
+_METHODS = (
+    ("an overridden method", "+ 100", "+ 200", "Derived.helper = lambda self, x: 0", "Derived.helper = original", "helper"),
+    ("a method that an overriding one calls through super()", "+ 10\n", "+ 20\n",
+     "original, Base.helper = Base.helper, lambda self, x: 0", "Base.helper = original", "helper"),
+    ("an inherited class attribute", "tile = 1\n", "tile = 2\n", "Base.tile = 2", "Base.tile = 1", "tile"),
+    ("a class attribute that a subclass begins to override", "class Derived(Base):", "class Derived(Base):\n    tile = 2",
+     "Derived.tile = 2", "del Derived.tile", "tile"),
+    ("a property", ": 7)", ": 8)", "original, Base.size = Base.size, property(lambda self: 8)", "Base.size = original", "size"),
+    ("which subclass a method is called on", "chosen = Derived", "chosen = Brief", "chosen = Brief", "chosen = Derived", ""),
+)  # fmt: skip
+METHODS = [
+    Row(what, HEAD + _CLASSES, "chosen().build(3)", (old, new), change, undo, names)
+    for what, old, new, change, undo, names in _METHODS
+]
+
+_SCALER = """
+class Scaler:
+    def __init__(self, factor):
+        self.factor = factor
+    def scale(self, x):
+        return x * self.factor
+
+scaler = Scaler(2)
+scale = scaler.scale
+original = Scaler.scale
+def other(self, x): return 0
+"""
+_OTHER_SCALE = ("Scaler.scale = other", "Scaler.scale = original", "scale")
+
+OBJECTS = [
+    reads("a method of a global object", _SCALER, "scaler.scale(x)", ("x * self", "x + self"), *_OTHER_SCALE),
+    reads("an attribute that a method of a global object reads", _SCALER, "scaler.scale(x)",
+          ("Scaler(2)", "Scaler(3)"), "scaler.factor = 3", "scaler.factor = 2", "factor"),
+    reads("the object of a bound method", _SCALER, "scale(x)",
+          ("Scaler(2)", "Scaler(3)"), "scaler.factor = 3", "scaler.factor = 2", "scale|factor"),
+    Row("an attribute of the method's own object", HEAD + '''
+@dataclass
+class Maker:
+    tile: int
+
+    @compile_once()
+    def build(self, x, *, staging):
+        (staging / "kernel").write_text(f"{x + self.tile}")
+
+maker = Maker(1)
+''', "maker.build(3)", ("Maker(1)", "Maker(2)"), "maker.tile = 2", "maker.tile = 1"),
+    Row("a method of a class without any signature", HEAD + '''
+class Maker:
+    @compile_once()
+    def build(self, x, *, staging):
+        (staging / "kernel").write_text(f"{self.helper(x)}")
+
+    def helper(self, x):
+        return x + 10
+
+original = Maker.helper
+maker = Maker()
+''', "maker.build(3)", ("+ 10", "+ 20"), "Maker.helper = lambda self, x: 0", "Maker.helper = original", "helper"),
+]  # fmt: skip
+
+NAMES = [
+    Row("the kernel's name", HEAD + '''
+import sys
+
+@compile_once()
+def scale(x, *, staging):
+    (staging / "kernel").write_text(f"{sys._getframe().f_code.co_name}({x})")
+
+@compile_once()
+def shift(x, *, staging):
+    (staging / "kernel").write_text(f"{sys._getframe().f_code.co_name}({x})")
+
+build = scale
+''', "build(3)", ("build = scale", "build = shift"), "build = shift", "build = scale"),
+]  # fmt: skip
+
+ROWS = [*HELPERS, *METHODS, *OBJECTS, *NAMES]

@@ -1,0 +1,105 @@
+"""The stale-hit matrix of Triton: whatever changes, the kernel that is served is what a fresh process would compile.
+
+The oracle is the compiled code, never the key: PTX and cubin, or their like, from Triton without kcoord.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.stale.row import Row
+from tests.stale.triton_rows import ROWS
+from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, sandboxed, together
+
+TABLE = "tests.stale.triton_ways"
+SETTINGS = {
+    "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS": "1",
+    "TRITON_DISABLE_LINE_INFO": "1",  # each world has its own directory
+}
+both_ways = pytest.mark.parametrize("way", ["launch", "compile"])
+
+
+@dataclass(frozen=True)
+class Matrix:
+    oracle: Oracle
+    kcoord: Verdicts
+    stock: Verdicts
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Iterator[Matrix]:
+    with sandboxed() as box:
+        kcoord = World(box, "kcoord", TABLE, ROWS, **SETTINGS)
+        stock = World(box, "stock", TABLE, ROWS, KCOORD_DISABLE="1", **SETTINGS)
+        yield Matrix(*together(lambda: consult(box, TABLE, ROWS, **SETTINGS), kcoord.verdicts, stock.verdicts))
+
+
+@by_row(ROWS)
+@both_ways
+def test_the_change_is_one_of_the_code(row: Row, way: str, matrix: Matrix) -> None:
+    old, alive, edited = (code(o, row, way) for o in (matrix.oracle.before, matrix.oracle.same, matrix.oracle.new))
+    assert alive != old
+    assert edited != old
+
+
+@by_row([r for r in ROWS if "same" in r.stock])
+def test_without_kcoord_a_changed_process_is_served_the_old_kernel(row: Row, matrix: Matrix) -> None:
+    served, old = code(matrix.stock.same, row, "launch"), code(matrix.oracle.before, row, "launch")
+    assert served == old
+
+
+@by_row([r for r in ROWS if "new" in r.stock])
+@both_ways
+def test_without_kcoord_a_new_process_is_served_the_old_kernel(row: Row, way: str, matrix: Matrix) -> None:
+    served, old = code(matrix.stock.new, row, way), code(matrix.oracle.before, row, way)
+    assert served == old
+
+
+@by_row(ROWS)
+@both_ways
+def test_a_new_process_is_served_the_new_kernel(row: Row, way: str, matrix: Matrix) -> None:
+    served, true = code(matrix.kcoord.new, row, way), code(matrix.oracle.new, row, way)
+    assert served == true
+
+
+@by_row(ROWS)
+@both_ways
+def test_a_changed_process_is_served_the_new_kernel_or_told_what_has_changed(
+    row: Row, way: str, matrix: Matrix
+) -> None:
+    served = matrix.kcoord.same[row.what][way]
+    if row.names and served.error:
+        assert row.named_in(served.error)
+        assert "changed" in served.error
+    else:
+        new, true = code(matrix.kcoord.same, row, way), code(matrix.oracle.same, row, way)
+        assert new == true
+
+
+@by_row(ROWS)
+@both_ways
+def test_changed_back_it_is_served_the_old_kernel(row: Row, way: str, matrix: Matrix) -> None:
+    first, again, old = (code(o, row, way) for o in (matrix.kcoord.before, matrix.kcoord.back, matrix.oracle.before))
+    assert first == old
+    assert again == old
+    compiles = matrix.kcoord.back[row.what][way].compiles
+    assert compiles == 0 or not row.shared
+
+
+@by_row([r for r in ROWS if r.shared])
+def test_with_nothing_changed_another_process_compiles_nothing(row: Row, matrix: Matrix) -> None:
+    """Else every test here would hold for a cache that never hits."""
+    compiles = [o[row.what]["launch"].compiles for o in (matrix.kcoord.before, matrix.kcoord.again)]
+    served, true = code(matrix.kcoord.again, row, "launch"), code(matrix.oracle.before, row, "launch")
+    assert compiles == [1, 0]
+    assert matrix.kcoord.again[row.what]["compile"].compiles == 0
+    assert served == true
+
+
+def test_nothing_goes_wrong_inside(matrix: Matrix) -> None:
+    assert matrix.kcoord.stderr == ""

@@ -1,0 +1,129 @@
+"""Rows of Triton: code that a kernel calls. Helpers, near and far, methods, functions among its arguments; and its name."""
+
+from __future__ import annotations
+
+from tests.stale.row import Row
+from tests.stale.triton_values import HEAD, NEW, SAME, reloads, stores
+
+_TWO = "@triton.jit\ndef helper(v): return v + 1\n@triton.jit\ndef other(v): return v + 2\noriginal = helper\n"
+_FAR = {
+    "far/__init__.py": "",
+    "far/away.py": """
+        import triton
+        import triton.language as tl
+        N = 1
+
+        @triton.jit
+        def helper(v):
+            return v + N
+
+        @triton.jit
+        def other(v):
+            return v + 2
+        """,
+}
+_SWAP = ("helper = other", "helper = original", "helper")
+_FAR_SWAP = ("away.helper = away.other", "away.helper = original", "helper")
+
+HELPERS = [
+    stores("a helper in the same file", _TWO, "helper(tl.load(x))", ("v + 1", "v + 4"), *_SWAP, stock=SAME),
+    stores("a helper of a helper", _TWO + "@triton.jit\ndef middle(v): return helper(v)", "middle(tl.load(x))",
+           ("v + 1", "v + 4"), *_SWAP, stock=SAME),
+    stores("a helper in another directory", "from .far.away import helper, other\noriginal = helper", "helper(tl.load(x))",
+           ("v + N", "v - N"), *_SWAP, files=_FAR, stock=SAME),
+    stores("a helper in another directory called through its module", "from .far import away\noriginal = away.helper",
+           "away.helper(tl.load(x))", ("v + N", "v - N"), *_FAR_SWAP, files=_FAR, stock=SAME),
+    stores("a helper called through its package", "from . import far\nfrom .far import away\noriginal = away.helper",
+           "far.away.helper(tl.load(x))", ("v + N", "v - N"), *_FAR_SWAP, files=_FAR, stock=SAME),
+    stores("a global of a helper in another directory", "from .far import away", "away.helper(tl.load(x))",
+           ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", files=_FAR, stock=NEW),
+    stores("a module's constant that only a helper reads", "from .far import away\n@triton.jit\ndef helper(v): return v + away.N",
+           "helper(tl.load(x))", ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", files=_FAR, stock=SAME | NEW),
+    reloads("a helper's module that is edited and reloaded", "@triton.jit\ndef helper(v): return v + 1",
+            "far.helper(tl.load(x))", ("v + 1", "v + 4"), stock=SAME),
+]  # fmt: skip
+
+_OPS = """
+@triton.jit
+def add(v): return v + 1
+
+@triton.jit
+def subtract(v): return v - 3
+
+class Base:
+    step = add
+
+class Derived(Base):
+    step = subtract
+
+ops = Derived
+"""
+
+METHODS = [
+    stores("an overridden method", _OPS, "Derived.step(tl.load(x))",
+           ("v - 3", "v - 7"), "Derived.step = add", "Derived.step = subtract", "step", stock=SAME),
+    stores("an inherited method", _OPS.replace("step = subtract", "pass"), "Derived.step(tl.load(x))",
+           ("v + 1", "v + 7"), "Base.step = subtract", "Base.step = add", "step", stock=SAME),
+    stores("which subclass a global names", _OPS, "ops.step(tl.load(x))",
+           ("ops = Derived", "ops = Base"), "ops = Base", "ops = Derived", "ops"),
+]  # fmt: skip
+
+_CALLS = (
+    HEAD
+    + """
+def weigh(a, b, c=0): return 2 * a + 10 * b + 100 * c
+def other(a, b, c=0): return a - b
+original = weigh.__code__
+step = MADE
+
+@triton.jit
+def kernel(x, F: tl.constexpr):
+    tl.store(x, F(1))  # {what}
+"""
+)
+
+_PASSED = """
+@triton.jit
+def kernel(x, F: tl.constexpr):
+    tl.store(x, F(tl.load(x)))  # {what}
+"""
+
+
+def passes(what: str, made: str, edit: tuple[str, str], change: str, undo: str) -> Row:
+    """The function ``step`` is a constant of the launch. Triton's key names it by address: no other process can hit."""
+    names = "" if change.startswith("step =") else "weigh"
+    return Row(what, _CALLS.replace("MADE", made), "launch(kernel, F=step)", edit, change, undo, names, shared=False)
+
+
+ARGUMENTS = [
+    passes("a partial argument", "functools.partial(weigh, 2)", ("weigh, 2", "weigh, 3"),
+           "step = functools.partial(weigh, 3)", "step = functools.partial(weigh, 2)"),
+    passes("a partial keyword argument", "functools.partial(weigh, b=2)", ("b=2", "b=3"),
+           "step.keywords['b'] = 3", "step.keywords['b'] = 2"),
+    passes("an argument of a nested partial", "functools.partial(functools.partial(weigh, 2), c=3)", ("weigh, 2", "weigh, 3"),
+           "step = functools.partial(functools.partial(weigh, 3), c=3)",
+           "step = functools.partial(functools.partial(weigh, 2), c=3)"),
+    passes("the function in a partial", "functools.partial(weigh, 2)", ("2 * a", "3 * a"),
+           "weigh.__code__ = other.__code__", "weigh.__code__ = original"),
+    Row("a helper among the arguments", HEAD + _TWO + "step = helper\n" + _PASSED, "launch(kernel, F=step)",
+        ("v + 1", "v + 4"), "step = other", "step = helper"),
+    Row("a module's constant that a helper among the arguments reads",
+        HEAD + "from .far import away\n@triton.jit\ndef step(v): return v + away.N\n" + _PASSED, "launch(kernel, F=step)",
+        ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", _FAR, stock=SAME | NEW),
+]  # fmt: skip
+
+NAMES = [
+    Row("the kernel's name", HEAD + """
+@triton.jit
+def scale(x):
+    tl.store(x, 1)  # {what}
+
+@triton.jit
+def shift(x):
+    tl.store(x, 1)  # {what}
+
+kernel = scale
+""", "launch(kernel)", ("kernel = scale", "kernel = shift"), "kernel = shift", "kernel = scale"),
+]  # fmt: skip
+
+ROWS = [*HELPERS, *METHODS, *ARGUMENTS, *NAMES]

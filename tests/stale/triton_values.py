@@ -1,0 +1,136 @@
+"""Rows of Triton: values that a kernel reads. Its globals, closure, defaults and constants."""
+
+from __future__ import annotations
+
+from tests.stale.row import Row
+
+HEAD = """
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+"""
+
+SAME, NEW = frozenset({"same"}), frozenset({"new"})
+
+
+def stores(
+    what: str, setup: str, expression: str, edit: tuple[str, str], change: str, undo: str, names: str, **more: object
+) -> Row:
+    """A kernel that stores `expression`, in a module that `setup` prepares."""
+    kernel = f"\n@triton.jit\ndef kernel(x):\n    tl.store(x, {expression})  # {{what}}\n"
+    return Row(what, HEAD + setup + kernel, "launch(kernel)", edit, change, undo, names, **more)  # type: ignore[arg-type]
+
+
+_CONSTS = {"consts.py": "import triton.language as tl\nTILE = 1\nLIMIT = tl.constexpr(1)\n"}
+
+GLOBALS = [
+    stores("a global scalar", "N = 1", "N", ("N = 1", "N = 2"), "N = 2", "N = 1", "N", stock=NEW),
+    stores("the type of a global scalar", "N = 1", "tl.load(x) / N", ("N = 1", "N = 1.5"), "N = 1.5", "N = 1", "N", stock=NEW),
+    stores("a global constexpr", "N = tl.constexpr(1)", "N",
+           ("constexpr(1)", "constexpr(2)"), "N = tl.constexpr(2)", "N = tl.constexpr(1)", "N"),
+    stores("the value in a global constexpr", "N = tl.constexpr(1)", "N",
+           ("constexpr(1)", "constexpr(2)"), "N.value = 2", "N.value = 1", "N"),
+    stores("a global list mutated in place", "SIZES = [1, 2]", "SIZES[1]",
+           ("[1, 2]", "[1, 3]"), "SIZES[1] = 3", "SIZES[1] = 2", "SIZES", stock=NEW),
+    stores("an attribute of a global object", "@dataclass\nclass Config:\n    tile: int\nconfig = Config(1)", "config.tile",
+           ("Config(1)", "Config(2)"), "config.tile = 2", "config.tile = 1", "config", stock=NEW),
+    stores("a field of a global named tuple", "class Shape(NamedTuple):\n    m: int\nshape = Shape(1)", "shape.m",
+           ("Shape(1)", "Shape(2)"), "shape = Shape(2)", "shape = Shape(1)", "shape", stock=NEW),
+    stores("an attribute of a global class", "class Config:\n    tile = 1", "Config.tile",
+           ("tile = 1", "tile = 2"), "Config.tile = 2", "Config.tile = 1", "tile", stock=SAME | NEW),
+    stores("a global dtype", "WIDE = tl.int16", "tl.load(x).to(WIDE)",
+           ("= tl.int16", "= tl.int8"), "WIDE = tl.int8", "WIDE = tl.int16", "WIDE", stock=NEW),
+    stores("which builtin a global names", "choose = tl.maximum", "choose(tl.load(x), 3)",
+           ("tl.maximum", "tl.minimum"), "choose = tl.minimum", "choose = tl.maximum", "choose", stock=SAME | NEW),
+    stores("a module's constant", "from . import consts", "consts.TILE",
+           ("TILE = 1", "TILE = 2"), "consts.TILE = 2", "consts.TILE = 1", "TILE", files=_CONSTS, stock=SAME | NEW),
+    stores("a module's constexpr", "from . import consts", "consts.LIMIT", ("constexpr(1)", "constexpr(2)"),
+           "consts.LIMIT = tl.constexpr(2)", "consts.LIMIT = tl.constexpr(1)", "LIMIT", files=_CONSTS, stock=SAME | NEW),
+    stores("a module's constant read through its package", "from . import pkg", "pkg.mod.TILE", ("TILE = 1", "TILE = 2"),
+           "pkg.mod.TILE = 2", "pkg.mod.TILE = 1", "TILE", stock=SAME | NEW,
+           files={"pkg/__init__.py": "from . import mod\n", "pkg/mod.py": "TILE = 1\n"}),
+    stores("which module a global names", "from . import consts\nfrom . import other\nchosen = consts", "chosen.TILE",
+           ("chosen = consts", "chosen = other"), "chosen = other", "chosen = consts", "chosen", stock=SAME | NEW,
+           files={**_CONSTS, "other.py": "TILE = 3\n"}),
+    stores("a constant imported by name", "from .consts import TILE", "TILE",
+           ("TILE = 1", "TILE = 2"), "TILE = 2", "TILE = 1", "TILE", files=_CONSTS, stock=NEW),
+    stores("a global that makes the kernel take another branch", "FAST = False", "1 if FAST else tl.load(x)",
+           ("FAST = False", "FAST = True"), "FAST = True", "FAST = False", "FAST", stock=NEW),
+]  # fmt: skip
+
+_MAKE = """
+def make(n):
+    @triton.jit
+    def kernel(x):
+        tl.store(x, EXPRESSION)  # {what}
+
+    def set_n(value):
+        nonlocal n
+        n = value
+
+    return kernel, set_n
+"""
+
+
+def closes(
+    what: str, expression: str, made: str, edit: tuple[str, str], change: str, undo: str, stock: frozenset[str]
+) -> Row:
+    """A kernel that stores `expression`, which reads the closure variable ``n``."""
+    maker = HEAD + _MAKE.replace("EXPRESSION", expression)
+    return Row(what, f"{maker}\n{made}\n", "launch(kernel)", edit, change, undo, "n", stock=stock)
+
+
+CLOSURES = [
+    closes("a closure scalar", "n", "kernel, set_n = make(1)", ("make(1)", "make(2)"), "set_n(2)", "set_n(1)", SAME | NEW),
+    closes("a closure constexpr", "n", "kernel, set_n = make(tl.constexpr(1))",
+           ("constexpr(1)", "constexpr(2)"), "set_n(tl.constexpr(2))", "set_n(tl.constexpr(1))", SAME),
+    closes("a closure list mutated in place", "n[1]", "sizes = [1, 2]\nkernel, set_n = make(sizes)",
+           ("[1, 2]", "[1, 3]"), "sizes[1] = 3", "sizes[1] = 2", NEW),
+    closes("a closure function", "n(tl.load(x))", "@triton.jit\ndef one(v): return v + 1\n"
+           "@triton.jit\ndef two(v): return v + 2\nkernel, set_n = make(one)",
+           ("v + 1", "v + 4"), "set_n(two)", "set_n(one)", SAME),
+    closes("a global of a closure function", "n(tl.load(x))", "M = 1\n@triton.jit\ndef one(v): return v + M\n"
+           "kernel, set_n = make(one)", ("M = 1", "M = 2"), "M = 2", "M = 1", NEW),
+]  # fmt: skip
+
+_RELOAD = "import importlib\nfrom . import far\n"
+
+
+def reloads(what: str, far: str, expression: str, edit: tuple[str, str], **more: object) -> Row:
+    """The module ``far`` is edited, and in a living process reloaded."""
+    files = {"far.py": f"import triton\nimport triton.language as tl\n{far}\n"}
+    reload = "importlib.reload(far)"
+    return stores(what, _RELOAD, expression, edit, reload, reload, "helper", files=files, edits_live=True, **more)
+
+
+DEFAULTS = [
+    Row("a default argument", HEAD + _RELOAD, "launch(far.kernel)", ("= 1)", "= 2)"), "importlib.reload(far)",
+        "importlib.reload(far)", edits_live=True, files={"far.py": """
+            import triton
+            import triton.language as tl
+
+            @triton.jit
+            def kernel(x, N: tl.constexpr = 1):
+                tl.store(x, N)  # {what}
+            """}),
+    reloads("a default argument of a helper", "@triton.jit\ndef helper(v, n: tl.constexpr = 1): return v + n",
+            "far.helper(tl.load(x))", ("= 1)", "= 2)"), stock=SAME),
+    reloads("a default argument computed at import", "M = 1\n@triton.jit\ndef helper(v, n: tl.constexpr = M): return v + n",
+            "far.helper(tl.load(x))", ("M = 1", "M = 2"), stock=SAME | NEW),
+]  # fmt: skip
+
+_TYPED = HEAD + "argument = 2\n@triton.jit\ndef kernel(x, N: tl.constexpr):\n    tl.store(x, EXPRESSION)  # {what}\n"
+
+ARGUMENTS = [
+    Row("a constant of the launch", _TYPED.replace("EXPRESSION", "N"), "launch(kernel, N=argument)",
+        ("= 2", "= 3"), "argument = 3", "argument = 2"),
+    Row("a constant of another type", _TYPED.replace("EXPRESSION", "(tl.load(x) + N).to(tl.int32)"),
+        "launch(kernel, N=argument)", ("= 2", "= 2.0"),
+        # Triton's memory of launches takes 2 and 2.0 for one constant (from 3.5 on), which kcoord does not change
+        "argument = 2.0\nkernel.device_caches.clear()", "argument = 2\nkernel.device_caches.clear()"),
+]  # fmt: skip
+
+ROWS = [*GLOBALS, *CLOSURES, *DEFAULTS, *ARGUMENTS]

@@ -1,0 +1,153 @@
+"""Running a table: in worlds that keep what they compile, and in fresh processes with nothing kept, which are the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Sandbox, eventually, finish
+from tests.stale.row import Row
+
+_ROOT = Path(__file__).parents[2]
+_FOREIGN = ("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one compile gave: its code, and how many compiles kcoord counted for it; or its error."""
+
+    code: str = ""
+    compiles: int = 0
+    error: str = ""
+
+
+Outcomes = dict[str, dict[str, Outcome]]
+"""By row, then by way of compiling."""
+
+
+def code(outcomes: Outcomes, row: Row, way: str) -> str:
+    """The code that `row` got. An error where code was expected fails the test."""
+    found = outcomes[row.what][way]
+    if found.error:
+        pytest.fail(found.error)
+    return found.code
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a world served. ``same``, ``back`` and ``before`` are of one process, ``again`` and ``new`` of one each."""
+
+    before: Outcomes
+    same: Outcomes
+    """Changed in the running process,"""
+    back: Outcomes
+    """and changed back."""
+    again: Outcomes
+    """Another process, with nothing changed."""
+    new: Outcomes
+    """Another process, after the edit."""
+    stderr: str
+    """What all of them wrote, but for the summary of a job."""
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What fresh processes compile that keep nothing: before the change, after it was made alive, and after the edit."""
+
+    before: Outcomes
+    same: Outcomes
+    new: Outcomes
+
+
+class World:
+    """One cache and one tree of files, and the processes that see them one after another."""
+
+    def __init__(self, box: Sandbox, name: str, table: str, rows: Sequence[Row], **variables: str) -> None:
+        self._box, self._table, self._rows = box, table, rows
+        self._home = box.root / name
+        self._stderr: list[str] = []
+        self._variables = {
+            "KCOORD_LOCAL_DIR": str(self._home / "local"),
+            "TRITON_CACHE_DIR": str(self._home / "triton"),
+            "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "1",  # Python's own cache: an edit within a second is not seen
+            **variables,
+        }
+
+    def run(self, state: str, *steps: str) -> list[Outcomes]:
+        """A process that finds the files in `state`; what it got at each ``compile`` of `steps`."""
+        tree = self._home / "tree"
+        for row in self._rows:
+            row.write(tree, state == "after")
+        arguments = ("-m", "tests.stale.child", self._table, tree, state, *steps)
+        done = finish(self._box.start(*arguments, **self._variables))
+        assert done.returncode == 0, done.stderr
+        self._stderr += [line for line in done.stderr.splitlines() if " kernels asked for, " not in line]
+        return _parse(json.loads(done.stdout.splitlines()[-1]), steps.count("compile"))
+
+    def verdicts(self) -> Verdicts:
+        before, same, back = self.run("before", "compile", "change", "compile", "undo", "compile")
+        (again,) = self.run("before", "compile")
+        (new,) = self.run("after", "compile")
+        return Verdicts(before, same, back, again, new, "\n".join(self._stderr))
+
+
+def _parse(trials: dict[str, list[dict[str, Any]]], count: int) -> list[Outcomes]:
+    return [
+        {what: {way: Outcome(**found) for way, found in entries[n].items()} for what, entries in trials.items()}
+        for n in range(count)
+    ]
+
+
+def consult(box: Sandbox, table: str, rows: Sequence[Row], **variables: str) -> Oracle:
+    """Ask the oracle: each answer comes from a process, a tree and a cache of its own."""
+    variables = {"KCOORD_DISABLE": "1", "TRITON_ALWAYS_COMPILE": "1", **variables}
+
+    def fresh(name: str, state: str, *steps: str) -> Outcomes:
+        (found,) = World(box, name, table, rows, **variables).run(state, *steps)
+        return found
+
+    return Oracle(
+        before=fresh("oracle-before", "before", "compile"),
+        same=fresh("oracle-same", "before", "change", "compile"),
+        new=fresh("oracle-new", "after", "compile"),
+    )
+
+
+def together(*tasks: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [f.result() for f in [pool.submit(t) for t in tasks]]
+
+
+@contextlib.contextmanager
+def sandboxed() -> Iterator[Sandbox]:
+    """A sandbox for a whole module of tests, untouched by settings from outside; at its end nothing runs in it."""
+    root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))
+    box = Sandbox(root)
+    for name in [n for n in os.environ if n.startswith(_FOREIGN) or n in _RANKS]:
+        box.environment.pop(name, None)
+    try:
+        yield box
+        for process in box.processes():
+            if "kcoord.agent" in process.cmdline():
+                process.terminate()
+        eventually(lambda: not box.processes(), what="all processes of the matrix ended")
+    finally:
+        for process in box.processes():
+            process.kill()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def by_row(rows: Sequence[Row]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", rows, ids=str)
