@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold_start, footprint, liger, takeover, warm_hit
+from benchmarks import cold_start, footprint, liger, live_key, takeover, warm_hit
 from benchmarks.result import Result
 
-_ALL = {"takeover": takeover.run, "warm_hit": warm_hit.run, "cold_start": cold_start.run, "footprint": footprint.run}
+_ALL = {
+    "takeover": takeover.run,
+    "warm_hit": warm_hit.run,
+    "live_key": live_key.run,
+    "cold_start": cold_start.run,
+    "footprint": footprint.run,
+}
 _ON_REQUEST = {"liger": liger.run}  # needs GPUs
 
 

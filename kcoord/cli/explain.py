@@ -13,6 +13,8 @@ from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.settings import Settings
 
+_OPAQUE = ("triton_key", "source")
+
 
 @click.command("explain")
 @click.argument("key")
@@ -27,7 +29,7 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
     found = artifacts_of(Settings.from_environ(**flags))
     mine = _find(found, key)
     theirs = _find(found, other) if other else _nearest(found, mine)
-    differences = theirs.explained.diff(mine.explained) if theirs else []
+    differences = _telling(theirs.explained.diff(mine.explained)) if theirs else []
     if as_json:
         print_json(
             {
@@ -50,6 +52,12 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
     console.print(f"from {theirs.key.digest[:12]} to {mine.key.digest[:12]}:")
     for difference in differences or [FactorDiff("nothing", "equal", "equal")]:
         console.print(f"  {escape(str(difference))}")
+
+
+def _telling(differences: list[FactorDiff]) -> list[FactorDiff]:
+    """Without a compiler's own hash, if what it is made of differs as well."""
+    told = [d for d in differences if d.name not in _OPAQUE]
+    return told or differences
 
 
 def _print(console: Console, factor: Factor, indent: str) -> None:

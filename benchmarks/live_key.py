@@ -1,0 +1,101 @@
+"""What the live key of a call costs, beside a plain dictionary's look-up and Triton's own key of a launch.
+
+The function has six tensors and a scalar for arguments and reads ten globals. Triton's figure is its launch path up to the launch
+itself (`JITFunction.run` with ``warmup=True``), of a kernel with the same arguments; with kcoord it also watches the kernel's inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from benchmarks.result import Result
+
+_PROCESSES = 5
+
+_PROGRAM = '''
+import json, os, sys, time, timeit, types, warnings
+warnings.simplefilter("ignore")
+import kcoord
+kcoord.install()
+import torch, triton
+import benchmarks.live_key_kernels as subject
+from collections import defaultdict
+
+tensors = [torch.empty(64, 64, device=subject.DEVICE) for _ in range(6)]
+
+def first(function):
+    begun = time.perf_counter(); function(); return time.perf_counter() - begun
+
+def best(functions, number, rounds=25):
+    """Microseconds of each, in turn, the fastest round of each: other processes only make a round slower."""
+    times = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(timeit.timeit(function, number=number) / number)
+    return {name: min(t) * 1e6 for name, t in times.items()}
+
+found = {"first": first(lambda: subject.build.key(*tensors, 128)) * 1e6}
+table = {("a", n): n for n in range(1000)}
+key = ("a", 500)
+found |= best({"dict": lambda: table[key], "key": lambda: subject.build.key(*tensors, 128)}, 5000)
+subject.make_driver()
+launch = lambda: subject.kernel.run(*tensors, 128, 3, BLOCK=128, FACTOR=2, grid=(1,), warmup=WARMUP)
+WARMUP = True
+launch()
+if "plain" in sys.argv:
+    kernels = subject.kernel.device_caches
+    subject.kernel.device_caches = defaultdict(kernels.default_factory, kernels)
+found |= best({"run": launch}, 2000, 60)
+if torch.cuda.is_available():
+    WARMUP = False
+    def many():
+        for _ in range(100):
+            launch()
+    found["launch"] = best({"launch": many}, 1, 100)["launch"] / 100
+    torch.cuda.synchronize()
+print(json.dumps(found))
+'''
+
+
+def run() -> Result:
+    result = Result("The live key of a call", ["what", "µs", "ratio"])
+    with tempfile.TemporaryDirectory(prefix="kcb-") as directory:
+        environment = {**os.environ, "KCOORD_LOCAL_DIR": directory, "KCOORD_IDLE_TIMEOUT": "2"}
+        runs: dict[str, list[dict[str, float]]] = {"watched": [], "plain": []}
+        for _ in range(_PROCESSES):
+            for mode, found in runs.items():
+                found.append(_once(environment, mode))
+    medians = {
+        f"{mode} {name}": statistics.median(r[name] for r in found) for mode, found in runs.items() for name in found[0]
+    }
+    rows = [
+        ("a look-up in a dictionary", "watched dict", "watched dict"),
+        ("kcoord: live key of a call, nothing changed", "watched key", "watched dict"),
+        ("kcoord: the first call's key", "watched first", "watched key"),
+        ("Triton: JITFunction.run up to the launch", "plain run", "plain run"),
+        ("the same, watched by kcoord", "watched run", "plain run"),
+        ("Triton: JITFunction.run with the launch", "plain launch", "plain launch"),
+        ("the same, watched by kcoord", "watched launch", "plain launch"),
+    ]
+    for title, name, reference in rows:
+        if name in medians:
+            ratio = medians[name] / medians[reference]
+            result.rows.append([title, f"{medians[name]:.2f}", f"{ratio:.3f}" if ratio < 2 else f"{ratio:.0f}"])
+    result.notes.append(f"medians of {_PROCESSES} processes of each kind, in turn; in each the fastest of many rounds")
+    result.notes.append("ratios: to the dictionary, to the warm key, and to Triton without kcoord")
+    result.notes.append("6 tensors and a scalar; the function reads 10 globals, the kernel 2 values and a helper")
+    return result
+
+
+def _once(environment: dict[str, str], mode: str) -> dict[str, float]:
+    command = [sys.executable, "-c", _PROGRAM, mode]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
