@@ -1,7 +1,7 @@
 """What the live key of a call costs, beside a plain dictionary's look-up and Triton's own key of a launch.
 
-The function has six tensors and a scalar for arguments and reads ten globals. Triton's figure is its launch path up to the launch
-itself (`JITFunction.run` with ``warmup=True``), of a kernel with the same arguments; with kcoord it also watches the kernel's inputs.
+The function has six tensors and a scalar for arguments and reads ten globals. Triton's figure is its launch path up to the
+launch (`JITFunction.run` with ``warmup=True``), of a kernel with such arguments; with kcoord the kernel's inputs are watched.
 """
 
 from __future__ import annotations

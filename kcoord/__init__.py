@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kcoord.api import compile_once as compile_once
     from kcoord.api import connect as connect
     from kcoord.artifacts.local import Artifact as Artifact
     from kcoord.backends.install import install as install
     from kcoord.coordinator import Coordinator as Coordinator
+    from kcoord.decorate import compile_once as compile_once
     from kcoord.errors import CompileFailed as CompileFailed
     from kcoord.errors import GlobalsDrift as GlobalsDrift
     from kcoord.errors import KcoordError as KcoordError
@@ -38,7 +38,7 @@ _HOME = {
     "KeyFactorError": "kcoord.errors",
     "Scope": "kcoord.keys.device",
     "SettingsError": "kcoord.errors",
-    "compile_once": "kcoord.api",
+    "compile_once": "kcoord.decorate",
     "connect": "kcoord.api",
     "install": "kcoord.backends.install",
     "register_signature": "kcoord.keys.signature",

@@ -1,21 +1,12 @@
-"""The generic API: this process's coordinator, and single flight for a compile function."""
+"""This process's coordinator."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Literal
 
-from kcoord.artifacts.local import Artifact
 from kcoord.coordinator import Coordinator
-from kcoord.errors import KeyFactorError
-from kcoord.keys.device import Scope
 from kcoord.keys.environment import Environment
-from kcoord.keys.live import Declared, LiveKey
 from kcoord.settings import FIELDS, Settings, variable
 
 _Asked = tuple[object, ...]
@@ -50,75 +41,3 @@ def connect(**flags: str | None) -> Coordinator:
             _current = asked, Coordinator(settings)
         _current = asked, _current[1]
         return _current[1]
-
-
-def compile_once(
-    *,
-    scope: Scope = Scope.DEVICE,
-    load: Callable[[Artifact], Any] | None = None,
-    environ: Iterable[str] = (),
-    tools: Iterable[str] = (),
-    trees: Iterable[str | os.PathLike[str]] = (),
-    dynamic: Iterable[str] = (),
-    ignore: Iterable[str] = (),
-    on_drift: Literal["raise", "rekey"] = "raise",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a compile function single flight: ``build(config, *, staging)`` becomes ``build(config) → Artifact``.
-
-    The function writes its files into ``staging`` (a `Path`). With `load`, the call returns ``load(artifact)``.
-
-    Its key, read live at each call, holds: its arguments (tensors by their metadata); what it says, with its helpers, defaults,
-    closure and the globals that they read; the device, as `scope` says; and the variables of the environment that compilers
-    commonly read, that it reads by a constant name, or that `environ` names. What it reads otherwise must be declared: `tools`
-    that it runs (names on PATH, or paths; they count by content) and `trees` of files that it reads (directories or files).
-    Tensors that `dynamic` names count by what Triton specializes on, not by exact sizes and strides. `ignore` names globals,
-    closure variables and variables of the environment that do not change what it makes (a logger).
-
-    ``build.key(config)`` is the key that a call would have. Raises at the call: `KeyFactorError` for a value without identity;
-    `GlobalsDrift` if something that it reads (not an argument, a variable, a tool) has changed since it was compiled in this
-    process, unless `on_drift` is ``"rekey"``, which makes a new key, or while it was compiled; and what
-    `Coordinator.get_or_compile` raises.
-    Not seen: what is reached by a computed name, ``getattr(module, name)``, and files and network that nobody declared.
-    """
-    if on_drift not in ("raise", "rekey"):
-        raise KeyFactorError(f'on_drift={on_drift!r}: it must be "raise" or "rekey"')
-    declared = Declared(
-        scope,
-        frozenset(_several(ignore)),
-        frozenset(_several(environ)),
-        _several(tools),
-        tuple(map(os.fspath, _several(trees))),
-        frozenset(_several(dynamic)),
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        if "staging" not in inspect.signature(function).parameters:
-            raise KeyFactorError(f"{function.__qualname__} needs a keyword parameter 'staging': def …(…, *, staging)")
-        live = LiveKey(function, declared, lambda: connect().settings.local_dir)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            asked = live.of(args, kwargs)
-            coordinator = connect()
-            handle = coordinator.in_memory(asked.key, asked.device)
-            if handle is not None:
-                return handle
-            if on_drift == "raise":
-                live.check(asked)
-
-            def compile(staging: Path) -> None:
-                function(*args, staging=staging, **kwargs)
-                live.check_still(asked)
-
-            handle = coordinator.serve(asked.key, asked.device, compile, load)
-            live.served(asked)
-            return handle
-
-        call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]
-        return call
-
-    return decorate
-
-
-def _several(names: Any) -> tuple[Any, ...]:
-    return (names,) if isinstance(names, (str, os.PathLike)) else tuple(names)

@@ -40,10 +40,9 @@ def register_signature(kind: type | str, describe: Callable[[Any], Any]) -> None
     global _forms
     if not callable(describe):
         raise KeyFactorError(f"register_signature({kind!r}, …) needs a function that describes a value")
-    if isinstance(kind, str):
-        if not all(part.isidentifier() for part in kind.split(".")) or "." not in kind:
-            raise KeyFactorError(f"{kind!r} is no qualified name: write 'package.module.Class'")
-    if kind in _NATIVE or kind in map(qualified, _NATIVE):
+    if isinstance(kind, str) and not ("." in kind and all(part.isidentifier() for part in kind.split("."))):
+        raise KeyFactorError(f"{kind!r} is no qualified name: write 'package.module.Class'")
+    if any(kind in (native, qualified(native)) for native in _NATIVE):
         raise KeyFactorError(f"a value of type {kind} is its own description: register a class of your own")
     if isinstance(kind, str):
         _by_name[kind] = describe
