@@ -57,7 +57,7 @@ def run() -> Result:
         f"medians of {_ROUNDS} runs of each, in turn; the ratio is that of all {_KERNELS} kernels together"
     )
     result.notes.append(
-        "the first kernel pays for imports and for Triton's hash of itself, which kcoord keeps where it is there before Triton, as "
+        "the first kernel pays for imports and for Triton's hash of itself, which kcoord keeps if it is there before Triton, as "
         "under kcoord-torchrun; kcoord checks every byte's SHA-256"
     )
     return result

@@ -16,6 +16,7 @@ import weakref
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -145,7 +146,8 @@ def meta(*shape: int, **options: Any) -> Any:
 
 
 def fake(*shape: int, **options: Any) -> Any:
-    with FakeTensorMode():
+    """Also of a GPU that this machine has not: nothing is initialized for it."""
+    with patch("torch._subclasses.fake_tensor.init_gpu_context", create=True), FakeTensorMode():
         return torch.empty(*shape, **options)
 
 

@@ -92,10 +92,9 @@ class Watch:
         `conditions` are more that must hold, in terms of `names`. One function: a call less on the way of a launch.
         """
         names = {**self._names, **names}
-        bound = ", ".join(filter(None, (parameters, *(f"{n}={n}" for n in names))))
         condition = " and ".join([*conditions, *self._terms]) or "True"
         source = (
-            f"def made({bound}):\n"
+            f"def made({parameters}):\n"
             f"    try:\n        {body.format(condition=condition)}\n"
             "    except (LookupError, AttributeError, ValueError, TypeError, RuntimeError):\n        pass\n"
             f"    {doubt}\n"
