@@ -19,10 +19,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from kcoord.agent import client as agent
+from kcoord.agent.client import BUSY as BUSY
 from kcoord.agent.client import AgentClient
+from kcoord.agent.client import Busy as Busy
 from kcoord.agent.ledger import Ledger
 from kcoord.agent.protocol import Identity
 from kcoord.artifacts import local
@@ -36,6 +38,8 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import Counters
+from kcoord.warmup.outbox import Outbox
+from kcoord.warmup.profile import Recipe
 
 T = TypeVar("T")
 
@@ -112,6 +116,7 @@ class Coordinator:
         self._checked: bool | None = None
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
+        self._outbox = Outbox(settings, self._client, self.notices)
         self._compiling = _Compiling()
         self._private: list[Path] = []  # staging directories that this process still loads from
         atexit.register(self.close)
@@ -136,6 +141,7 @@ class Coordinator:
         """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
         return self.settings.local_dir / "objects" / digest[:2] / digest
 
+    @overload
     def request(
         self,
         key: CacheKey,
@@ -145,8 +151,38 @@ class Coordinator:
         target: GPUTarget | None = None,
         explain: Callable[[], Mapping[str, Any]] | None = None,
         counters: Counters | None = None,
-    ) -> Artifact | Compilation:
+        wait: Literal[True] = True,
+    ) -> Artifact | Compilation: ...
+
+    @overload
+    def request(
+        self,
+        key: CacheKey,
+        home: Path,
+        device: str = "",
+        *,
+        target: GPUTarget | None = None,
+        explain: Callable[[], Mapping[str, Any]] | None = None,
+        counters: Counters | None = None,
+        wait: bool,
+    ) -> Artifact | Compilation | Busy: ...
+
+    def request(
+        self,
+        key: CacheKey,
+        home: Path,
+        device: str = "",
+        *,
+        target: GPUTarget | None = None,
+        explain: Callable[[], Mapping[str, Any]] | None = None,
+        counters: Counters | None = None,
+        wait: bool = True,
+    ) -> Artifact | Compilation | Busy:
         """The artifact of `key`, at `home`; or the task of compiling it. Waits at most `max_wait` seconds.
+
+        Without `wait`: `BUSY`, which is counted nowhere, if another rank, of this node or another, is at it now. Ask again later.
+        An artifact in the store is waited for all the same. Not guaranteed: that who is at it gets there, or that it compiles;
+        it may find the artifact, or give up.
 
         `device` and, on a miss, the details that `explain` returns are recorded with what is compiled. What says of itself that
         it is for another GPU than `target` is neither loaded nor published. `counters` counts what is no kernel of the job
@@ -163,7 +199,9 @@ class Coordinator:
             # a compile that needs itself would wait for itself
             return self._compile(key, home, device, counters, target)
         started = time.perf_counter()
-        answer = self._client.claim(key, home)
+        answer = self._client.claim(key, home, wait=wait)
+        if answer is BUSY:
+            return BUSY
         counters.add(wait_seconds=time.perf_counter() - started)
         if isinstance(answer, agent.Ready):
             artifact = self.find(key, home, target, "it was published and has vanished: does something clean it?")
@@ -240,22 +278,48 @@ class Coordinator:
         load: Callable[[Artifact], T] | None = None,
     ) -> Any:
         """As `get_or_compile`, of a key that holds its device, and is not in memory."""
-        found = self.request(key, self.home(key.digest), str(device), target=device.target)
-        artifact = found if isinstance(found, Artifact) else self._run(found, compile)
+        artifact = self.ensure(key, device, compile)
         return self._memory.put(key.digest, device, load(artifact) if load else artifact)
 
+    @overload
+    def ensure(self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any]) -> Artifact: ...
+
+    @overload
+    def ensure(
+        self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any], *, wait: bool
+    ) -> Artifact | Busy: ...
+
+    def ensure(
+        self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any], *, wait: bool = True
+    ) -> Artifact | Busy:
+        """As `serve`, of the artifact itself, which is not loaded. Without `wait`: `BUSY` if another rank is at it."""
+        found = self.request(key, self.home(key.digest), str(device), target=device.target, wait=wait)
+        return self._run(found, compile) if isinstance(found, Compilation) else found
+
+    def record(self, recipe: Recipe) -> None:
+        """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.
+
+        Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that what a process recorded after its
+        last compile arrives if it is killed.
+        """
+        if self.settings.profile is not None and self._usable:
+            self._outbox.put(recipe)
+
     def close(self) -> None:
-        """Deliver statistics, let go of the agent, and remove private copies. The coordinator may be used again."""
+        """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
         if not self._deliver_counters():
             self._keep_counters()
+        if not self._outbox.deliver():
+            self._outbox.keep()
         self._client.close()
         private, self._private = self._private, []
         for directory in private:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _forget_after_fork(self) -> None:
-        """The parent's counters are the parent's to deliver, and its private copies its to remove."""
+        """The parent's counters and recipes are the parent's to deliver, and its private copies its to remove."""
         self.counters, self._delivering = Counters(), threading.Lock()
+        self._outbox = Outbox(self.settings, self._client, self.notices)
         self._memory.forget_after_fork()
         self._private = []
         self._compiling = _Compiling()
@@ -390,6 +454,7 @@ class Coordinator:
         """A request is counted with its outcome, and told at once: a compile worker may be killed without a warning."""
         compilation.counters.add(requests=1, **amounts)
         self._deliver_counters()
+        self._outbox.deliver()
 
     def _deliver_counters(self) -> bool:
         """False: there is something to deliver, and no agent to take it."""

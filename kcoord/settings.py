@@ -84,6 +84,13 @@ def _namespace(value: str) -> str:
     return value
 
 
+def profile_name(value: str) -> str:
+    """`value`, if a profile may have this name, which is a directory's name too. Raises ValueError."""
+    if value.startswith("."):
+        raise ValueError("it must not begin with '.'")
+    return _namespace(value)
+
+
 def default_local_dir() -> Path:
     """``$TMPDIR/kcoord-<uid>``: local disk, where a home directory is often NFS."""
     return Path(tempfile.gettempdir()) / f"kcoord-{os.getuid()}"
@@ -138,6 +145,9 @@ class Settings:
     job: str | None = _setting(
         None, _text, "name", "Names the job in statistics; equal on all its nodes. "
         "Default: the launcher's job id.")  # fmt: skip
+    profile: str | None = _setting(
+        None, profile_name, "name", "Compiles are recorded under this name, and `kcoord-torchrun` compiles what was "
+        "recorded before the job starts.")  # fmt: skip
     disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
 
     @classmethod

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from kcoord.agent import spawn
-from kcoord.agent.client import Alone, Failed, Lead, Ready
+from kcoord.agent.client import BUSY, Alone, Failed, Lead, Ready
 from kcoord.agent.server import Agent
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
@@ -121,6 +121,55 @@ def test_an_artifact_that_was_compiled_without_a_lead_is_for_all_who_wait(node: 
     assert node.publish(stranger, None, "k")
     assert waiter.result(20) == Ready("wait")
     assert node.publish(client, lead, "k"), "the leader's own publish is harmless"
+
+
+# Claims that do not wait.
+
+
+def test_a_claim_that_does_not_wait_is_busy_while_another_rank_compiles(node: Node) -> None:
+    leader, waiter = leader_and_waiter(node)
+    hurried, home = node.client(), node.home("k")
+    assert hurried.claim(key_of("k"), home, wait=False) is BUSY
+    assert isinstance(lead := hurried.claim(key_of("other"), node.home("other"), wait=False), Lead), (
+        "it is free for more"
+    )
+    assert node.publish(hurried, lead, "other")
+    leader.kill()
+    waiter.expect("Lead")
+    assert hurried.claim(key_of("k"), home, wait=False) is BUSY
+    waiter.tell()
+    waiter.expect("done")
+    assert isinstance(hurried.claim(key_of("k"), home, wait=False), Ready)
+
+
+def test_of_many_that_do_not_wait_one_leads_and_it_is_waited_for(node: Node) -> None:
+    clients = [node.client() for _ in range(8)]
+    claims = [in_thread(lambda c=c: c.claim(key_of("k"), node.home("k"), wait=False)) for c in clients]
+    answers = [c.result(20) for c in claims]
+    assert sorted(type(a).__name__ for a in answers) == ["Busy"] * 7 + ["Lead"]
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    ((client, lead),) = [(c, a) for c, a in zip(clients, answers, strict=True) if isinstance(a, Lead)]
+    assert node.publish(client, lead, "k")
+    assert waiting.result(20) == Ready("wait")
+
+
+def test_the_death_of_a_leader_that_did_not_wait_is_no_different(node: Node) -> None:
+    leader = node.rank("lead = client.claim(key_of('k'), home_of('k'), wait=False); say('asked'); listen()")
+    leader.expect("asked")
+    assert str(leader.pid) in node.flight("k")["leader"]
+    waiter = node.rank(WAITER)
+    node.until_waiting("k", 1)
+    leader.kill()
+    waiter.expect("Lead")
+
+
+def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    client.fail(lead, key_of("k"), "out of registers")
+    assert isinstance(client.claim(key_of("k"), node.home("k"), wait=False), Failed)
 
 
 # Leaders that do not make it.
@@ -587,6 +636,35 @@ def test_an_agent_that_is_told_to_stop_gives_its_leases_back() -> None:
         agent.stop()
         await asyncio.wait_for(serving, 20)
         assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won)
+        lead.connection.close()
+
+    with Node(spawn="0") as node:
+        asyncio.run(scenario(node))
+
+
+def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_compiles() -> None:
+    async def scenario(node: Node) -> None:
+        leases, key = LocalLeases(60, 60, 60), key_of("k")
+        agent, serving = await served(node, leases)
+        assert isinstance(await leases.acquire(key.digest, "other", "another node"), Won)
+        hurried = node.client()
+        for _ in range(3):
+            assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
+        assert agent.status()["flights"] == []
+        patience = time.monotonic() + BOUND
+        while leases._watchers:
+            assert time.monotonic() < patience, "it is still subscribed"
+            await asyncio.sleep(0.01)
+
+        waiting = asyncio.create_task(asyncio.to_thread(node.claim, node.client(), "k"))
+        while not any(f["waiting"] for f in agent.status()["flights"]):
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
+        assert await leases.release(key.digest, "other")
+        lead = await asyncio.wait_for(waiting, 20)
+        assert isinstance(lead, Lead), "who waits is heir to the lease"
+        agent.stop()
+        await asyncio.wait_for(serving, 20)
         lead.connection.close()
 
     with Node(spawn="0") as node:

@@ -230,6 +230,11 @@ def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypat
         assert node.publish(client, lead, "k")
 
 
+def test_without_an_agent_a_claim_that_does_not_wait_is_alone_too() -> None:
+    with Node(spawn="0") as node:
+        assert isinstance(node.client().claim(key_of("k"), node.home("k"), wait=False), Alone)
+
+
 def test_a_dead_agent_is_not_asked_again_for_a_while() -> None:
     with Node(spawn="0") as node:
         client = node.client()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import kcoord
 from kcoord.agent.ledger import Ledger
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
-from kcoord.coordinator import Coordinator
+from kcoord.coordinator import BUSY, Busy, Compilation, Coordinator
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
 from kcoord.settings import Settings
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.redis_server import RedisServer
 
 TARGET = kcoord.Scope.TARGET
 
@@ -279,6 +281,68 @@ def test_a_compile_that_wrote_nothing_leaves_nothing_staged(coordinator: Coordin
     assert not list(coordinator.settings.local_dir.glob("objects/*/.kcoord/staging/*"))
 
 
+# Requests that do not wait.
+
+
+def compiled(compilation: object) -> kcoord.Artifact:
+    assert isinstance(compilation, Compilation)
+    (compilation.staging / "kernel.bin").write_bytes(b"code")
+    return compilation.publish()
+
+
+def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_answered(
+    coordinator: Coordinator,
+) -> None:
+    other, home = Coordinator(coordinator.settings), coordinator.home(key().digest)
+    first = coordinator.request(key(), home, wait=False)
+    assert other.request(key(), home, wait=False) is BUSY
+    assert isinstance(BUSY, Busy)
+    assert not any(other.counters.read().values())
+    artifact = compiled(first)
+    found = other.request(key(), home, wait=False)
+    assert isinstance(found, kcoord.Artifact)
+    assert found.path == artifact.path
+    other.close()
+    assert outcomes(coordinator) == {"requests": 1, "compiles": 1}
+    assert outcomes(other) == {"requests": 1, "local_hits": 1}
+
+
+def test_a_request_that_does_not_wait_compiles_alone_if_nobody_coordinates(sandbox: Sandbox) -> None:
+    alone = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_SPAWN": "0"}))
+    compiled(alone.request(key(), alone.home(key().digest), wait=False))
+    alone.close()
+    assert outcomes(alone) == {"requests": 1, "compiles": 1, "alone": 1}
+
+
+def test_a_request_that_does_not_wait_is_busy_while_another_node_compiles_and_fetches_what_is_there(
+    sandbox: Sandbox,
+) -> None:
+    with RedisServer() as server:
+        shared = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
+        one, two = (
+            Coordinator(Settings.from_environ({**shared, "KCOORD_LOCAL_DIR": str(sandbox.local / node)}))
+            for node in ("one", "two")
+        )
+        try:
+            first = one.request(key(), one.home(key().digest))
+            home = two.home(key().digest)
+            assert two.request(key(), home, wait=False) is BUSY
+            eventually(lambda: server.command("PUBSUB", "CHANNELS") == b"*0\r\n", what="nobody is subscribed")
+            compiled(first)
+            patience = time.monotonic() + 20
+            while (found := two.request(key(), home, wait=False)) is BUSY:  # until the store has it
+                assert time.monotonic() < patience
+            assert isinstance(found, kcoord.Artifact)
+            assert home == found.path
+            assert outcomes(two) == {"requests": 1, "store_hits": 1}
+        finally:
+            one.close()
+            two.close()
+            for process in sandbox.processes():
+                process.terminate()
+            eventually(lambda: not sandbox.processes())
+
+
 # compile_once
 
 
@@ -336,7 +400,7 @@ def test_what_changes_during_the_compile_is_not_published(here: Coordinator, mon
         monkeypatch.setattr(f"{__name__}.FACTOR", 9)  # as another thread would
         (staging / "kernel.bin").write_text(f"{before} {FACTOR}")
 
-    with pytest.raises(kcoord.GlobalsDrift, match="during the compile"):
+    with pytest.raises(kcoord.GlobalsDrift, match="changes what it reads itself"):
         torn()
     assert not list(here.settings.local_dir.glob("objects/??/?*/kernel.bin"))
 

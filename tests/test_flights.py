@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcoord.agent.flights import (
     Action,
     Announce,
@@ -13,6 +15,7 @@ from kcoord.agent.flights import (
     Flights,
     HasFailed,
     IsAlone,
+    IsBusy,
     IsReady,
     Leads,
     Look,
@@ -24,6 +27,8 @@ from kcoord.leases.base import Failed, Ready, Won
 KEY = "key"
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
 A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
+
+HURRIED = Claimant(4, 14, KEY, "/home/4", "rank 4", MAX_WAIT, waits=False)
 
 
 def new_flights() -> Flights:
@@ -142,6 +147,78 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
     flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
     assert [f.remote for f in flights] == [""]
     assert flights.fetched(KEY, 1, A.home) == [Tell(A, IsReady("wait", A.home))]
+
+
+# Claims that do not wait.
+
+
+def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
+    flights = new_flights()
+    assert flights.claim(HURRIED, 0.0) == [AskLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
+    assert flights.claim(B, 0.0) == []
+    assert flights.looked(KEY, 1, None, 0.0) == [Tell(HURRIED, Leads(f"1.{HURRIED.id}"))]
+    assert flights.landing(KEY, f"1.{HURRIED.id}")
+    assert told(flights.landed(KEY, HURRIED.home)) == {B.id: IsReady("wait", HURRIED.home)}
+
+
+def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
+    flights = new_flights()
+    busy = [Tell(HURRIED, IsBusy())]
+    flights.claim(A, 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.looked(KEY, 1, None, 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.landing(KEY, f"1.{A.id}")
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.landed(KEY, A.home)
+    assert flights.claim(HURRIED, 0.0) == [AskLease(KEY, 2)]
+
+
+def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    other = replace(HURRIED, id=5, owner=15)
+    assert flights.claim(other, 0.0) == [Tell(other, IsBusy())]
+
+
+def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
+    assert list(flights) == []
+    assert flights.must_wait(KEY, 1, "node 2") == []
+    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
+
+
+def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.claim(B, 0.0)
+    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy())]
+    assert flights.must_wait(KEY, 1, "node 2") == []
+    flights.lease_answered(KEY, 1, Won(2), 1.0)
+    assert flights.looked(KEY, 1, None, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+
+
+def test_a_claim_that_does_not_wait_is_told_what_is_known_of_its_key() -> None:
+    flights, token = led_by_a()
+    flights.failed(KEY, token, "no registers", "rank 1", 0.0)
+    assert flights.claim(HURRIED, 1.0) == [Tell(HURRIED, HasFailed("no registers", "rank 1"))]
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
+    assert flights.fetched(KEY, 1, HURRIED.home) == [Tell(HURRIED, IsReady("store", HURRIED.home))]
+
+
+def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_not_be_fetched() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
+    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
 
 
 # Looking and fetching.

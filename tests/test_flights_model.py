@@ -42,11 +42,15 @@ class Server:
 
     # Events.
 
-    def claim(self, owner: int, key: str, home: str) -> None:
-        claimant = Claimant(len(self.claimed) + 1, owner, key, home, f"rank {owner}", self.now + MAX_WAIT)
+    def claim(self, owner: int, key: str, home: str, waits: bool = True) -> None:
+        claimant = Claimant(len(self.claimed) + 1, owner, key, home, f"rank {owner}", self.now + MAX_WAIT, waits)
         self.claimed[claimant.id] = claimant
         self.untold.add(claimant.id)
+        under_way, before = self.flights.get(key) is not None, self.picture()
         self.do(self.flights.claim(claimant, self.now))
+        if under_way and not waits:
+            assert claimant.id not in self.untold, "a claim that does not wait joined a flight"
+            assert self.picture() == before
 
     def owner_gone(self, owner: int) -> None:
         self.gone.add(owner)
@@ -64,9 +68,10 @@ class Server:
 
     def wait(self, serial: int) -> None:
         key = self.asking.get(serial) or self.cancelled[serial]
-        before = self.picture()
-        self.flights.must_wait(key, serial, "node 2")
-        assert self.picture() == before
+        before, untold = self.picture(), set(self.untold)
+        self.do(self.flights.must_wait(key, serial, "node 2"))
+        if self.untold == untold:
+            assert self.picture() == before
 
     def looked(self, serial: int, found: bool) -> None:
         key = self.looking.pop(serial)
@@ -151,6 +156,7 @@ class Server:
         assert claimant.owner not in self.gone, "a process that has ended is told something"
         assert claimant.id in self.untold, "a claim is answered twice"
         self.untold.remove(claimant.id)
+        assert not (claimant.waits and isinstance(told, fl.IsBusy)), "a claim that waits is sent away"
         if isinstance(told, fl.Leads):
             assert told.token not in self.tokens, "a token is given twice"
             self.tokens[told.token] = (claimant.key, claimant.id)
@@ -183,6 +189,11 @@ class Server:
             assert flight.leader is None
         if flight.state is not State.LANDING:
             assert flight.waiters or flight.leader or flight.state in (State.LOOKING, State.FETCHING)
+        for number, waiter in enumerate(flight.waiters.values()):
+            if not waiter.waits:
+                assert number == 0, "a claim that does not wait queues"
+                assert flight.leader is None, "a claim that does not wait waits for a compile on this node"
+                assert not flight.remote, "a claim that does not wait waits for a compile on another node"
         if flight.state in (State.LOOKING, State.LEADING, State.LANDING):
             assert flight.serial in self.held, "a flight leads without its lease"
 
@@ -222,9 +233,14 @@ class RandomServer(RuleBasedStateMachine):
     def start(self) -> None:
         self.server = Server()
 
-    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), home=st.sampled_from(["/one", "/two"]))
-    def claim(self, owner: int, key: str, home: str) -> None:
-        self.server.claim(owner, key, home)
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        key=st.sampled_from(KEYS),
+        home=st.sampled_from(["/one", "/two"]),
+        waits=st.booleans(),
+    )
+    def claim(self, owner: int, key: str, home: str, waits: bool) -> None:
+        self.server.claim(owner, key, home, waits)
 
     @rule(owner=st.sampled_from(OWNERS))
     def owner_gone(self, owner: int) -> None:
@@ -309,7 +325,7 @@ RandomServer.TestCase.settings = settings(max_examples=400, stateful_step_count=
 TestRandomOrders = RandomServer.TestCase
 
 
-# All orders: one key, three claimants.
+# All orders: one key, three claimants, each of which waits or does not.
 
 
 def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
@@ -317,10 +333,11 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     events: list[tuple[str, tuple[Any, ...]]] = []
     made = len(server.claimed)
     if made < 3:
-        events.append(("claim", (made, "a", f"/home/{made}")))
+        events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
     for serial in [*server.asking, *server.cancelled]:
         events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
+        events.append(("wait", (serial,)))
     for serial in server.looking:
         events += [("looked", (serial, True)), ("looked", (serial, False))]
     for serial in server.fetching:
@@ -344,7 +361,16 @@ def fingerprint(server: Server) -> object:
     failure = server.flights._failures.get("a")
     return (
         [
-            (f.serial, f.state, tuple(f.waiters), f.leader and f.leader.id, f.token, f.led_since, f.manifest, f.waited)
+            (
+                f.serial,
+                f.state,
+                tuple((w.id, w.waits) for w in f.waiters.values()),
+                f.leader and f.leader.id,
+                f.token,
+                f.led_since,
+                f.manifest,
+                f.waited,
+            )
             for f in server.flights
         ],
         failure and failure.until,
@@ -400,4 +426,4 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
                 following.append((twin, told))
         level = following
     assert outcomes == {s.value for s in State}
-    assert len(seen) > 8_000, "the exploration has become shallow"
+    assert len(seen) > 30_000, "the exploration has become shallow"

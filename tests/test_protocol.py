@@ -144,7 +144,7 @@ PUBLISH = {
 FAIL = {"op": "fail", "id": 1, "digest": KEY.digest, "token": "1.1", "log": "l"}
 
 
-@given(data=st.data(), request=st.sampled_from([CLAIM, PUBLISH, FAIL]))
+@given(data=st.data(), request=st.sampled_from([CLAIM, {**CLAIM, "wait": False}, PUBLISH, FAIL]))
 @fuzz(80)
 def test_a_request_with_one_wrong_field_is_refused_or_answered(
     node: Node, serves: None, data: st.DataObject, request: dict[str, Any]
@@ -153,7 +153,7 @@ def test_a_request_with_one_wrong_field_is_refused_or_answered(
     with node.wire() as wire:
         wire.hello()
         wire.send({**request, name: data.draw(values)})
-        assert wire.frame()["op"] in ("refused", "done", "lead", "alone")
+        assert wire.frame()["op"] in ("refused", "done", "lead", "alone", "busy")
 
 
 @pytest.mark.parametrize("home", ["relative", "/a/../b", "/nul\0", "/half\ud800", "", "/" + "x" * 5000])
@@ -165,6 +165,25 @@ def test_a_home_that_is_no_absolute_path_is_refused(node: Node, serves: None, ho
         wire.hello()
         published = wire.ask({**PUBLISH, "home": home})["op"]
     assert (claimed, published) in (("refused", "refused"), ("lead", "refused"))
+
+
+@pytest.mark.parametrize("wait", [0, "false", []])
+def test_a_wait_that_is_neither_true_nor_false_is_refused(node: Node, serves: None, wait: object) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        assert wire.ask({**CLAIM, "wait": wait})["op"] == "refused"
+
+
+def test_a_claim_that_does_not_say_whether_it_waits_waits(node: Node, serves: None) -> None:
+    with node.wire() as leader, node.wire() as waiter, node.wire() as hurried:
+        for wire in (leader, waiter, hurried):
+            wire.hello()
+        token = leader.ask(CLAIM)["token"]
+        waiter.send(CLAIM)
+        until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
+        assert hurried.ask({**CLAIM, "wait": False}) == {"op": "busy", "id": 1}
+        leader.ask({"op": "give_up", "digest": KEY.digest, "token": token})
+        assert waiter.frame()["op"] == "lead"
 
 
 def test_a_peer_of_another_version_is_told_so(node: Node, serves: None) -> None:

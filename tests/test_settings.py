@@ -47,6 +47,8 @@ def refusal(environ: dict[str, str] | None = None, **flags: str | None) -> str:
         ("KCOORD_NAMESPACE", "a:b", "letters, digits"),
         ("KCOORD_NAMESPACE", "a b", "letters, digits"),
         ("KCOORD_NAMESPACE", "x" * 65, "1 to 64"),
+        ("KCOORD_PROFILE", "..", "must not begin with '.'"),
+        ("KCOORD_PROFILE", "a/b", "letters, digits"),
         ("KCOORD_STORE", "~nobody-of-this-name/store", "write the whole path"),
         ("KCOORD_SOCKET", "/tmp/" + "x" * 120, "shorten it"),
         ("KCOORD_REDIS_URL", "redis.example", "redis://"),
@@ -126,6 +128,7 @@ def test_every_setting_can_be_set_by_its_variable() -> None:
         "store": "/s", "local_dir": "/l", "redis_url": "redis://h", "socket": "/x.sock", "namespace": "n", "job": "j",
         "lease_ttl": "1.5", "lease_limit": "2.5", "max_wait": "3", "failure_ttl": "4", "idle_timeout": "5",
         "agent_timeout": "6", "memory_entries": "7", "spawn": "0", "disable": "1",
+        "profile": "p",
     }  # fmt: skip
     known = {n: v for n, v in values.items() if n in {f.name for f in FIELDS}}
     settings = Settings.from_environ({variable(n): v for n, v in known.items()})
@@ -145,7 +148,9 @@ def test_an_empty_flag_unsets_what_the_environment_sets() -> None:
 
 
 def test_an_empty_variable_is_an_unset_one() -> None:
-    assert Settings.from_environ({"KCOORD_STORE": "", "KCOORD_LEASE_TTL": ""}) == Settings.from_environ({})
+    assert Settings.from_environ(
+        {"KCOORD_STORE": "", "KCOORD_LEASE_TTL": "", "KCOORD_PROFILE": ""}
+    ) == Settings.from_environ({})
 
 
 def test_paths_are_absolute_and_the_home_directory_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ its parent's connections.
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kcoord.agent import protocol, spawn
 from kcoord.agent.protocol import Identity
@@ -56,7 +57,14 @@ class Alone:
     why: str
 
 
-Answer = Ready | Lead | Failed | Alone
+class Busy(enum.Enum):
+    """Another rank is at it, here or on another node. Told only to a claim that does not wait."""
+
+    BUSY = "busy"
+
+
+BUSY: Final = Busy.BUSY
+Answer = Ready | Lead | Failed | Alone | Busy
 
 
 class AgentClient:
@@ -70,15 +78,20 @@ class AgentClient:
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all, for a forked child to close
         _clients.add(self)
 
-    def claim(self, key: CacheKey, home: Path) -> Answer:
-        """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds."""
-        request = {
+    def claim(self, key: CacheKey, home: Path, *, wait: bool = True) -> Answer:
+        """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds, or, without `wait`, hear `BUSY`.
+
+        Without `wait` too it is waited for what there is already: it is fetched from the store.
+        """
+        request: dict[str, Any] = {
             "op": "claim",
             "digest": key.digest,
             "backend": key.backend,
             "name": key.name,
             "home": str(home),
         }
+        if not wait:
+            request["wait"] = False
         try:
             frame = _frame_of(request)
         except ProtocolError as error:
@@ -143,6 +156,11 @@ class AgentClient:
     def report(self, counters: dict[str, float]) -> bool:
         """Add to the job's statistics. False: they were not delivered; an agent is not started for them."""
         return self._finish(None, {"op": "report", "counters": counters}, quietly=True, start=False) is not None
+
+    def record(self, profile: str, recipes: list[dict[str, Any]]) -> bool:
+        """Add to a profile. False: they were not delivered; an agent is not started for them. Raises `ProtocolError`."""
+        request = {"op": "record", "profile": profile, "recipes": recipes}
+        return self._finish(None, request, quietly=True, start=False) is not None
 
     def ask(self, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
         """One request and its answer, within the agent's time-out; None if there is no agent."""
@@ -285,4 +303,6 @@ def _answer(reply: dict[str, Any]) -> Answer:
         return Failed(str(reply.get("log")), str(reply.get("where")))
     if op == "alone":
         return Alone(str(reply.get("why")))
+    if op == "busy":
+        return BUSY
     raise ProtocolError(f"the agent answered {op!r}")

@@ -152,7 +152,7 @@ class Errands:
         self._report(self._flights.lease_answered(key, serial, answer, self._now()))
 
     def _waits(self, key: str, serial: int, wait: Wait) -> None:
-        self._flights.must_wait(key, serial, wait.holder)
+        self._report(self._flights.must_wait(key, serial, wait.holder))
 
     async def _keep(self, key: str, serial: int) -> None:
         stack = AsyncExitStack()

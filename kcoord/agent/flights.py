@@ -9,12 +9,16 @@ order; the server carries them out and reports back what came of them. A flight'
                 ▼ │          (gone; Ready)   (gone; all Failed) / the next waiter leads
               FETCHING ──ok──▶ (gone; Ready)
 
+A claim that does not wait is Busy if its key has a flight, else it begins one; if another node then turns out to have the
+lease it is Busy too, and its flight is gone unless somebody else waits.
+
 Invariants, held after every event:
 
 - a key has at most one flight, and a flight at most one leader;
 - every claimant is in exactly one place (waiting, leading) until it has been answered once;
 - a flight that is not LANDING and has neither waiters nor leader does not exist;
-- a token that is not the leader's changes nothing.
+- a token that is not the leader's changes nothing;
+- a claim that does not wait is the first of its flight, and is there while nobody compiles: it never inherits a lead.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class Claimant:
     home: str
     who: str
     deadline: float
+    waits: bool = True  # False: told `IsBusy` rather than wait for another's compile
 
 
 # What a claimant is told.
@@ -65,7 +70,12 @@ class IsAlone:
     reason: str
 
 
-Told = IsReady | Leads | HasFailed | IsAlone
+@dataclass(frozen=True)
+class IsBusy:
+    """Somebody else is at it, here or on another node."""
+
+
+Told = IsReady | Leads | HasFailed | IsAlone | IsBusy
 
 
 # What the server is to do. `serial` names the flight: a key's next flight has another.
@@ -197,6 +207,8 @@ class Flights:
             del self._failures[key]
         flight = self._flights.get(key)
         if flight is not None:
+            if not claimant.waits:
+                return [Tell(claimant, IsBusy())]
             flight.waiters[claimant.id] = claimant
             return []
         self._serial += 1
@@ -260,11 +272,16 @@ class Flights:
 
     # Events from the lease service and the store. A `serial` that is not the flight's is yesterday's news.
 
-    def must_wait(self, key: str, serial: int, holder: str) -> None:
+    def must_wait(self, key: str, serial: int, holder: str) -> list[Action]:
         """Another node is compiling."""
         flight = self._current(key, serial, State.ASKING)
-        if flight is not None:
-            flight.remote, flight.waited = holder, True
+        if flight is None:
+            return []
+        flight.remote, flight.waited = holder, True
+        leaving = [w for w in flight.waiters.values() if not w.waits]
+        for claimant in leaving:
+            del flight.waiters[claimant.id]
+        return [*(Tell(w, IsBusy()) for w in leaving), *self._end_if_deserted(flight)]
 
     def lease_answered(self, key: str, serial: int, answer: Won | Ready | Failed, now: float) -> list[Action]:
         flight = self._current(key, serial, State.ASKING)

@@ -2,8 +2,9 @@
 
 A frame is a 4-byte big-endian length and a msgpack map. A client's first frame is `hello`; the agent answers `welcome`
 or closes. After it each request carries an ``id`` that its answers repeat; while a claim waits, the agent sends a
-`waiting` frame every second or oftener, so that a rank can tell a long compile from a dead agent. Any frame to the first rank
-of a node may hold `told`: new notices for the user.
+`waiting` frame every second or oftener, so that a rank can tell a long compile from a dead agent. A claim whose `wait` is
+false (it may be absent) is answered `busy` rather than wait for another's compile. Any frame to the first rank of a node may
+hold `told`: new notices for the user.
 """
 
 from __future__ import annotations

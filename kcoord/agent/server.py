@@ -24,6 +24,7 @@ from kcoord.agent.errands import Errands
 from kcoord.agent.ledger import Ledger
 from kcoord.agent.peer import peer_of
 from kcoord.agent.processes import ProcessWatch
+from kcoord.agent.profiles import Profiles
 from kcoord.agent.protocol import HEARTBEAT, Identity, optional, seconds
 from kcoord.agent.protocol import field as take
 from kcoord.agent.statistics import Share, Statistics
@@ -95,6 +96,7 @@ class Agent:
         with suppress(OSError):  # another agent may be forgetting the same files
             ledger.forget_old()
         self._statistics = Statistics(ledger, self.id, notices, share)
+        self._profiles = Profiles(store.root if store else None, settings.local_dir, notices)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         self._replies: set[asyncio.Task[None]] = set()
@@ -118,7 +120,7 @@ class Agent:
             pulse.cancel()
             if self._replies:
                 await asyncio.wait(self._replies, timeout=_DRAIN)
-            await self._errands.drain(_DRAIN)
+            await asyncio.gather(self._errands.drain(_DRAIN), self._profiles.drain(_DRAIN))
             if self._saving is not None:
                 await asyncio.wait({self._saving}, timeout=_DRAIN)
             await self._statistics.save()
@@ -190,6 +192,7 @@ class Agent:
                     self._send(connection, {"op": "waiting", "id": request})
             if self._saving is None or self._saving.done():  # apart: a dead Redis must not delay a heartbeat
                 self._saving = asyncio.create_task(self._statistics.save())
+            self._profiles.pulse()
             busy = self._connections or self._errands.busy
             if busy:
                 self._last_used = time.monotonic()
@@ -217,6 +220,9 @@ class Agent:
             self._carry_out(self._flights.given_up(digest, token, time.monotonic()))
         elif op == "report":
             self._statistics.add(connection.who.job, take(message, "counters", dict))
+            self._send(connection, {"op": "done", "id": request})
+        elif op == "record":
+            self._profiles.add(take(message, "profile", str), take(message, "recipes", list))
             self._send(connection, {"op": "done", "id": request})
         elif op == "status":
             self._send(connection, {"op": "status", "id": request, **self.status()})
@@ -247,12 +253,13 @@ class Agent:
         if connection.id not in self._connections:
             raise ProtocolError("the process that made this connection has ended")
         digest, home = protocol.digest(message), protocol.directory(message, "home")
+        waits = optional(message, "wait", bool) is not False
         if len(self._names) < _NAMES_REMEMBERED:
             self._names[digest] = f"{take(message, 'backend', str)}:{take(message, 'name', str)}"
         now = time.monotonic()
         claim = next(self._ids)
         who = connection.label(platform.node())
-        claimant = fl.Claimant(claim, connection.id, digest, str(home), who, now + self._settings.max_wait)
+        claimant = fl.Claimant(claim, connection.id, digest, str(home), who, now + self._settings.max_wait, waits)
         connection.pending[claim] = request
         self._claims[claim] = connection
         self._carry_out(self._flights.claim(claimant, now))
@@ -319,6 +326,8 @@ class Agent:
             answer |= {"op": "lead", "token": told.token}
         elif isinstance(told, fl.HasFailed):
             answer |= {"op": "failed", "log": told.log, "where": told.where}
+        elif isinstance(told, fl.IsBusy):
+            answer |= {"op": "busy"}
         else:
             answer |= {"op": "alone", "why": told.reason}
         self._send(connection, answer)
