@@ -18,7 +18,10 @@ import pytest
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys import CacheKey
-from kcoord.keys.function import function_factors
+from kcoord.keys.function import content_of, function_factors
+from kcoord.keys.live import Declared, LiveKey
+from kcoord.keys.written import names_in_class
+from tests.conftest import Sandbox
 
 _ROOT = Path(__file__).parents[1]
 _numbers = itertools.count()
@@ -313,3 +316,198 @@ def test_two_functions_without_source_files_differ_by_their_code() -> None:
         "def build(x): return {1, 2}.union(x)",
     ]
     assert len({digest(made(t)) for t in texts}) == len(texts)
+
+
+def test_code_of_no_module_is_the_projects(workshop: Workshop) -> None:
+    text = "space = {}\nexec('def helper(): return 1\\nclass Kind: size = 1', space)\n"
+    text += "helper, Kind = space['helper'], space['Kind']\ndef build(x): return helper(), Kind().size\n"
+    one = workshop.digest(subject=text)
+    assert workshop.digest(subject=text.replace("return 1", "return 2")) != one
+    assert workshop.digest(subject=text.replace("size = 1", "size = 2")) != one
+
+
+_COMPUTED = """
+class Answers:
+    def {method}(self, name): return 1
+config = Answers()
+def build(x): return config.tile
+"""
+
+
+@pytest.mark.parametrize("method", ["__getattr__", "__getattribute__"])
+def test_an_object_that_computes_its_attributes_is_refused_with_a_remedy(workshop: Workshop, method: str) -> None:
+    module = workshop.module(subject=_COMPUTED.format(method=method))
+    with pytest.raises(KeyFactorError, match=r"config\.tile.*__cache_signature__.*ignore="):
+        function_factors(module.build)
+
+
+def test_a_method_whose_object_computes_its_attributes_is_refused(sandbox: Sandbox) -> None:
+    class Answers:
+        def __getattr__(self, name: str) -> int:
+            return 1
+
+        def build(self) -> Any:
+            return self.tile
+
+    live = LiveKey(Answers.build, Declared(), lambda: sandbox.local)
+    live._is_method = True  # as a class that is not inside of a function has it
+    with pytest.raises(KeyFactorError, match=r"self\.tile.*__cache_signature__"):
+        live.of((Answers(),), {})
+
+
+def test_a_module_says_a_name_that_is_missing_without_an_error(workshop: Workshop) -> None:
+    other = "def __getattr__(name): raise AttributeError(name)\n"
+    subject = "import other\ndef build(x):\n    try: return other.there\n    except AttributeError: return x\n"
+    assert workshop.digest(subject=subject, other=other) == workshop.digest(subject=subject, other=other)
+
+
+def test_a_module_that_is_a_value_counts_by_what_its_author_wrote(workshop: Workshop) -> None:
+    subject = "import other\ndef build(x):\n    m = [other]\n    return m[0]\n"
+    texts = ["K = 1\n", "K = 2\n", "def f(): return 1\n", "def f(): return 2\n", "class C: n = 1\n", "class C: n = 2\n"]
+    texts += ["__version__ = '1'\n", "lock = object()\n"]
+    assert len({workshop.digest(subject=subject, other=t) for t in texts}) == len(texts)
+    assert workshop.digest(subject=subject, other="'''A docstring.'''\nK = 1\n") == workshop.digest(
+        subject=subject, other=texts[0]
+    )
+
+
+def test_an_import_statement_alone_does_not_take_the_whole_module_into_the_key(workshop: Workshop) -> None:
+    subject = "import other as _\ndef build(x):\n    import other\n    return other.K\n"
+    one = workshop.digest(subject=subject, other="K = 1\nUNUSED = 1\n")
+    assert workshop.digest(subject=subject, other="K = 1\nUNUSED = 2\n") == one
+    assert workshop.digest(subject=subject, other="K = 2\nUNUSED = 1\n") != one
+
+
+@pytest.mark.parametrize(
+    "statement", ["import os; e = os.environ.get('A')", "from os import environ; e = environ['A']"]
+)
+def test_a_variable_read_through_an_import_inside_the_function_is_found(workshop: Workshop, statement: str) -> None:
+    module = workshop.module(subject=f"def build(x):\n    {statement}\n    return e\n")
+    assert content_of(module.build).variables == {"A"}
+
+
+_TABLES = """
+import numpy, torch
+array, tensor = numpy.array([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+def make(held):
+    def build(x, n=array): return held, tensor, n
+    return build
+build = make([array])
+"""
+
+
+def test_arrays_and_tensors_that_code_holds_count_by_content(workshop: Workshop) -> None:
+    module = workshop.module(subject=_TABLES)
+    before = digest(module.build)
+    module.array[1] = 3
+    changed = digest(module.build)
+    module.array[1] = 2
+    assert digest(module.build) == before != changed
+    module.tensor[0] = 7
+    assert digest(module.build) not in (before, changed)
+
+
+@pytest.mark.parametrize(
+    "made", ["numpy.zeros(1 << 25)", "numpy.array([None])", "torch.zeros(3, device='meta')", "torch.eye(3).to_sparse()"]
+)
+def test_one_that_cannot_be_read_at_each_call_is_refused_with_a_remedy(workshop: Workshop, made: str) -> None:
+    module = workshop.module(subject=f"import numpy, torch\ntable = {made}\ndef build(x): return x, table\n")
+    with pytest.raises(KeyFactorError, match=r"globals subject\.table.*pass it as an argument"):
+        function_factors(module.build)
+
+
+def test_an_object_whose_installed_class_calls_its_methods_counts_by_its_own(workshop: Workshop) -> None:
+    text = "import torch\nclass Net(torch.nn.Module):\n    scale = 1\n    def forward(self, x): return self.scale + self.shift\n"
+    text += "net = Net()\nnet.shift = 1\ndef build(x): return net(x)\n"
+    changed = [
+        text.replace("scale = 1", "scale = 2"),
+        text.replace("shift = 1", "shift = 2"),
+        text.replace(" + ", " - "),
+    ]
+    assert len({workshop.digest(subject=t) for t in (text, *changed)}) == 4
+
+
+def test_two_objects_of_one_class_do_not_lend_each_other_their_attributes(workshop: Workshop) -> None:
+    text = "class Scaler:\n    def __init__(self, k): self.k = k\n    def __call__(self): return self.k\n"
+    text += "a, b, c = Scaler(1), Scaler(2), Scaler(1)\ndef build(x): return a() + 10 * b() + 100 * c()\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace("Scaler(1)\nd", "Scaler(2)\nd"))
+
+
+def test_a_chain_of_calls_may_be_longer_than_pythons_stack(workshop: Workshop) -> None:
+    text = "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(1500))
+    text += "def f1500(x): return x + 1\ndef build(x): return f0(x)\n"
+    one = workshop.digest(subject=text)
+    assert workshop.digest(subject=text.replace("x + 1", "x + 2")) != one
+
+
+@pytest.mark.parametrize("order", ["decorated(x), plain(x)", "plain(x), decorated(x)"])
+def test_what_is_met_leniently_and_strictly_is_judged_strictly(workshop: Workshop, order: str) -> None:
+    text = "import functools\nopaque = object()\ndef plain(x): return opaque\ndef deco(f):\n    @functools.wraps(f)\n"
+    text += "    def call(x): return plain(f(x))\n    return call\n@deco\ndef decorated(x): return x\n"
+    text += f"def build(x): return {order}\n"
+    with pytest.raises(KeyFactorError, match=r"subject\.opaque"):
+        function_factors(workshop.module(subject=text).build)
+
+
+def test_a_wrapper_that_wraps_itself_has_a_key(workshop: Workshop) -> None:
+    text = "def helper(): return 1\nhelper.__wrapped__ = helper\ndef build(x): return helper()\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace("return 1", "return 2"))
+
+
+_SPAWNED = """
+import multiprocessing, sys
+from kcoord.keys import CacheKey
+from kcoord.keys.function import function_factors
+class Kind: size = 1
+N = 3
+def build(x): return Kind, N
+def key(_): return CacheKey.of("python", "build", **function_factors(build)).digest
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(key(0) == pool.map(key, [0])[0])
+"""
+
+
+def test_a_spawned_child_has_the_keys_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SPAWNED)
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+_KINDS = """
+import dataclasses, enum, typing
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
+class Tile:
+    m: int = 1
+    def size(self): return self.m
+class Mode(enum.Flag):
+    FAST = 1
+    def size(self): return 1
+class Shape(typing.NamedTuple):
+    m: int
+    def size(self): return self.m
+"""
+
+
+@pytest.mark.parametrize("name", ["Tile", "Mode", "Shape"])
+def test_methods_that_python_makes_do_not_count(workshop: Workshop, name: str) -> None:
+    """Each version of Python makes others."""
+    kind = getattr(workshop.module(subject=_KINDS), name)
+    functions = {n for n in names_in_class(kind) if callable(getattr(kind, n))}
+    assert functions == {"size"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("m: int = 1", "m: int = 2"),
+        ("m: int = 1", "m: list = dataclasses.field(default_factory=lambda: [1])"),
+        ("order=True", "order=False"),
+        ("FAST = 1", "FAST = 2"),
+    ],
+)
+def test_what_they_are_made_of_counts(workshop: Workshop, one: str, other: str) -> None:
+    text = _KINDS + "def build(x): return Tile(), Mode\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace(one, other))

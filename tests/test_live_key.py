@@ -257,6 +257,21 @@ def test_a_key_says_what_it_is_made_of() -> None:
     assert "consts_of_live_key.DEPTH" in names["globals"]
 
 
+_memo: dict[int, int] = {}
+
+
+@pytest.mark.parametrize("on_drift", ["raise", "rekey"])
+def test_a_function_that_changes_what_it_reads_is_told_what_helps(on_drift: Any) -> None:
+    @kcoord.compile_once(scope=TARGET, on_drift=on_drift)
+    def remembers(x: int, *, staging: Path) -> None:
+        _memo[x] = x + len(_memo)
+        (staging / "kernel").write_text(str(_memo[x]))
+
+    with pytest.raises(kcoord.GlobalsDrift, match=r"_memo: .*changes what it reads itself.*ignore=") as caught:
+        remembers(len(_memo))
+    assert "rekey" not in str(caught.value), "it does not help there"
+
+
 def test_a_function_without_staging_has_no_live_key_to_ask_for() -> None:
     with pytest.raises(kcoord.KeyFactorError, match="staging"):
         kcoord.compile_once()(lambda: None)

@@ -1,19 +1,25 @@
 """The types of torch, NumPy and Triton that occur as arguments, known by their qualified names: nothing is imported here.
 
-Tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the alignment of
-their address up to 16 bytes, which is what Triton specializes on. Nothing is copied, exported or synchronized to read it. What
-a program hangs on a tensor does not count, nor what a sparse tensor holds beside its layout, shape and dtype.
+As arguments, tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the
+alignment of their address up to 16 bytes, which is what Triton specializes on. Nothing is copied, exported or synchronized to
+read it. What a program hangs on a tensor does not count, nor what a sparse tensor holds beside its layout, shape and dtype.
+
+Those that code *holds* (a global, a closure value, a default) it may well read: they count by content, if they are small.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 from kcoord.keys.forms import Described, Fields, Form, Text, Token, Unkeyed, Walk, qualified, value_of
 
 _ALIGNMENT = 16  # bytes: no compiler here asks for more
+_LARGEST = 16 << 20  # bytes: each call reads them again, which takes about 10 ms
+_PASS_IT = "pass it as an argument, which counts by its shape and dtype"
 
 
 class Tensor(Form):
@@ -50,12 +56,26 @@ class Tensor(Form):
         _, dtype, shape, strides, *rest = token
         return (self, dtype, _classes(shape), _classes(strides), *rest)
 
+    def content(self, value: Any) -> Token:
+        """A token of what `value` holds. Raises `Unkeyed` for what is not plain, not in the CPU's memory, or too large."""
+        plain = type(value).__name__ in ("Tensor", "Parameter") and str(value.layout) == "torch.strided"
+        if not plain or value.device.type != "cpu" or value.is_quantized:
+            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+        size = value.numel() * value.element_size()
+        _check_size(size)
+        flat = value.detach().resolve_conj().resolve_neg().contiguous()
+        data = ctypes.string_at(flat.data_ptr(), size) if size else b""
+        return _contents(self, str(value.dtype), value.shape, value.stride(), data)
+
 
 class Storageless(Tensor):
     """A tensor that stands for another while a program is traced: its address means nothing, and reading it may warn."""
 
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
         return self.without_address(value)
+
+    def content(self, value: Any) -> Token:
+        raise Unkeyed(f"a {self.name} holds nothing that could be read: {_PASS_IT}")
 
 
 class Array(Tensor):
@@ -64,6 +84,30 @@ class Array(Tensor):
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
         address = value.__array_interface__["data"][0] % _ALIGNMENT
         return (self, _dtype_text(value.dtype), value.shape, value.strides, address, None)
+
+    def content(self, value: Any) -> Token:
+        if self.name not in ("numpy.ndarray", "numpy.memmap", "numpy.matrix") or value.dtype.hasobject:
+            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+        _check_size(value.nbytes)
+        return _contents(self, _dtype_text(value.dtype), value.shape, value.strides, value.tobytes())
+
+
+class Contents(Form):
+    """A tensor or an array that counts by what it holds."""
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, dict(zip(("dtype", "shape", "strides", "sha256"), token[1:], strict=True)))
+
+
+def _contents(form: Form, dtype: str, shape: Any, strides: Any, data: bytes) -> Token:
+    return (Contents(form.kind), dtype, tuple(shape), tuple(strides), hashlib.sha256(data).hexdigest())
+
+
+def _check_size(size: int) -> None:
+    if size > _LARGEST:
+        raise Unkeyed(
+            f"it holds {size >> 20} MiB, and each call would hash them (at most {_LARGEST >> 20}): {_PASS_IT}"
+        )
 
 
 def _check_sizes(sizes: Any) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from kcoord.errors import KeyFactorError
+from kcoord.keys.packages import portable_name
 
 Token = Any
 """Hashable: None, a bool or a str as itself; anything else as a tuple with its head. Of use in this process only."""
@@ -39,7 +40,7 @@ class Walk(Protocol):
     """What a form may ask while it describes a value."""
 
     functions: Callable[[Any], Any] | None
-    """What identifies a function or a class; None: nothing does."""
+    """What identifies a function, a class or a module; None: nothing does."""
 
     def inner(self, value: Any, depth: int) -> Token:
         """The token of a value inside a value that lies at `depth`. Raises `Unkeyed`."""
@@ -74,7 +75,7 @@ class Form:
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
-        self.name = qualified(kind)
+        self.name = f"{portable_name(str(kind.__module__))}.{kind.__qualname__}"
 
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
         """A tuple that begins with this form and refers to nothing that can change. Raises `Unkeyed`."""
@@ -186,19 +187,27 @@ class Table(Composite):
 
 
 class Fields(Composite):
-    """An object that is what its named attributes are: a dataclass, a named tuple."""
+    """An object that is what its named attributes are: a dataclass, a named tuple. `with_class`: and what its class says."""
 
-    def __init__(self, kind: type, names: tuple[str, ...]) -> None:
+    def __init__(self, kind: type, names: tuple[str, ...], with_class: bool = False) -> None:
         super().__init__(kind)
-        self._names = names
+        self._names, self._with_class = names, with_class
 
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
         values = [getattr(value, name) for name in self._names]
-        return (self, *inner_tokens(values, walk, depth, lambda n: f".{self._names[n]}"))
+        tokens = inner_tokens(values, walk, depth, lambda n: f".{self._names[n]}")
+        return (self, *tokens, *_class_tokens(self, walk, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         values = [value_of(t, device_id) for t in token[1:]]
-        return Described(self.name, dict(zip(self._names, values, strict=True)))
+        return Described(self.name, dict(zip((*self._names, "class"), values, strict=False)))
+
+
+def _class_tokens(form: Fields | Member, walk: Walk, depth: int) -> list[Token]:
+    """One, if the class of an object is code that counts, else none: its methods and its values belong to the object."""
+    if not form._with_class or walk.functions is None:
+        return []
+    return inner_tokens(_said(walk.functions, form.kind), walk, depth, lambda _: "")
 
 
 class Said(Composite):
@@ -224,7 +233,7 @@ def _said(say: Callable[[Any], Any], value: Any) -> list[Any]:
 
 
 class Code(Composite):
-    """A function or a class: what the caller's `functions` says of it. Python's own, and NumPy's types, by their names."""
+    """A function, a class or a module: what the caller's `functions` says. Python's own, and NumPy's types, by their names."""
 
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
         if _is_known(value):
@@ -247,16 +256,18 @@ def _is_known(value: Any) -> bool:
 class Member(Form):
     """A member of an enum: itself. A flag by its value: combinations have no names of their own."""
 
-    def __init__(self, kind: type[enum.Enum]) -> None:
+    def __init__(self, kind: type[enum.Enum], with_class: bool = False) -> None:
         super().__init__(kind)
-        self._enum = kind
+        self._enum, self._with_class = kind, with_class
         self._is_flag = issubclass(kind, enum.Flag)
 
     def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return (self, value._value_ if self._is_flag else value._name_)
+        which = value._value_ if self._is_flag else value._name_
+        return (self, which, *_class_tokens(self, walk, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
-        return self._enum(token[1]) if self._is_flag else self._enum[token[1]]
+        member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
+        return Described(self.name, {"member": member, "class": token[2]}) if len(token) == 3 else member
 
 
 class Text(Form):
@@ -269,6 +280,7 @@ class Text(Form):
         return Described(self.name, {"name": token[1]})
 
 
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 PLAIN: dict[type, Form] = {
     float: Float(float),
     complex: Complex(complex),
@@ -277,9 +289,6 @@ PLAIN: dict[type, Form] = {
     set: Members(set),
     frozenset: Members(frozenset),
     dict: Table(dict),
-    **{
-        kind: Code(kind)
-        for kind in (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-    },
+    **{kind: Code(kind) for kind in (*_CODE, types.ModuleType)},
 }
 """Of the types whose values occur as they are; None, bool, int, str and bytes need no form."""

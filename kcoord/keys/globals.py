@@ -8,14 +8,12 @@ reads everything again, decides.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import marshal
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from kcoord.errors import GlobalsDrift
-from kcoord.keys.cache_key import CacheKey
 
 MISSING: Any = object()
 """What a name that is not there stands for."""
@@ -25,6 +23,9 @@ _IMMUTABLE = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, enum.Enum, property, types.CodeType),
 )
 """Compared by identity. A function and a class can change inside: their parts are watched one by one."""
+_FROZEN = frozenset(("torch.dtype", "torch.device", "torch.Size", "torch.layout", "triton.language.core.dtype"))
+_HOLDERS = {"triton.language.core.constexpr": "value"}
+"""Types that are known by name, since nothing is imported here: frozen ones, and those that hold one value."""
 
 
 class Watch:
@@ -55,6 +56,10 @@ class Watch:
             return
         self._seen.add((id(value), ""))
         bound = self._bind(value)
+        inside = _HOLDERS.get(_qualified(value))
+        if inside is not None and is_immutable(getattr(value, inside)):
+            self._terms.append(f"{bound}.{inside} is {self._bind(getattr(value, inside))}")
+            return
         try:
             said = marshal.dumps(value, 2)  # without references, whose number depends on the process
         except ValueError:
@@ -110,13 +115,15 @@ class Watch:
 
 def is_immutable(value: Any) -> bool:
     """Whether identity says it all."""
-    if isinstance(value, (tuple, frozenset)) and type(value) in (tuple, frozenset):
+    if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
         return all(map(is_immutable, value))
-    return isinstance(value, _IMMUTABLE) and not (isinstance(value, (int, str, float)) and hasattr(value, "__dict__"))
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        return all(is_immutable(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, _IMMUTABLE):
+        return not (isinstance(value, (int, str, float)) and hasattr(value, "__dict__"))
+    return _qualified(value) in _FROZEN
 
 
-def check_drift(name: str, compiled: CacheKey, now: CacheKey, hint: str) -> None:
-    """Raises `GlobalsDrift` if `now` differs from what `name` was compiled with in this process."""
-    changes = compiled.diff(now)
-    if changes:
-        raise GlobalsDrift(name, tuple(map(str, changes)), hint)
+def _qualified(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

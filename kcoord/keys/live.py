@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kcoord.errors import GlobalsDrift
+from kcoord.errors import GlobalsDrift, KeyFactorError
 from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, Scope, current_device
 from kcoord.keys.environment import VARIABLES, Environment, variables
 from kcoord.keys.function import Content, content_of
-from kcoord.keys.lookup import is_open, is_slot
+from kcoord.keys.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
 from kcoord.keys.signature import Arguments
 from kcoord.keys.toolchain import tools
 from kcoord.keys.tree import tree_fingerprint
@@ -27,6 +27,10 @@ _MOST_KEYS = 4096  # kept per function: a job that makes more of them compiles a
 _REMEDY = (
     "undo the change, compile in a new process, "
     'allow it with on_drift="rekey", or name it in ignore=… if it changes nothing'
+)
+_REMEDY_WITHIN = (
+    "the function changes what it reads itself, or another thread does: pass that as an argument, "
+    "or name it in ignore=… if it changes nothing of what is compiled (a cache, a counter)"
 )
 
 
@@ -128,7 +132,7 @@ class LiveKey:
                    if n in call.state.facts and call.state.facts[n].digest != f.digest]  # fmt: skip
         if changes or self._surroundings(now) != call.surroundings:
             changes = changes or ["the environment, a tool or a tree of files"]
-            raise GlobalsDrift(self._function.__qualname__, tuple(changes), f"it changed during the compile; {_REMEDY}")
+            raise GlobalsDrift(self._function.__qualname__, tuple(changes), _REMEDY_WITHIN)
 
     def _find(self, owner: type | None) -> _State:
         content = content_of(self._function, self._declared.ignore, owner)
@@ -185,7 +189,7 @@ def _of_receiver(value: Any, content: Content) -> Any:
     """What counts of the object that a method is called on: the attributes that are read, or what it says of itself."""
     if content.escapes or not is_open(value):
         return value
-    own = getattr(value, "__dict__", {})
+    own = own_attributes(value)
     read = []
     for path in sorted(content.attributes):
         if path[0] in own or is_slot(type(value), path[0]):
@@ -195,6 +199,8 @@ def _of_receiver(value: Any, content: Content) -> Any:
                     break
                 inner = getattr(inner, attribute, None)
             read.append((".".join(path), inner))
+        elif is_computed(type(value), path[0]):
+            raise KeyFactorError(f"arguments.self.{'.'.join(path)}: {REMEDY}")
     return read
 
 

@@ -5,19 +5,30 @@ Each step is watched (`kcoord.keys.globals.Watch`), also the places where a name
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
+import inspect
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kcoord.keys.globals import MISSING, Watch
-from kcoord.keys.packages import Owner, identity_of, owner_of, portable_name
+from kcoord.keys.packages import Owner, identity_of, module_of, owner_of, portable_name
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_NOTHING: Mapping[str, Any] = {}
+
+COMPUTED: Any = object()
+"""What an attribute stands for that an object's class computes: only its code knows where it comes from."""
+REMEDY = (
+    "its class computes attributes (__getattr__), so what it reads is not known: give the class a __cache_signature__() that "
+    "returns the plain values that matter"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Found:
-    """What a path leads to, and its identity as ``module.NAME``. `value` is `MISSING` if the path ends before.
+    """What a path leads to, and its identity as ``module.NAME``. `value` is `MISSING` if the path ends before, and
+    `COMPUTED` if code decides.
 
     `receiver` is set if `value` is a method; `installed` names the package, if code of an installed package ended the walk.
     """
@@ -64,7 +76,11 @@ class Lookup:
                 inner = self.static(value, attribute)
                 if is_method(inner):
                     return Found(f"{name}.{attribute}", inner, Receiver(value))
-            elif isinstance(value, (*PLAIN, types.FunctionType, type)) or not is_open(value):
+            elif isinstance(value, types.FunctionType):
+                inner = self.watch.item(vars(value), attribute)  # what a decorator left there
+                if inner is MISSING or (isinstance(inner, types.FunctionType) and not is_project(inner)):
+                    return Found(name, value)
+            elif isinstance(value, (*PLAIN, type)) or not is_open(value):
                 return Found(name, value)
             else:
                 inner = self.of_object(value, attribute)
@@ -77,21 +93,27 @@ class Lookup:
 
     def _of_module(self, module: types.ModuleType, attribute: str) -> Any:
         found = self.watch.item(vars(module), attribute)
-        if found is MISSING and hasattr(module, "__getattr__"):  # it imports its names when they are used
-            found = self.watch.attribute(module, attribute)
+        if found is MISSING and "__getattr__" in vars(module):  # it imports its names when they are used
+            with contextlib.suppress(AttributeError, ImportError):
+                found = self.watch.attribute(module, attribute)
         return found
 
     def of_object(self, value: Any, attribute: str) -> Any:
         """An attribute of an object of the project: its own, or what its class has; a method is not called."""
         found = self.static(type(value), attribute)
+        if any(isinstance(vars(base).get("__getattribute__"), types.FunctionType) for base in type(value).__mro__):
+            return COMPUTED
         if isinstance(found, (property, functools.cached_property)):
             return found
-        if hasattr(value, "__dict__"):
-            own = self.watch.item(vars(value), attribute)
-            if own is not MISSING:
-                return own
+        own = self.watch.item(own_attributes(value), attribute)
+        if own is not MISSING:
+            return own
         if found is not MISSING and not is_method(found) and hasattr(type(found), "__get__"):  # a slot
-            return self.watch.attribute(value, attribute)
+            with contextlib.suppress(AttributeError):  # nothing in it yet
+                return self.watch.attribute(value, attribute)
+            return MISSING
+        if found is MISSING and is_computed(type(value), attribute):
+            return COMPUTED
         return found
 
     def static(self, kind: type, attribute: str) -> Any:
@@ -119,13 +141,13 @@ class Lookup:
 
 def is_project(thing: Any) -> bool:
     """Whether a class or function belongs to the project, and counts by content."""
-    return owner_of(thing.__module__ or "builtins") is Owner.PROJECT
+    return owner_of(module_of(thing)) is Owner.PROJECT
 
 
 def is_open(value: Any) -> bool:
     """Whether single attributes of an object can be read: its class is the project's, and says nothing itself."""
     kind = type(value)
-    if f"{kind.__module__}.{kind.__qualname__}" in _NAMESPACES:
+    if f"{module_of(kind)}.{kind.__qualname__}" in _NAMESPACES:
         return True
     return is_project(kind) and not hasattr(kind, "__cache_signature__")
 
@@ -134,14 +156,41 @@ def is_slot(kind: type, attribute: str) -> bool:
     return any(isinstance(vars(base).get(attribute), types.MemberDescriptorType) for base in kind.__mro__)
 
 
+def is_computed(kind: type, attribute: str) -> bool:
+    """Whether code of the class `kind` answers for an attribute that its object itself has not."""
+    if any(attribute in vars(base) for base in kind.__mro__):
+        return False
+    return any("__getattr__" in vars(base) for base in kind.__mro__)
+
+
+def own_attributes(value: Any) -> Mapping[str, Any]:
+    """An object's ``__dict__``, whatever its class answers when it is asked for one."""
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return _NOTHING
+    return found if isinstance(found, Mapping) else _NOTHING
+
+
 def is_method(value: Any) -> bool:
     """Whether looking `value` up on an object runs code, which is then what counts."""
-    return isinstance(value, _METHODS) or hasattr(value, "__wrapped__") or jit_function(value) is not None
+    return isinstance(value, _METHODS) or wrapped_by(value) is not None or jit_function(value) is not None
+
+
+def wrapped_by(value: Any) -> Any:
+    """What the decorator object `value` wraps, or None. An object that answers everything wraps nothing."""
+    found = inspect.getattr_static(value, "__wrapped__", None)
+    return getattr(value, "__wrapped__", None) if isinstance(found, _SLOTS) else found
+
+
+def call_of(value: Any) -> Any:
+    """What the class of `value` has as ``__call__``, or None."""
+    return next((vars(c)["__call__"] for c in type(value).__mro__ if "__call__" in vars(c)), None)
 
 
 def jit_function(value: Any) -> Any:
     """Triton's object (with `fn`, the Python function, and `src`, its text) that `value` is, or wraps; None for others."""
-    while type(value).__module__.partition(".")[0] == "triton" and hasattr(value, "fn"):
+    while module_of(type(value)).partition(".")[0] == "triton" and hasattr(value, "fn"):
         if isinstance(value.fn, types.FunctionType) and hasattr(value, "src"):
             return value
         value = value.fn  # an autotuner, or heuristics

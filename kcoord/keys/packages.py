@@ -7,6 +7,7 @@ version number is a change too. Not seen: an installed file that was edited by h
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
 import functools
@@ -14,6 +15,7 @@ import hashlib
 import importlib.util
 import re
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,28 @@ class Owner(enum.Enum):
     PYTHON = "python"
 
 
+_NAMELESS = "<none>"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made by a ``class`` statement, or as if
+
+
+def module_of(thing: Any) -> str:
+    """The name of the module that a function or a class belongs to; ``<none>``, which is the project's, if it has none.
+
+    Code that is executed in a namespace without a ``__name__`` makes functions of no module, and classes that claim to be of
+    ``builtins``.
+    """
+    module = getattr(thing, "__module__", None)
+    if isinstance(thing, types.FunctionType):
+        return module if isinstance(module, str) and "__name__" in thing.__globals__ else _NAMELESS
+    if isinstance(thing, type):
+        if not isinstance(module, str):
+            return _NAMELESS
+        if module == "builtins" and thing.__flags__ & _HEAP_TYPE:
+            return module if getattr(builtins, thing.__qualname__, None) is thing else _NAMELESS
+        return module
+    return module if isinstance(module, str) and module else "builtins"
+
+
 @functools.lru_cache(maxsize=4096)
 def owner_of(module: str) -> Owner:
     """Whose code `module` is, by its name and file. A module without a file, made by ``exec``, is the project's."""
@@ -42,12 +66,15 @@ def owner_of(module: str) -> Owner:
 
 
 def portable_name(module: str) -> str:
-    """The name that `module` has when it is imported: ``python train.py`` and ``import train`` are the same code."""
-    if module != "__main__":
+    """The name that `module` has when it is imported: ``python train.py`` and ``import train`` are the same code.
+
+    A child that `multiprocessing` spawns has the script under a third name.
+    """
+    if module not in ("__main__", "__mp_main__"):
         return module
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "__main__":
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
         name: str = spec.name
         return name.removesuffix(".__main__")
     file = getattr(main, "__file__", None)

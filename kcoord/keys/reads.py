@@ -42,7 +42,8 @@ _FLAT_CELLS = sys.version_info >= (3, 11)  # cells are numbered after the local 
 
 @dataclass(frozen=True, order=True)
 class Read:
-    """`kind` is ``global``, ``closure``, ``receiver`` (the method's own object), ``super`` or ``import``.
+    """`kind` is ``global``, ``closure``, ``receiver`` (the method's own object), ``super``, ``import`` (an import statement)
+    or ``imported`` (a name that one binds).
 
     `name` is the variable's or the imported module's (with leading dots if it is relative); `path` the attributes that
     follow; `key` the string constant by which the result is looked up, as in ``os.environ["X"]``, or "".
@@ -145,12 +146,12 @@ class _Scope:
                 continue
             module, after = self._module(position), position + 1
             if self._op(after) in _STORES:  # import a.b: binds a
-                yield self._stored(after), Read("import", module.partition(".")[0] if module[0] != "." else module)
-            chosen = Read("import", module)
+                yield self._stored(after), Read("imported", module.partition(".")[0] if module[0] != "." else module)
+            chosen = Read("imported", module)
             explicit = self.code.co_consts[self.steps[position - 1][1]] is not None  # from … import
             while self._op(after) == _IMPORT_FROM or self._op(after) in _MOVES or self._op(after) in _STORES:
                 if self._op(after) == _IMPORT_FROM and explicit:
-                    chosen = Read("import", module, (self.code.co_names[self.steps[after][1]],))
+                    chosen = Read("imported", module, (self.code.co_names[self.steps[after][1]],))
                 elif self._op(after) in _STORES and after > position + 1:
                     yield self._stored(after), chosen
                     if not explicit:

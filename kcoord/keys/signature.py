@@ -18,6 +18,7 @@ from typing import Any
 from kcoord.errors import KeyFactorError
 from kcoord.keys import foreign, forms
 from kcoord.keys.forms import Form, Token, Unkeyed, generalized, qualified, value_of
+from kcoord.keys.packages import Owner, module_of, owner_of
 
 _DEEPEST = 32
 _MOST_FORMS = 4096  # a program that makes classes without end must not fill the memory
@@ -56,7 +57,8 @@ class Arguments:
 
     `names` are its arguments, in the order of the values of each call. Of a tensor in one that `dynamic` names, each size and
     stride counts as Triton specializes it: 1, a multiple of 16, or another. ``functions(f)`` returns what identifies a
-    function or a class that is an argument; without it they raise. Raises `KeyFactorError` if `dynamic` names no argument.
+    function, a class or a module that is an argument; without it they raise. Raises `KeyFactorError` if `dynamic`
+    names no argument.
     """
 
     def __init__(
@@ -117,6 +119,28 @@ class Arguments:
         return form.token(value, self, depth + 1)
 
 
+class Held(Arguments):
+    """Describes values that code holds, not its arguments: tensors and arrays in them count by content.
+
+    ``functions(f)`` returns what identifies a function, a class or a module.
+    """
+
+    def __init__(self, functions: Callable[[Any], Any]) -> None:
+        super().__init__((), functions=functions)
+
+    def describe(self, value: Any, name: str) -> Any:
+        """What `kcoord.keys.cache_key.encode` takes. Raises `KeyFactorError`, which says what `name` is, and the remedy."""
+        try:
+            return value_of(self.inner(value, 0), 0)
+        except Unkeyed as error:
+            raise KeyFactorError(f"{name}{error.where}: {error.why}") from error.__cause__
+
+    def inner(self, value: Any, depth: int) -> Token:
+        kind = type(value)
+        form = _forms.get(kind) or (None if kind in _NATIVE else _form_of(kind))
+        return form.content(value) if isinstance(form, foreign.Tensor) else super().inner(value, depth)
+
+
 def _form_of(kind: type) -> Form:
     global _forms
     known = _forms
@@ -135,7 +159,7 @@ def _described(kind: type) -> Form | None:
         if describe is not None:
             return forms.Said(kind, describe, "signature")
         if base is enum.Enum:
-            return forms.Member(kind)
+            return forms.Member(kind, _is_project(kind))
         if "__cache_signature__" in vars(base) and not issubclass(kind, enum.Enum):
             return forms.Said(kind, lambda value: value.__cache_signature__(), "__cache_signature__")
         if qualified(base) in foreign.FORMS:
@@ -159,12 +183,16 @@ def _imported(name: str) -> Any:
 def _structural(kind: type) -> Form | None:
     """As `kcoord.keys.cache_key.encode` has it: dataclasses, Python's own mappings, named tuples."""
     if dataclasses.is_dataclass(kind):
-        return forms.Fields(kind, tuple(f.name for f in dataclasses.fields(kind)))
+        return forms.Fields(kind, tuple(f.name for f in dataclasses.fields(kind)), _is_project(kind))
     if issubclass(kind, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
         return forms.Table(kind)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return forms.Fields(kind, kind._fields)
+        return forms.Fields(kind, kind._fields, _is_project(kind))
     return None
+
+
+def _is_project(kind: type) -> bool:
+    return owner_of(module_of(kind)) is Owner.PROJECT
 
 
 def _refusal(kind: type) -> str:

@@ -47,6 +47,16 @@ def times(k):
 def helper(x): return x
 original = helper
 """, "helper(x)", ("times(2)", "times(3)"), "helper = times(3)(helper.__wrapped__)", "helper = original", "helper"),
+    reads("what an object that decorates holds", """
+class Times:
+    def __init__(self, function, k):
+        functools.update_wrapper(self, function)
+        self.function, self.k = function, k
+    def __call__(self, x): return self.k * self.function(x)
+
+def helper(x): return x
+helper = Times(helper, 2)
+""", "helper(x)", ("helper, 2", "helper, 3"), "helper.k = 3", "helper.k = 2", "k"),
     Row("a helper that the function itself imports", HEAD + '''
 @compile_once()
 def build(x, *, staging):
@@ -116,6 +126,10 @@ OBJECTS = [
           ("Scaler(2)", "Scaler(3)"), "scaler.factor = 3", "scaler.factor = 2", "factor"),
     reads("the object of a bound method", _SCALER, "scale(x)",
           ("Scaler(2)", "Scaler(3)"), "scaler.factor = 3", "scaler.factor = 2", "scale|factor"),
+    reads("an argument of a partial method", "class Scaler:\n    def scale(self, k, x): return k * x\n"
+          "    double = functools.partialmethod(scale, 2)\nscaler = Scaler()\noriginal = vars(Scaler)['double']",
+          "scaler.double(x)", ("scale, 2", "scale, 3"), "Scaler.double = functools.partialmethod(Scaler.scale, 4)",
+          "Scaler.double = original", "double|partial"),
     Row("an attribute of the method's own object", HEAD + '''
 @dataclass
 class Maker:

@@ -72,6 +72,24 @@ GLOBALS = [
     reads("which module a global names", "from . import consts\nfrom . import other\nchosen = consts", "chosen.TILE",
           ("chosen = consts", "chosen = other"), "chosen = other", "chosen = consts", "chosen",
           files={"consts.py": "TILE = 1\n", "other.py": "TILE = 3\n"}),
+    reads("a module's constant read through a local name", "from . import consts\ndef helper(m): return m.TILE",
+          "helper(consts)", ("TILE = 1", "TILE = 2"), "consts.TILE = 2", "consts.TILE = 1", "TILE", files=_CONSTS),
+    reads("a function of a module that is chosen as a value", "from . import consts\noriginal = consts.size",
+          "(consts if x else None).size()", ("return 1", "return 2"), "consts.size = lambda: 2", "consts.size = original",
+          "size", files={"consts.py": "def size(): return 1\n"}),
+    reads("a method of a dataclass's object in a list", "@dataclass\nclass Config:\n    tile: int = 1\n"
+          "    def size(self): return self.tile\nconfigs = [Config()]\noriginal = Config.size", "[c.size() for c in configs]",
+          ("return self.tile", "return -self.tile"), "Config.size = lambda self: 5", "Config.size = original", "size"),
+    reads("a property of an enum's member in a dict", "import enum\nclass Kind(enum.Enum):\n    FAST = 1\n    @property\n"
+          "    def flag(self): return '-O1'\nkinds = {'k': Kind.FAST}\noriginal = vars(Kind)['flag']", "kinds['k'].flag",
+          ("-O1", "-O2"), "Kind.flag = property(lambda self: '-O3')", "Kind.flag = original", "flag"),
+    reads("a method of a named tuple in a list", "from typing import NamedTuple\nclass Shape(NamedTuple):\n    m: int\n"
+          "    def size(self): return self.m\nshapes = [Shape(3)]\noriginal = Shape.size", "[s.size() for s in shapes]",
+          ("return self.m", "return -self.m"), "Shape.size = lambda self: 5", "Shape.size = original", "size"),
+    reads("the content of a global array", "import numpy\ntable = numpy.array([1, 2])", "table.tolist()",
+          ("[1, 2]", "[1, 3]"), "table[1] = 3", "table[1] = 2", "table"),
+    reads("what an attribute of a function holds", "def helper(x): return x\nhelper.cfg = [1]", "helper.cfg",
+          ("[1]", "[1, 5]"), "helper.cfg.append(5)", "helper.cfg.pop()", "cfg"),
     reads("which builtin a global names", "choose = min", "choose(x, 2)",
           ("= min", "= max"), "choose = max", "choose = min", "choose"),
     reads("a global of a comprehension", "N = 1", "[n + N for n in (1, 2)]", ("N = 1", "N = 2"), "N = 2", "N = 1", "N"),
@@ -155,6 +173,18 @@ argument = 1
 """
 
 ARGUMENTS = [
+    Row("a method of a dataclass that is an argument", HEAD + '''
+@dataclass
+class Config:
+    tile: int = 1
+    def size(self): return self.tile
+
+original = Config.size
+
+@compile_once()
+def build(config, *, staging):
+    (staging / "kernel").write_text(f"{config.size()}")
+''', "build(Config())", ("return self.tile", "return -self.tile"), "Config.size = lambda self: 5", "Config.size = original"),
     Row("an argument of another type", HEAD + _ARGUMENT, "build(argument)", ("= 1", "= 1.0"), "argument = 1.0", "argument = 1"),
     Row("a boolean argument", HEAD + _ARGUMENT, "build(argument)", ("= 1", "= True"), "argument = True", "argument = 1"),
 ]  # fmt: skip
