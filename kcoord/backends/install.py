@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -43,28 +44,32 @@ class _AfterImport(MetaPathFinder):
     """Calls `then` once, when the module `name` has been imported. It finds nothing itself; an error of `then` stays here."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
+        self._name, self._then, self._looking = name, then, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name or self not in sys.meta_path:
+        if name != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._looking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._looking = False
         if spec is not None and spec.loader is not None:
-            _execute_then(spec.loader, self._then)
+            self._execute_then(spec.loader)
         return spec
 
+    def _execute_then(self, loader: Any) -> None:
+        original = loader.exec_module
 
-def _execute_then(loader: Any, then: Callable[[], None]) -> None:
-    original = loader.exec_module
+        @functools.wraps(original)
+        def exec_module(module: ModuleType) -> None:
+            original(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                fails_open(lambda: None)(self._then)()
 
-    @functools.wraps(original)
-    def exec_module(module: ModuleType) -> None:
-        loader.exec_module = original
-        original(module)
-        fails_open(lambda: None)(then)()
-
-    loader.exec_module = exec_module
+        with contextlib.suppress(AttributeError):  # a loader that cannot be changed: the first compile hooks
+            loader.exec_module = exec_module
 
 
 def triton_environment(settings: Settings, environ: Any) -> dict[str, str]:

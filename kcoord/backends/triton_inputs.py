@@ -20,25 +20,33 @@ import time
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from triton.compiler.compiler import ASTSource, IRSource
+from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 
 from kcoord.api import connect
 from kcoord.backends.base import fails_open, notices
-from kcoord.backends.triton_key import tool_factors
+from kcoord.backends.triton_key import TOOL_VARIABLES, tool_factors
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.environment import VARIABLES, Environment
+from kcoord.keys.environment import VARIABLES, Environment, variables
 from kcoord.keys.function import Content, content_of
+from kcoord.keys.lookup import is_project
 
+JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
 _ENVIRONMENT = Environment(VARIABLES["triton"])
 _changes = [0]
 """How often this process changed its environment."""
-_last_tools: dict[str, Any] = {}
+_last: dict[str, Any] = {}
+_others: dict[int, tuple[Any, Inputs]] = {}
+"""Of functions that are no JITFunctions, and were passed to one as constants: few, and they live as long as its kernels."""
+_watched_variables = set(VARIABLES["triton"] | TOOL_VARIABLES)
+_OFTEN = 16  # launches of a kernel, after which making a class for it pays
 _stock_names: dict[str, str] = {}
 _due = [0.0]
 """When a launch looks at the tools' files again (monotonic seconds)."""
@@ -58,38 +66,44 @@ class Inputs:
             named = _repr(function)
         except KeyFactorError as error:
             self.problem, named = str(error), None
+        _watched_variables.update(self.content.variables)
         self.surroundings = _surroundings(self.content.variables)
-        factors = self.content.factors() | {"repr": named} | self.surroundings
+        factors = self.content.factors() | {"repr": named, "surroundings": self.surroundings.digest}
         self.key = CacheKey.of("triton", "inputs", **factors)
         self._unchanged = self.content.watch.unchanged()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It hangs on Triton's functions, which others copy and pickle: they are to find nothing there."""
+        return type(None), ()
 
     def hold(self) -> bool:
         """Whether they are still so."""
         if self._seen != _changes[0] or time.monotonic() > _due[0]:
             changes = _changes[0]
-            if _surroundings(self.content.variables) != self.surroundings:
+            if _surroundings(self.content.variables).digest != self.surroundings.digest:
                 return False
             self._seen = changes
         return self._unchanged()
 
     def details(self) -> dict[str, Any]:
         """The inputs by name, for people who ask why two keys differ."""
-        return {f.name: {p.name: p.text for p in f.parts} or f.text for f in self.key.factors}
+        return self.content.factors() | self.surroundings.factors
 
 
 class _Caches(defaultdict[Any, Any]):
     """A JITFunction's kernels per device, dropped when an input of theirs has changed.
 
-    This class looks closely at each access. A subclass, made for the very inputs, knows the few values that matter; a change
-    of the environment takes the object back to this one.
+    This class looks closely at each access. A kernel that is launched often gets a subclass, made for its very inputs, which
+    knows the few values that matter; a change of the environment takes the object back to this one.
     """
 
-    __slots__ = ("__weakref__", "_digests", "_function", "_passed")
+    __slots__ = ("__weakref__", "_accesses", "_function", "_inputs", "_passed", "_quick")
 
-    def __init__(self, function: Any) -> None:
-        super().__init__(function.device_caches.default_factory, function.device_caches)
+    def watch(self, function: Any) -> None:
         self._function = function
         self._passed: list[Any] = []  # functions that were passed as constants
+        self._inputs: list[Inputs] = []
+        self._quick: type[_Caches] | None = None
         self._hold()
         _all_caches[id(self)] = self
 
@@ -97,11 +111,19 @@ class _Caches(defaultdict[Any, Any]):
         return self._closely(device)
 
     def _closely(self, device: Any) -> Any:
-        before = self._digests
-        self._hold()
-        if self._digests != before:
-            self.clear()
-        return self.get(device) or self.__missing__(device)
+        self._look()
+        try:
+            return _look_up(self, device)
+        except KeyError:
+            return self.__missing__(device)
+
+    @fails_open(lambda self: dict.clear(self))  # what cannot be watched is compiled anew
+    def _look(self) -> None:
+        if hasattr(self, "_function"):
+            before = [each.key.digest for each in self._inputs]
+            self._hold()
+            if before != [each.key.digest for each in self._inputs]:
+                self.clear()
 
     def passed(self, function: Any) -> None:
         if not any(function is known for known in self._passed):
@@ -109,10 +131,21 @@ class _Caches(defaultdict[Any, Any]):
             self._hold()
 
     def _hold(self) -> None:
-        """Be of the class that knows the inputs as they are now."""
+        """Know the inputs as they are now."""
         changes = _changes[0]
-        first, *others = (inputs_of(function) for function in (self._function, *self._passed))
-        self._digests = [each.key.digest for each in (first, *others)]
+        inputs = [inputs_of(function) for function in (self._function, *self._passed)]
+        if len(inputs) != len(self._inputs) or any(a is not b for a, b in zip(inputs, self._inputs, strict=True)):
+            self._inputs, self._quick, self._accesses = inputs, None, 0
+        self._accesses += 1
+        if self._quick is None and self._accesses > _OFTEN:
+            self._quick = self._made_for(inputs)
+        if self._quick is not None:
+            self.__class__ = self._quick
+            if changes != _changes[0]:
+                self.__class__ = _Caches
+
+    def _made_for(self, inputs: list[Inputs]) -> type[_Caches]:
+        first, *others = inputs
         look_up = first.content.watch.compile(
             "self, device",
             "if {condition}: return look_up(self, device)",
@@ -123,16 +156,28 @@ class _Caches(defaultdict[Any, Any]):
             due=_due,
             **{f"hold{n}": each.hold for n, each in enumerate(others)},
         )
-        quick = type(_Caches.__name__, (_Caches,), {"__slots__": (), "__getitem__": look_up})
-        self.__class__ = quick if changes == _changes[0] else _Caches
+        return type(_Caches.__name__, (_Caches,), {"__slots__": (), "__getitem__": look_up})
+
+    def __copy__(self) -> Any:
+        """Plain, as a pickle is: nobody watches a copy."""
+        return defaultdict(self.default_factory, self)
+
+    copy = __copy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return defaultdict, (self.default_factory,), None, None, iter(self.items())
 
 
+_look_up = dict.__getitem__
 _all_caches: weakref.WeakValueDictionary[int, _Caches] = weakref.WeakValueDictionary()
 
 
 def inputs_of(function: Any) -> Inputs:
     """The live inputs of a JITFunction. Triton's memorized hashes of it and its helpers are dropped if they are outdated."""
-    known: Inputs | None = vars(function).get("_kcoord_inputs")
+    known: Inputs | None = vars(function).get("_kcoord_inputs") if isinstance(function, JITCallable) else None
+    if not isinstance(function, JITCallable):
+        kept = _others.get(id(function))
+        known = kept[1] if kept is not None and kept[0] is function else None
     if known is not None and known.hold():
         return known
     inputs = Inputs(function)
@@ -141,7 +186,10 @@ def inputs_of(function: Any) -> Inputs:
             if each.hash is not None:
                 each.hash = None
                 each.used_global_vals = {}  # up to 3.7 a caller would merge the old ones
-    function._kcoord_inputs = inputs
+    if isinstance(function, JITCallable):
+        function._kcoord_inputs = inputs
+    else:
+        _others[id(function)] = function, inputs
     if inputs.problem:
         name = getattr(function, "__name__", "a kernel's helper")
         notices.tell(f"{name} is compiled by each rank for itself: {inputs.problem}")
@@ -153,11 +201,20 @@ def inputs_of_source(source: Any) -> list[Inputs]:
     function = getattr(source, "fn", None)
     if not isinstance(function, JITFunction):
         return []
-    return [inputs_of(each) for each in (function, *filter(_has_content, source.constants.values()))]
+    return [inputs_of(each) for each in (function, *_with_content(source.constants.values()))]
 
 
-def _has_content(constant: Any) -> bool:
-    return isinstance(constant, (JITFunction, types.FunctionType, functools.partial))
+def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
+    """The functions and classes among a kernel's constants; of an object, its class."""
+    for constant in constants:
+        if isinstance(constant, (tuple, list)) and type(constant) in (tuple, list):
+            yield from _with_content(constant)
+        elif isinstance(constant, (JITCallable, types.FunctionType, functools.partial, type)):
+            yield constant
+        elif type(constant).__name__ == "constexpr":
+            yield from _with_content([constant.value])
+        elif not isinstance(constant, (bool, int, float, str)) and is_project(type(constant)):
+            yield type(constant)
 
 
 def _is_triton(module: str) -> bool:
@@ -171,14 +228,31 @@ def _repr(function: Any) -> Any:
     return None if chosen is None else content_of(chosen, skip=_is_triton).factors()
 
 
-def _surroundings(read: Collection[str] = ()) -> dict[str, Any]:
-    """The environment, with what host functions `read` of it, and the tools. A change of the tools is told to all kernels."""
-    found = {"env": _ENVIRONMENT.read() | {n: os.environ[n] for n in read if n in os.environ}, "tools": _tools()}
+@dataclass(frozen=True)
+class _Surroundings:
+    """The environment and the tools."""
+
+    digest: str
+    factors: dict[str, Any]
+
+
+def _surroundings(read: Collection[str] = ()) -> _Surroundings:
+    """As they are now, with what host functions `read` of the environment. A change of the tools is told to all kernels."""
+    tools, known = _tools(), _last.get("tools")
     _due[0] = time.monotonic() + _LOOK_AT_TOOLS
-    if found["tools"] != _last_tools.get("tools", found["tools"]):
+    token = _ENVIRONMENT.token(), tuple((n, os.environ.get(n)) for n in sorted(read)), tuple(tools.items())
+    _last["tools"] = token[2]
+    if known is not None and known != token[2]:
         _tell_of_a_change()
-    _last_tools["tools"] = found["tools"]
-    return found
+    return _described(token)
+
+
+@functools.lru_cache(maxsize=64)
+def _described(token: tuple[bytes, tuple[tuple[str, str | None], ...], tuple[tuple[str, str], ...]]) -> _Surroundings:
+    environment, read, tools = token
+    env = variables(environment) | {name: value for name, value in read if value is not None}
+    factors = {"env": env, "tools": dict(tools)}
+    return _Surroundings(CacheKey.of("triton", "surroundings", **factors).digest, factors)
 
 
 def _tools() -> dict[str, Any]:
@@ -209,11 +283,13 @@ def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
 def _suffix(source: Any) -> str:
     inputs = inputs_of_source(source)
     if not inputs:  # IR that was read from a file
-        return CacheKey.of("triton", "ir", **_surroundings()).digest
+        return _surroundings().digest
     function = source.fn
     if type(function.device_caches) is defaultdict:
-        function.device_caches = _Caches(function)
-    for constant in filter(_has_content, source.constants.values()):
+        caches = _Caches(function.device_caches.default_factory, function.device_caches)
+        caches.watch(function)
+        function.device_caches = caches
+    for constant in _with_content(source.constants.values()) if isinstance(function.device_caches, _Caches) else ():
         function.device_caches.passed(constant)
     types_of = {str(path): _type(constant) for path, constant in source.constants.items()}
     digests = [each.key.digest for each in inputs]
@@ -261,18 +337,22 @@ def _count_changes_of_the_environment() -> None:
 
 def _counting(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def change(*args: Any) -> None:
-        original(*args)
-        _tell_of_a_change()
+    def change(name: Any, *value: Any) -> None:
+        original(name, *value)
+        if os.fsdecode(name) in _watched_variables:
+            _tell_of_a_change()
 
     return change
 
 
+@fails_open(lambda: None)
 def _tell_of_a_change() -> None:
-    """All kernels are to look closely, once."""
+    """All kernels are to look closely, once. Other threads go on compiling: the list is of one moment."""
     _changes[0] += 1
-    for caches in _all_caches.values():
-        caches.__class__ = _Caches
+    for reference in _all_caches.valuerefs():
+        caches = reference()
+        if caches is not None:
+            caches.__class__ = _Caches
 
 
 def hook() -> None:

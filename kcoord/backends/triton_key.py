@@ -102,7 +102,9 @@ _KNOBS = {
     "TRITON_AMD_CODEGEN_PATH": ("amd", "codegen_path"),
 }
 _PLUGINS = ("LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
-_PLACES = Environment([*_KNOBS, *_PLUGINS])
+TOOL_VARIABLES = frozenset((*_KNOBS, *_PLUGINS))
+"""The variables that choose tools."""
+_PLACES = Environment(TOOL_VARIABLES)
 _SHIPPED = {
     "nvidia": ("bin/ptxas", "bin/ptxas-blackwell", "lib/libdevice.10.bc", "lib/gsan.ll"),
     "amd": ("lib/ocml.bc", "lib/ockl.bc", "lib/asanrtl.bc", "lib/libtriton_amd_codegen.so", "llvm/bin/ld.lld"),
