@@ -1,7 +1,8 @@
 """One rank of the Liger-Kernel job: 80 operations, 123 kernels, forward and backward. Run it with torchrun.
 
-``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, anything else runs all on every rank. Rank
-0 prints one line of JSON: wall seconds (the slowest rank's), compiles and loads summed over the ranks, unique kernels.
+``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, ``profile`` replays the profile "liger" with
+`kcoord.warmup` first, ``together`` runs all on every rank. Rank 0 prints one line of JSON: wall seconds (the slowest rank's),
+compiles and loads summed over the ranks, unique kernels.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -79,7 +81,7 @@ def operations(device: torch.device) -> list[Operation]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", default="together", choices=["together", "rank0", "split"])
+    parser.add_argument("--mode", default="together", choices=["together", "rank0", "split", "profile"])
     mode = parser.parse_args().mode
     rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     device = torch.device("cuda", local)
@@ -111,6 +113,10 @@ def main() -> None:
         if mode == "split":
             run(i for i in everything if i % world == rank)
             dist.barrier()
+        if mode == "profile":
+            import kcoord
+
+            print(f"rank {rank}: {kcoord.warmup('liger')}", file=sys.stderr, flush=True)
         run(everything)
     torch.cuda.synchronize()
     dist.barrier()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kcoord.keys.device import GPUTarget as GPUTarget
     from kcoord.keys.device import Scope as Scope
     from kcoord.keys.signature import register_signature as register_signature
+    from kcoord.warmup.runner import warmup as warmup
 
 __version__ = "0.1.0"
 
@@ -44,12 +45,14 @@ _HOME = {
     "register_signature": "kcoord.keys.signature",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "warmup", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "warmup":
+        return import_module("kcoord.warmup")
+    if name not in _HOME:
+        raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
+from kcoord.coordinator import Busy, Coordinator
 from kcoord.errors import KeyFactorError
 from kcoord.keys.device import Scope
 from kcoord.keys.live import Declared, LiveKey
@@ -74,14 +76,43 @@ def compile_once(
                 function(*args, staging=staging, **kwargs)
                 live.check_still(asked)
 
-            handle = coordinator.serve(asked.key, asked.device, compile, load)
+            def loaded(artifact: Artifact) -> Any:
+                if coordinator.settings.profile:
+                    _record(coordinator, function, args, kwargs, artifact)
+                return load(artifact) if load else artifact
+
+            handle = coordinator.serve(asked.key, asked.device, compile, loaded)
             live.served(asked)
             return handle
 
+        def warm(args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool) -> str:
+            """For `kcoord.warmup`: ``compiled``, ``loaded`` (nothing is loaded yet) or, without `waits`, ``busy``."""
+            asked, how = live.of(args, kwargs), "loaded"
+
+            def compile(staging: Path) -> None:
+                nonlocal how
+                how = "compiled"
+                function(*args, staging=staging, **kwargs)
+                live.check_still(asked)
+
+            found = connect().ensure(asked.key, asked.device, compile, wait=waits)
+            return "busy" if isinstance(found, Busy) else how
+
         call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]
+        call.warm = warm  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def _record(
+    coordinator: Coordinator, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], artifact: Artifact
+) -> None:
+    from kcoord.warmup.calls import recipe_of
+
+    recipe = recipe_of(function, args, kwargs, artifact.manifest.compile_seconds, time.monotonic_ns())
+    if recipe is not None:
+        coordinator.record(recipe)
 
 
 def _several(names: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +28,10 @@ from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.artifacts.publish import store_error
-from kcoord.backends import abandoned, triton_inputs, triton_key
+from kcoord.backends import abandoned, triton_inputs, triton_key, triton_recipes
 from kcoord.backends.base import fails_open, notices
 from kcoord.backends.triton_inputs import Inputs
-from kcoord.coordinator import Compilation, Coordinator
+from kcoord.coordinator import Busy, Compilation, Coordinator
 from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
@@ -65,6 +66,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._publishes = True
         self._inputs: list[Inputs] = []
+        self._compile_locals: Mapping[str, Any] | None = None
         self._coordinator = None if override or dump else _coordinator()
         if self._coordinator is None:
             name = triton_inputs.stock_name(key) if override or dump else key
@@ -98,8 +100,15 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             _target_text(compile_locals),
             target=_target(compile_locals),
             explain=lambda: _details(compile_locals),
+            wait=triton_recipes.replaying.waits,
         )
+        if isinstance(found, Busy):
+            raise triton_recipes.Settled("busy")
+        self._compile_locals = compile_locals if self._coordinator.settings.profile else None
         if isinstance(found, Artifact):
+            self._record(found)
+            if triton_recipes.replaying.active:
+                raise triton_recipes.Settled("loaded")  # it will be read when it is used
             return _group_of(found)
         self._compilation = found
         abandoned.register(found, frame)
@@ -163,6 +172,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             text = json.dumps({"child_paths": {n: f"{placeholder}/{n}" for n in sorted(group)}})
             (compilation.staging / f"{_GROUP}{filename}").write_text(text)
             artifact = compilation.publish()
+            self._record(artifact)
             published = _group_of(artifact)
             if filename in published:
                 group.clear()
@@ -172,6 +182,17 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
                 compilation.keep()
             abandoned.unregister(compilation)
         return None
+
+    @fails_open(lambda self, artifact: None)
+    def _record(self, artifact: Artifact) -> None:
+        """Keep the recipe of what was compiled or loaded, if the job has a profile."""
+        found = self._compile_locals
+        if found is None or self._coordinator is None:
+            return
+        seconds = artifact.manifest.compile_seconds
+        recipe = triton_recipes.recipe_of(found["src"], found["target"], found["options"], seconds, time.monotonic_ns())
+        if recipe is not None:
+            self._coordinator.record(recipe)
 
     @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename))
     def get_file(self, filename: str) -> str | None:

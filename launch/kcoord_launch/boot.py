@@ -25,12 +25,14 @@ def main() -> None:
     if kind == "-m":
         if not safe_path:
             sys.path.insert(0, os.getcwd())
+        _warm_up()
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what `python -m` calls
     elif os.path.isdir(target) or target.endswith((".zip", ".pyz")):
         runpy.run_path(target, run_name="__main__")
     else:
         if not safe_path:
             sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        _warm_up()
         _run(os.path.abspath(target))
 
 
@@ -54,6 +56,27 @@ def _hook() -> None:
         install()
     except KcoordError as error:
         notices.tell(f"{error}; this rank runs without kcoord")
+
+
+def _warm_up() -> None:
+    """What the profile holds, compiled together with the other ranks, before the script begins. A first job has none."""
+    if not os.environ.get("KCOORD_PROFILE"):
+        return
+    from kcoord.backends.base import fails_open
+
+    fails_open(lambda: None)(_replay)()
+
+
+def _replay() -> None:
+    from kcoord.api import connect
+    from kcoord.warmup.profile import profile_names
+    from kcoord.warmup.runner import warmup
+
+    settings = connect().settings
+    if not settings.disable and settings.profile in profile_names(settings):
+        report = warmup(str(settings.profile))
+        if os.environ.get("RANK", "0") == "0":
+            print(f"kcoord: profile {settings.profile}, rank 0: {report}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""``kcoord warmup``: compile a recorded profile before there is a job, by several processes together, on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+
+from kcoord.cli.options import ALL, json_flag, print_json, settings_flags
+from kcoord.errors import KcoordError
+from kcoord.keys.device import GPUTarget
+from kcoord.settings import Settings, variable
+from kcoord.warmup.profile import load_profile
+
+_TELL_EVERY = 2.0  # seconds
+
+
+@click.command("warmup")
+@click.argument("name")
+@click.option("--target", "targets", multiple=True, help="Compile for this GPU (cuda:90, hip:gfx942) instead of the recorded "
+              "ones; may be repeated. No GPU is needed.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), help="Processes that compile. Default: one for each core.")
+@json_flag
+@settings_flags(*ALL)
+def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:
+    """Compile what a job recorded as profile NAME (kcoord-torchrun --kcoord-profile NAME), before it starts again.
+
+    Kernels go to the store, or stay on this node if there is none. One that cannot be compiled is named and skipped.
+    """
+    settings = Settings.from_environ(**flags)
+    for target in targets:
+        try:
+            GPUTarget.parse(target)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--target") from None
+    recipes = load_profile(settings, name)
+    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(recipes)))
+    environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}
+    environment.pop(variable("profile"), None)  # a warm-up records nothing
+    begun = time.perf_counter()
+    workers_ = [
+        _Worker([name, *targets], {**environment, "RANK": str(n), "WORLD_SIZE": str(count)}) for n in range(count)
+    ]
+    console = Console(stderr=True, highlight=False)
+    while any(worker.is_alive() for worker in workers_):
+        workers_[0].join(_TELL_EVERY) if workers_[0].is_alive() else time.sleep(0.1)
+        if not as_json:
+            console.print(f"kcoord: warm-up {max(w.done for w in workers_)} of {max(w.all for w in workers_)} keys")
+    for worker in workers_:
+        worker.join()
+    broken = [w.error for w in workers_ if w.report is None]
+    if broken:
+        raise KcoordError(
+            f"{len(broken)} of {count} processes ended early: {broken[0].strip().splitlines()[-1:] or '?'}"
+        )
+    summary = _summary([w.report for w in workers_ if w.report is not None], time.perf_counter() - begun)
+    if as_json:
+        print_json(summary)
+        return
+    failed = summary["failed"]
+    for item in failed:
+        console.print(f"skipped {item['name']}: {item['reason']}", markup=False)
+    click.echo(
+        f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} were there, {len(failed)} skipped, "
+        f"in {summary['seconds']:.1f} s by {count} processes"
+    )
+
+
+class _Worker(threading.Thread):
+    """One process, and what it says."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.done = self.all = 0
+        self.report: dict[str, Any] | None = None
+        self.error = ""
+        command = [sys.executable, "-m", "kcoord.warmup", *arguments]
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._errors = threading.Thread(target=self._read_errors, daemon=True)
+        self._errors.start()
+        self.start()
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        self.error = self._process.stderr.read()
+
+    def run(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # compilers print, too
+                said = json.loads(line)
+                self.done, self.all = said.get("done", self.done), said.get("all", self.all)
+                self.report = said.get("report", self.report)
+        self._process.wait()
+        self._errors.join()
+
+
+def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    failed = {name: reason for report in reports for name, reason in report["failed"]}
+    keys = max(r["compiled"] + r["loaded"] + r["left"] for r in reports)
+    compiled = sum(r["compiled"] for r in reports)
+    return {
+        "keys": keys,
+        "compiled": compiled,
+        "loaded": max(0, keys - compiled),
+        "failed": [{"name": n, "reason": r} for n, r in sorted(failed.items())],
+        "seconds": seconds,
+        "processes": len(reports),
+    }

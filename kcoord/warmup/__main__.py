@@ -1,0 +1,34 @@
+"""``python -m kcoord.warmup NAME [TARGET …]``: one process of ``kcoord warmup``. Prints a line of JSON after each key."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from kcoord.api import connect
+from kcoord.backends.install import install
+from kcoord.errors import KcoordError
+from kcoord.warmup.runner import warmup
+
+
+def main(name: str, *targets: str) -> int:
+    sys.path.insert(0, "")  # modules of the project, as under `python -m`
+    install()
+    try:
+        report = warmup(name, targets=targets, progress=lambda done, every: _say({"done": done, "all": every}))
+    except (KcoordError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    connect().close()
+    _say({"report": dataclasses.asdict(report)})
+    return 0
+
+
+def _say(line: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

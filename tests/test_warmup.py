@@ -1,0 +1,287 @@
+"""Cooperative warm-up: recorded, replayed together, never fatal. Real processes, real compiles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import kcoord
+from kcoord.settings import Settings
+from kcoord.warmup.profile import Recipe, load_profile, save_part
+from kcoord.warmup.runner import warmup
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+
+PROGRAM = PROGRAMS / "profiled.py"
+CLI = ("-c", "from kcoord.cli import main; main()")
+
+
+def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
+    return sandbox.start(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **more)
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def settings_of(sandbox: Sandbox, local: str = "local") -> Settings:
+    return Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / local)})
+
+
+@pytest.fixture(autouse=True)
+def _as_triton_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns without it
+
+
+def record(sandbox: Sandbox, name: str = "job", count: int = 8) -> list[Recipe]:
+    """A profile of `count` recipes, recorded by one rank, in a local directory of its own."""
+    said(rank(sandbox, 0, 1, "use", str(count), KCOORD_LOCAL_DIR=str(sandbox.root / "first"), KCOORD_PROFILE=name))
+    eventually(lambda: len(recipes(sandbox, name)) == count, what="the profile was written")
+    return recipes(sandbox, name)
+
+
+def recipes(sandbox: Sandbox, name: str) -> list[Recipe]:
+    try:
+        return load_profile(settings_of(sandbox, "first"), name)
+    except kcoord.KcoordError:
+        return []
+
+
+def give(sandbox: Sandbox, found: list[Recipe], name: str = "job") -> None:
+    """The profile, and nothing that it would compile."""
+    save_part(sandbox.local / "profiles" / name, found)
+
+
+def test_what_a_job_compiled_is_recorded_with_its_seconds(sandbox: Sandbox) -> None:
+    found = record(sandbox)
+    assert {(r.backend, r.module, r.qualname) for r in found} == {("python", "profiled", "make")}
+    assert sorted(r.call["args"] for r in found) == [(n,) for n in range(8)]
+    assert all(0.05 <= r.seconds < 5 for r in found)
+    assert [r.seconds for r in found] == sorted((r.seconds for r in found), reverse=True)
+
+
+def test_a_warm_job_records_what_it_only_loaded(sandbox: Sandbox) -> None:
+    first = str(sandbox.root / "first")
+    said(rank(sandbox, 0, 1, "use", KCOORD_LOCAL_DIR=first))
+    found = record(sandbox)
+    assert all(r.seconds >= 0.05 for r in found), "the seconds that the compile took, not the load"
+
+
+def test_ranks_share_a_profile_and_then_all_have_all_of_it(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=12))
+    ranks = [rank(sandbox, n, 3, "warm", "12", PROFILE="job", SECONDS_EACH="0.2") for n in range(3)]
+    reports = [said(r) for r in ranks]
+    assert sum(r["report"]["compiled"] for r in reports) == 12, "each key once"
+    assert all(r["report"]["compiled"] + r["report"]["loaded"] == 12 for r in reports)
+    assert all(r["report"]["compiled"] > 0 for r in reports), "and every rank takes part"
+    assert all(r["texts"] == reports[0]["texts"] for r in reports)
+    assert sum(r["counters"]["compiles"] for r in reports) == 12, "the job itself compiles nothing"
+
+
+def test_one_rank_alone_replays_all_of_it(sandbox: Sandbox) -> None:
+    """Only some ranks call it, whatever the world's size."""
+    give(sandbox, record(sandbox))
+    report = said(rank(sandbox, 2, 4, "warm", PROFILE="job"))["report"]
+    assert (report["compiled"], report["left"], report["failed"]) == (8, 0, [])
+
+
+def test_ranks_whose_lists_differ_compile_the_union_once(sandbox: Sandbox) -> None:
+    ranks = [rank(sandbox, n, 2, "pairs", str(count), SECONDS_EACH="0.1") for n, count in ((0, 10), (1, 6))]
+    reports = [said(r) for r in ranks]
+    assert sum(r["counters"]["compiles"] for r in reports) == 10
+    assert [len(r["texts"]) for r in reports] == [10, 6]
+
+
+def test_what_a_killed_rank_was_at_is_compiled_by_another(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=4))
+    begun = sandbox.root / "begun"
+    victim = rank(sandbox, 0, 2, "warm", "4", PROFILE="job", SECONDS_EACH="60", BEGUN=str(begun))
+    eventually(begun.exists)
+    other = rank(sandbox, 1, 2, "warm", "4", PROFILE="job", SECONDS_EACH="0.2")
+    eventually(lambda: len(list(sandbox.local.glob("objects/??/*/kernel"))) == 3, what="all but the victim's")
+    victim.kill()
+    victim.communicate()
+    report = said(other)["report"]
+    assert (report["compiled"], report["left"]) == (4, 0)
+
+
+def test_a_recipe_that_does_not_import_or_compile_is_reported_and_skipped(sandbox: Sandbox) -> None:
+    good = record(sandbox, count=2)
+    odd = [
+        Recipe("python", "no_such_module", "f", {"args": (), "kwargs": {}}, "", 9.0, 1),
+        Recipe("python", "profiled", "gone", {"args": (), "kwargs": {}}, "", 8.0, 2),
+        Recipe("python", "profiled", "main", {"args": ("use",), "kwargs": {}}, "", 7.0, 3),
+        Recipe("python", "profiled", "make", {"args": (1, 2, 3, 4), "kwargs": {}}, "", 6.0, 4),
+        Recipe("tomorrow", "m", "f", {}, "", 5.0, 5),
+    ]
+    give(sandbox, good + odd)
+    found = said(rank(sandbox, 0, 1, "warm", "2", PROFILE="job"))
+    assert found["report"]["compiled"] == 2
+    assert len(found["report"]["failed"]) == 4
+    assert any("no_such_module" in reason for _, reason in found["report"]["failed"])
+    assert any("compile_once" in reason for _, reason in found["report"]["failed"]), "nothing else is ever called"
+
+
+def test_a_module_that_exits_when_it_is_imported_does_not_end_the_job(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sandbox.root / "exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(sandbox.root))
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    report = warmup([Recipe("python", "exits", "f", {"args": (), "kwargs": {}}, "", 1.0, 1)])
+    assert [reason for _, reason in report.failed] == ["SystemExit: 3"]
+
+
+def test_an_empty_list_is_done_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    report = kcoord.warmup([])
+    assert (report.compiled, report.loaded, report.failed) == (0, 0, [])
+
+
+def test_a_profile_that_is_not_there_yet_is_told_and_fails_no_job(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    give(sandbox, [Recipe("python", "m", "f", {}, "", 1.0, 1)], "mine")
+    report = kcoord.warmup("other")
+    assert (report.compiled, report.loaded, report.failed) == (0, 0, [])
+    assert "no profile 'other': there are mine" in caplog.text
+
+
+@pytest.mark.parametrize("variables", [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"),
+                                       ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")], ids=lambda v: v[0])  # fmt: skip
+def test_every_rank_begins_elsewhere_and_walks_the_whole_list(
+    variables: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kcoord.warmup import runner
+
+    tasks = [runner._Task(str(n), lambda waits: "loaded") for n in range(10)]
+    firsts = set()
+    for number in range(4):
+        monkeypatch.setenv(variables[0], str(number))
+        monkeypatch.setenv(variables[1], "4")
+        order = [t.name for t in runner._from_my_place(tasks)]
+        assert sorted(order) == sorted(t.name for t in tasks)
+        firsts.add(order[0])
+    assert firsts == {"0", "1", "2", "3"}, "the longest four are begun first, by one rank each"
+
+
+# Triton
+
+triton = pytest.importorskip("triton")
+JOB = """
+import json, sys
+sys.path.insert(0, {programs!r})
+import triton, kernels
+hits = []
+triton.knobs.compilation.listener = lambda *, src, metadata, metadata_group, times, cache_hit: hits.append(cache_hit)
+for factor in range(6):
+    kernels.build_scale(factor + 2)
+sys.stdout.write(json.dumps({{"compiled": hits.count(False), "loaded": hits.count(True)}}) + "\\n")
+"""
+
+
+def torchrun(sandbox: Sandbox, local: str, *flags: str) -> tuple[list[dict[str, int]], str]:
+    script = sandbox.root / "job.py"
+    script.write_text(JOB.format(programs=str(PROGRAMS)))
+    environment = sandbox.env(KCOORD_LOCAL_DIR=str(sandbox.root / local), PYTHONPATH=str(PROGRAMS), OMP_NUM_THREADS="1")
+    command = [sys.executable, "-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", *flags, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> list[Recipe]:
+    """What a job of two ranks recorded of six Triton kernels."""
+    box = Sandbox(tmp_path_factory.mktemp("p"))
+    torchrun(box, "l", "--kcoord-profile", "six")
+    return load_profile(settings_of(box, "l"), "six")
+
+
+def test_triton_kernels_are_recorded_by_import_path_and_specialization(profile: list[Recipe]) -> None:
+    assert len(profile) == 6
+    assert {(r.backend, r.module, r.qualname, r.target) for r in profile} == {("triton", "kernels", "scale", "cuda:90")}
+    assert all(r.call["signature"]["x"] == "*fp32" for r in profile)
+    assert all(r.call["options"] == {} for r in profile), "what the target gives by itself is not recorded"
+
+
+def test_a_job_with_its_profile_compiles_before_it_begins_and_nothing_after(
+    sandbox: Sandbox, profile: list[Recipe]
+) -> None:
+    give(sandbox, profile, "six")
+    reports, errors = torchrun(sandbox, "local", "--kcoord-profile", "six")
+    assert reports == [{"compiled": 0, "loaded": 6}] * 2
+    assert "profile six, rank 0" in errors
+
+
+def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
+    sandbox: Sandbox, profile: list[Recipe]
+) -> None:
+    give(sandbox, profile, "six")
+    arguments = [
+        *CLI,
+        "warmup",
+        "six",
+        "--json",
+        "--workers",
+        "2",
+        "--target",
+        "cuda:90",
+        "--target",
+        "hip:gfx942",
+    ]
+    done = sandbox.run(*arguments, PYTHONPATH=str(PROGRAMS))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["compiled"], summary["failed"], summary["keys"]) == (12, [], 12)
+    reports, _ = torchrun(sandbox, "local")
+    assert reports == [{"compiled": 0, "loaded": 6}] * 2, "the keys are those that the job asks for"
+
+
+def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    changed = sandbox.root / "changed"
+    changed.mkdir()
+    text = (PROGRAMS / "kernels.py").read_text()
+    (changed / "kernels.py").write_text(text.replace("* FACTOR, mask", "* FACTOR + 1, mask"))
+    give(sandbox, profile, "six")
+    done = sandbox.run(*CLI, "warmup", "six", "--json", PYTHONPATH=str(changed))
+    assert json.loads(done.stdout)["compiled"] == 6, done.stderr
+
+
+def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -> None:
+    done = sandbox.run(*CLI, "warmup", "none")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no profile 'none'" in done.stderr
+    done = sandbox.run(*CLI, "warmup", "none", "--target", "sm_90")
+    assert done.returncode == 2
+    assert "cuda:90" in done.stderr
+
+
+def test_a_kernel_of_the_script_itself_leaves_no_recipe() -> None:
+    from triton.compiler import ASTSource
+
+    from kcoord.backends.triton_recipes import recipe_of
+
+    sys.path.insert(0, str(PROGRAMS))
+    try:
+        import kernels
+    finally:
+        sys.path.remove(str(PROGRAMS))
+    signature = {"x": "*fp32", "BLOCK": "constexpr"}
+    source = ASTSource(fn=kernels.broken, signature=signature, constexprs={"BLOCK": 64})
+    target, options = kernels.SM90, triton.compiler.make_backend(kernels.SM90).parse_options({"num_warps": 8})
+    found = recipe_of(source, target, options, 1.0, 0)
+    assert found is not None
+    assert found.call["options"] == {"num_warps": 8}
+    kernels.broken.fn.__module__, kept = "__main__", kernels.broken.fn.__module__
+    try:
+        assert recipe_of(source, target, options, 1.0, 0) is None
+    finally:
+        kernels.broken.fn.__module__ = kept
