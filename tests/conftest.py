@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -21,8 +22,15 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JO
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_")) or name in _RANK_VARIABLES:
+        if _is_foreign(name):
             monkeypatch.delenv(name)
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether a variable from outside would be a setting of what is tested."""
+    return (
+        name.startswith(("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")) or name in _RANK_VARIABLES
+    )
 
 
 class Sandbox:
@@ -31,7 +39,7 @@ class Sandbox:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not _is_foreign(name)},
             "KCOORD_LOCAL_DIR": str(root / "local"),
             "TMPDIR": str(root / "tmp"),
             "TRITON_DEFAULT_FP_FUSION": "1",  # Triton 3.9 warns without it
@@ -94,8 +102,8 @@ def eventually(condition: Callable[[], object], timeout: float = 20.0, what: str
         time.sleep(0.01)
 
 
-@pytest.fixture
-def sandbox() -> Iterator[Sandbox]:
+@contextlib.contextmanager
+def sandboxed() -> Iterator[Sandbox]:
     """A sandbox; agents that ranks started are stopped at the end, and nothing else may be left running."""
     root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))
     box = Sandbox(root)
@@ -109,3 +117,9 @@ def sandbox() -> Iterator[Sandbox]:
         for process in box.processes():
             process.kill()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    with sandboxed() as box:
+        yield box

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.artifacts.manifest import MANIFEST_NAME
+from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
 pytest.importorskip("triton")
@@ -237,3 +237,14 @@ def test_the_c_modules_that_triton_builds_are_built_once(sandbox: Sandbox) -> No
     assert [d.returncode for d in done] == [0] * 4, done[0].stderr
     assert len({d.stdout for d in done}) == 1
     assert len(list(builds.iterdir())) == 1
+
+
+def test_a_miss_is_explained_by_the_variable_that_made_it(sandbox: Sandbox) -> None:
+    run_ranks(sandbox, 1, "--kernels", "1")
+    run_ranks(sandbox, 1, "--kernels", "1", TRITON_DISABLE_LINE_INFO="1")
+    kcoord = ("-c", "from kcoord.cli import main; main()")
+    newest = max(homes(sandbox), key=lambda home: (home / MANIFEST_NAME).stat().st_mtime_ns)
+    digest = Manifest.decode((newest / MANIFEST_NAME).read_bytes()).key.digest
+    told = sandbox.run(*kcoord, "explain", digest[:16])
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1].strip() == "env TRITON_DISABLE_LINE_INFO: unset → 1"

@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.conftest import sandboxed
 from tests.stale.row import Row
 from tests.stale.triton_rows import ROWS
-from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, sandboxed, together
+from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
 
 TABLE = "tests.stale.triton_ways"
 SETTINGS = {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Sandbox, eventually, finish
+from tests.conftest import Sandbox, finish
 from tests.stale.row import Row
 
 _ROOT = Path(__file__).parents[2]
-_FOREIGN = ("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -128,25 +123,6 @@ def consult(box: Sandbox, table: str, rows: Sequence[Row], **variables: str) -> 
 def together(*tasks: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         return [f.result() for f in [pool.submit(t) for t in tasks]]
-
-
-@contextlib.contextmanager
-def sandboxed() -> Iterator[Sandbox]:
-    """A sandbox for a whole module of tests, untouched by settings from outside; at its end nothing runs in it."""
-    root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))
-    box = Sandbox(root)
-    for name in [n for n in os.environ if n.startswith(_FOREIGN) or n in _RANKS]:
-        box.environment.pop(name, None)
-    try:
-        yield box
-        for process in box.processes():
-            if "kcoord.agent" in process.cmdline():
-                process.terminate()
-        eventually(lambda: not box.processes(), what="all processes of the matrix ended")
-    finally:
-        for process in box.processes():
-            process.kill()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def by_row(rows: Sequence[Row]) -> pytest.MarkDecorator:
