@@ -39,7 +39,7 @@ def _best(name: str) -> tuple[int, float, float]:
 
 
 def _once(name: str) -> tuple[int, float, float]:
-    with tempfile.TemporaryDirectory(prefix="kcb-") as directory, _agent(name, directory):
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory, _agent(name, directory):
         gate = Path(directory) / "gate"
         ranks = []
         before = os.times()

@@ -46,7 +46,7 @@ def _seconds(statement: str) -> float:
 
 def _agent() -> tuple[float, float]:
     """Seconds to the first answer, and MB of memory, of an agent that also has Redis's client and a store."""
-    with tempfile.TemporaryDirectory(prefix="kcb-") as directory:
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         settings = Settings.from_environ(
             {
                 **os.environ,

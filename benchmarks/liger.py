@@ -32,7 +32,7 @@ def run() -> Result:
     def at(directory: str) -> dict[str, str]:
         return {"KCOORD_LOCAL_DIR": directory}
 
-    with tempfile.TemporaryDirectory(prefix="kcb-") as root:
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
         plans = [
             ("a private cache per rank, cold", _STOCK, "together", {"TRITON_CACHE_DIR": ""}),
             ("one shared TRITON_CACHE_DIR, cold", _STOCK, "together", {"TRITON_CACHE_DIR": f"{root}/shared"}),

@@ -43,7 +43,7 @@ def run() -> Result:
     result = Result(
         "SIGKILL of the compiling rank to the next leader", ["the killed rank", "median ms", "p90 ms", "max ms"]
     )
-    with tempfile.TemporaryDirectory(prefix="kcb-") as directory:
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         environment = {**os.environ, "KCOORD_LOCAL_DIR": directory, "KCOORD_IDLE_TIMEOUT": "2"}
         _ask(environment, {"op": "status"})  # starts the agent
         for label, kind in (("alone", "plain"), ("with a forked child alive", "fork")):
