@@ -9,7 +9,6 @@ import pickle
 import sys
 import threading
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +158,8 @@ def test_an_import_of_triton_that_fails_is_the_users_own_error(sandbox: Sandbox)
     broken = sandbox.root / "broken" / "triton"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('no such driver')\n")
-    done = sandbox.run("-c", _HOOKED.format(before=""), PYTHONPATH=str(Path(broken).parent))
+    done = sandbox.run(
+        "-c", _HOOKED.format(before=""), PYTHONPATH=f"{broken.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "RuntimeError: no such driver"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,10 @@ from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
 PROGRAM = PROGRAMS / "profiled.py"
 CLI = ("-c", "from kcoord.cli import main; main()")
+
+
+def path(directory: Path) -> str:
+    return os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
 
 
 def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
@@ -190,7 +196,9 @@ sys.stdout.write(json.dumps({{"compiled": hits.count(False), "loaded": hits.coun
 def torchrun(sandbox: Sandbox, local: str, *flags: str) -> tuple[list[dict[str, int]], str]:
     script = sandbox.root / "job.py"
     script.write_text(JOB.format(programs=str(PROGRAMS)))
-    environment = sandbox.env(KCOORD_LOCAL_DIR=str(sandbox.root / local), PYTHONPATH=str(PROGRAMS), OMP_NUM_THREADS="1")
+    environment = sandbox.env(
+        KCOORD_LOCAL_DIR=str(sandbox.root / local), PYTHONPATH=path(PROGRAMS), OMP_NUM_THREADS="1"
+    )
     command = [sys.executable, "-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", *flags, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -237,7 +245,7 @@ def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
         "--target",
         "hip:gfx942",
     ]
-    done = sandbox.run(*arguments, PYTHONPATH=str(PROGRAMS))
+    done = sandbox.run(*arguments, PYTHONPATH=path(PROGRAMS))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["compiled"], summary["failed"], summary["keys"]) == (12, [], 12)
@@ -251,7 +259,7 @@ def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, pro
     text = (PROGRAMS / "kernels.py").read_text()
     (changed / "kernels.py").write_text(text.replace("* FACTOR, mask", "* FACTOR + 1, mask"))
     give(sandbox, profile, "six")
-    done = sandbox.run(*CLI, "warmup", "six", "--json", PYTHONPATH=str(changed))
+    done = sandbox.run(*CLI, "warmup", "six", "--json", PYTHONPATH=path(changed))
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 

@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._terms: list[str] = []
-        self._names: dict[str, Any] = {"M": MISSING, "dumps": marshal.dumps}
+        self._names: dict[str, Any] = {"dumps": marshal.dumps}
         self._seen: set[tuple[int, str]] = set()
 
     def item(self, mapping: Mapping[str, Any], name: str) -> Any:
@@ -41,7 +41,9 @@ class Watch:
         value = mapping.get(name, MISSING)
         if (id(mapping), name) not in self._seen:
             self._seen.add((id(mapping), name))
-            self._terms.append(f"{self._bind(mapping.get)}({name!r}, M) is {self._bind(value)}")
+            held = self._bind(mapping)
+            missing = value is MISSING
+            self._terms.append(f"{name!r} not in {held}" if missing else f"{held}[{name!r}] is {self._bind(value)}")
         return value
 
     def attribute(self, owner: Any, name: str) -> Any:
