@@ -132,6 +132,23 @@ def test_a_declared_tool_and_a_declared_tree_count_by_content(sandbox: Sandbox) 
     assert [d.name for d in second.diff(third)] == ["tools mycc"]
 
 
+def test_two_trees_of_one_name_count_both(sandbox: Sandbox) -> None:
+    trees = [sandbox.root / part / "templates" for part in ("one", "two")]
+    for tree in trees:
+        tree.mkdir(parents=True)
+        (tree / "kernel.h").write_text("text")
+
+    @kcoord.compile_once(scope=TARGET, trees=trees)
+    def uses(*, staging: Path) -> None:
+        (staging / "kernel").write_text("x")
+
+    digests = [uses.key().digest]
+    for tree in trees:
+        (tree / "kernel.h").write_text("another text")
+        digests.append(uses.key().digest)
+    assert len(set(digests)) == 3
+
+
 @dataclass(frozen=True)
 class Builder:
     tile: int = 4

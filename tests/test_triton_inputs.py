@@ -163,3 +163,26 @@ def test_an_import_of_triton_that_fails_is_the_users_own_error(sandbox: Sandbox)
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "RuntimeError: no such driver"
+
+
+def test_a_kernel_whose_inputs_cannot_be_read_is_shared_with_nobody(
+    scale: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Triton's own key it could be stale."""
+    from triton.compiler import ASTSource
+
+    from kcoord.backends import triton_inputs
+
+    def fails(function: Any) -> Any:
+        raise AttributeError("nobody foresaw this")
+
+    for kind in (triton_inputs.ASTSource, triton_inputs.IRSource):
+        monkeypatch.setattr(kind, "hash", kind.hash)  # put back at the end
+    triton_inputs.hook()
+    source = ASTSource(
+        fn=scale, signature={"x": "*fp32", "y": "*fp32", "n": "i32"}, constexprs={"BLOCK": 1, "FACTOR": 2}
+    )
+    stock = ASTSource.hash.__kcoord_stock__(source)
+    monkeypatch.setattr(triton_inputs, "inputs_of", fails)
+    assert source.hash() == stock
+    assert triton_inputs.true_text(f"key-{stock}-backend", source) is None

@@ -125,11 +125,12 @@ def test_a_recipe_that_does_not_import_or_compile_is_reported_and_skipped(sandbo
         Recipe("python", "profiled", "main", {"args": ("use",), "kwargs": {}}, "", 7.0, 3),
         Recipe("python", "profiled", "make", {"args": (1, 2, 3, 4), "kwargs": {}}, "", 6.0, 4),
         Recipe("tomorrow", "m", "f", {}, "", 5.0, 5),
+        Recipe("triton", "kernels", "scale", {}, "metal:m9", 4.0, 6),
     ]
     give(sandbox, good + odd)
     found = said(rank(sandbox, 0, 1, "warm", "2", PROFILE="job"))
     assert found["report"]["compiled"] == 2
-    assert len(found["report"]["failed"]) == 4
+    assert len(found["report"]["failed"]) == 5
     assert any("no_such_module" in reason for _, reason in found["report"]["failed"])
     assert any("compile_once" in reason for _, reason in found["report"]["failed"]), "nothing else is ever called"
 

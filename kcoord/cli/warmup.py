@@ -49,12 +49,14 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         _Worker([name, *targets], {**environment, "RANK": str(n), "WORLD_SIZE": str(count)}) for n in range(count)
     ]
     console = Console(stderr=True, highlight=False)
-    while any(worker.is_alive() for worker in workers_):
-        workers_[0].join(_TELL_EVERY) if workers_[0].is_alive() else time.sleep(0.1)
-        if not as_json:
-            console.print(f"kcoord: warm-up {max(w.done for w in workers_)} of {max(w.all for w in workers_)} keys")
-    for worker in workers_:
-        worker.join()
+    try:
+        while alive := [worker for worker in workers_ if worker.is_alive()]:
+            alive[0].join(_TELL_EVERY)
+            if not as_json and alive[0].is_alive():
+                console.print(f"kcoord: warm-up {max(w.done for w in workers_)} of {max(w.all for w in workers_)} keys")
+    finally:
+        for worker in workers_:
+            worker.stop()
     broken = [w.error for w in workers_ if w.report is None]
     if broken:
         raise KcoordError(
@@ -88,6 +90,12 @@ class _Worker(threading.Thread):
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
         self.start()
+
+    def stop(self) -> None:
+        """End the process if it is still there: this one was interrupted."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        self.join()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

@@ -7,7 +7,7 @@ The first call reads everything (some milliseconds). A later one only asks wheth
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ class Declared:
     ignore: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
     tools: tuple[str, ...] = ()
-    trees: tuple[Path, ...] = ()
+    trees: tuple[str, ...] = ()
     dynamic: frozenset[str] = frozenset()
 
 
@@ -156,8 +156,19 @@ class LiveKey:
         environment, found, trees = surroundings if isinstance(surroundings, tuple) else (surroundings, (), ())
         factors |= {"env": variables(environment)}
         factors |= {"tools": dict(found)} if found else {}
-        factors |= {"trees": {Path(tree).name: said for tree, said in trees}} if trees else {}
+        factors |= {"trees": _by_name(trees)} if trees else {}
         return CacheKey.of("python", self._function.__qualname__, **factors).on(device, self._declared.scope)
+
+
+def _by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """A tree counts wherever it lies: by its last name, and two of one name by the order in which they were declared."""
+    found: dict[str, str] = {}
+    for tree, said in trees:
+        name = Path(tree).name
+        while name in found:
+            name += "'"
+        found[name] = said
+    return found
 
 
 class _Functions:

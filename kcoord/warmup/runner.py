@@ -116,8 +116,19 @@ def _tasks(item: Recipe | Call, targets: list[GPUTarget]) -> list[_Task]:
     if item.backend not in _REPLAYERS:
         notices.tell(f"{name}: this kcoord has no backend {item.backend!r}; its recipes are skipped")
         return []
-    wanted = targets or [GPUTarget.parse(item.target)]
-    return [_Task(f"{name} for {t}", lambda waits, t=t: _of(item.backend).replay(item, t, waits)) for t in wanted]  # type: ignore[misc]
+    wanted: list[GPUTarget | str] = [*targets] or [item.target]
+    return [_for_target(name, item, target) for target in wanted]
+
+
+def _for_target(name: str, recipe: Recipe, target: GPUTarget | str) -> _Task:
+    """A recorded target is text, and as little trusted as the rest of its recipe."""
+
+    def run(waits: bool) -> str:
+        parsed = GPUTarget.parse(target) if isinstance(target, str) else target
+        how: str = _of(recipe.backend).replay(recipe, parsed, waits)
+        return how
+
+    return _Task(f"{name} for {target}", run)
 
 
 def _of(backend: str) -> Any:
