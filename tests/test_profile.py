@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from kcoord.agent import protocol, spawn
 from kcoord.coordinator import Coordinator
 from kcoord.errors import KcoordError, StoreError
+from kcoord.profiles import parts as profile_module
+from kcoord.profiles import recipe as recipe_module
+from kcoord.profiles.parts import load_profile, profile_names, save_part
+from kcoord.profiles.recipe import LARGEST_RECIPE, Recipe, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.warmup import profile as profile_module
-from kcoord.warmup.profile import LARGEST_RECIPE, Recipe, load_profile, merge, profile_names, save_part
 from tests.agents import Node, end_agent, until
 from tests.conftest import Sandbox
 
@@ -41,7 +43,7 @@ PLAIN = st.recursive(
 )
 _RECORD = """
 from kcoord.coordinator import Coordinator
-from kcoord.warmup.profile import Recipe
+from kcoord.profiles.recipe import Recipe
 coordinator = Coordinator(Settings.from_environ())
 for n in {numbers}:
     coordinator.record(Recipe("python", "train", "build", (n,), "", float(n), n))
@@ -284,7 +286,7 @@ def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(settings: Setti
 
 
 def test_a_profile_is_bounded(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    monkeypatch.setattr(profile_module, "MOST_RECIPES", 3)
+    monkeypatch.setattr(recipe_module, "MOST_RECIPES", 3)
     assert [r.call for r in merge(recipe(n) for n in (1, 2, 1, 3, 4)).values()] == [(1,), (2,), (3,)]
     monkeypatch.setattr(profile_module, "LARGEST_PART", 100)
     with pytest.raises(StoreError, match="too large"):

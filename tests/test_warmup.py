@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import kcoord
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
-from kcoord.warmup.profile import Recipe, load_profile, save_part
 from kcoord.warmup.runner import warmup
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import ProtocolError, StoreError
+from kcoord.profiles.parts import parts, roots, save_part
+from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, log
-from kcoord.warmup.profile import MOST_AT_ONCE, Recipe, add, merge, parts, roots, save_part
 
 _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory

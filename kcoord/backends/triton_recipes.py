@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.lookup import jit_function
-from kcoord.warmup.profile import Recipe
+from kcoord.profiles.recipe import Recipe
 
 _SCALARS = (type(None), bool, int, float, str)
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from kcoord.cli.options import ALL, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
+from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings, variable
-from kcoord.warmup.profile import load_profile
 
 _TELL_EVERY = 2.0  # seconds
 

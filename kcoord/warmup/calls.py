@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from kcoord.errors import KcoordError
-from kcoord.warmup.profile import Recipe
+from kcoord.profiles.recipe import Recipe
 
 
 def recipe_of(

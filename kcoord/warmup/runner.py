@@ -18,7 +18,8 @@ from kcoord.api import connect
 from kcoord.backends.base import notices
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.warmup.profile import Recipe, load_profile
+from kcoord.profiles.parts import load_profile
+from kcoord.profiles.recipe import Recipe
 
 _REPLAYERS = {"triton": "kcoord.backends.triton_recipes", "python": "kcoord.warmup.calls"}
 _RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))

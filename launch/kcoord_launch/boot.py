@@ -69,7 +69,7 @@ def _warm_up() -> None:
 
 def _replay() -> None:
     from kcoord.api import connect
-    from kcoord.warmup.profile import profile_names
+    from kcoord.profiles.parts import profile_names
     from kcoord.warmup.runner import warmup
 
     settings = connect().settings

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from kcoord.agent.client import AgentClient
 from kcoord.errors import StoreError
+from kcoord.profiles.parts import roots, save_part
+from kcoord.profiles.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.warmup.profile import MOST_AT_ONCE, MOST_RECIPES, Recipe, roots, save_part
 
 _FRAME_BYTES = 1 << 20  # a frame may have four times as many, and a recipe's own bound is far below
 

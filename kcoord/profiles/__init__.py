@@ -1,0 +1,1 @@
+"""What a job compiled: recipes, and the profiles that keep them."""
