@@ -14,8 +14,8 @@ from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
 from kcoord.coordinator import Busy, Coordinator
 from kcoord.errors import KeyFactorError
-from kcoord.keys.device import Scope
-from kcoord.keys.live import Declared, LiveKey
+from kcoord.keys.device import GPUTarget, Scope
+from kcoord.keys.live import Call, Declared, LiveKey
 
 
 def compile_once(
@@ -31,7 +31,9 @@ def compile_once(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a compile function single flight: ``build(config, *, staging)`` becomes ``build(config) → Artifact``.
 
-    The function writes its files into ``staging`` (a `Path`). With `load`, the call returns ``load(artifact)``.
+    The function writes its files into ``staging`` (a `Path`). With `load`, the call returns ``load(artifact)``. A keyword
+    parameter ``target`` without a default is given the `GPUTarget` to compile for; with `Scope.TARGET`, such a function can be
+    warmed up for GPUs that are not there.
 
     Its key, read live at each call, holds: its arguments (tensors by their metadata); what it says, with its helpers, defaults,
     closure and the globals that they read; the device, as `scope` says; and the variables of the environment that compilers
@@ -73,26 +75,36 @@ def compile_once(
                 live.check(asked)
 
             def compile(staging: Path) -> None:
-                function(*args, staging=staging, **kwargs)
+                begun = time.perf_counter()
+                function(*args, staging=staging, **kwargs, **given(asked))
                 live.check_still(asked)
+                record(asked, args, kwargs, time.perf_counter() - begun)  # before it is published, which delivers it
 
             def loaded(artifact: Artifact) -> Any:
-                if coordinator.settings.profile:
-                    _record(coordinator, function, args, kwargs, artifact)
+                record(asked, args, kwargs, artifact.manifest.compile_seconds)
                 return load(artifact) if load else artifact
 
             handle = coordinator.serve(asked.key, asked.device, compile, loaded)
             live.served(asked)
             return handle
 
-        def warm(args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool) -> str:
+        def given(asked: Call) -> dict[str, Any]:
+            return {"target": asked.device.target} if live.takes_target else {}
+
+        def record(asked: Call, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> None:
+            coordinator = connect()
+            if coordinator.settings.profile:
+                for_others = live.takes_target and scope is Scope.TARGET and asked.device.target.backend != "cpu"
+                _record(coordinator, function, args, kwargs, str(asked.device.target) if for_others else "", seconds)
+
+        def warm(args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool, target: GPUTarget | None = None) -> str:
             """For `kcoord.warmup`: ``compiled``, ``loaded`` (nothing is loaded yet) or, without `waits`, ``busy``."""
-            asked, how = live.of(args, kwargs), "loaded"
+            asked, how = live.of(args, kwargs, target), "loaded"
 
             def compile(staging: Path) -> None:
                 nonlocal how
                 how = "compiled"
-                function(*args, staging=staging, **kwargs)
+                function(*args, staging=staging, **kwargs, **given(asked))
                 live.check_still(asked)
 
             found = connect().ensure(asked.key, asked.device, compile, wait=waits)
@@ -106,11 +118,11 @@ def compile_once(
 
 
 def _record(
-    coordinator: Coordinator, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], artifact: Artifact
+    coordinator: Coordinator, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: str, seconds: float
 ) -> None:
     from kcoord.warmup.calls import recipe_of
 
-    recipe = recipe_of(function, args, kwargs, artifact.manifest.compile_seconds, time.monotonic_ns())
+    recipe = recipe_of(function, args, kwargs, target, seconds, time.monotonic_ns())
     if recipe is not None:
         coordinator.record(recipe)
 

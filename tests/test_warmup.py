@@ -136,6 +136,74 @@ def test_a_recipe_that_does_not_import_or_compile_is_reported_and_skipped(sandbo
     assert any("compile_once" in reason for _, reason in found["report"]["failed"]), "nothing else is ever called"
 
 
+def profiled_module(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> Any:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    import profiled
+
+    return profiled
+
+
+def test_a_compile_function_that_takes_its_target_is_warmed_up_for_a_gpu_that_is_not_here(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiled = profiled_module(monkeypatch, sandbox)
+    report = kcoord.warmup([(profiled.make_for, (5,))], targets=["cuda:90", "hip:gfx942"])
+    assert (report.compiled, report.failed) == (2, [])
+    there = kcoord.DeviceKey(kcoord.GPUTarget("cuda", 90, 32), 3)
+    monkeypatch.setattr("kcoord.keys.live.current_device", lambda: there)
+    artifact = profiled.make_for(5)
+    assert (artifact.path / "kernel").read_text() == "5 for cuda:90"
+    assert kcoord.connect().counters.read()["compiles"] == 2, "the rank on that GPU asks for the same key"
+
+
+def test_its_recipe_names_the_gpu_and_is_replayed_for_it_anywhere(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kcoord.coordinator import Coordinator
+
+    profiled = profiled_module(monkeypatch, sandbox)
+    monkeypatch.setenv("KCOORD_PROFILE", "job")
+    recorded: list[Recipe] = []
+    monkeypatch.setattr(Coordinator, "record", lambda self, recipe: recorded.append(recipe))
+    there = kcoord.DeviceKey(kcoord.GPUTarget("cuda", 90, 32), 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("kcoord.keys.live.current_device", lambda: there)
+        profiled.make_for(6)
+    assert {(r.qualname, r.target) for r in recorded} == {("make_for", "cuda:90")}
+    assert all(0 < r.seconds < 5 for r in recorded)
+    assert kcoord.warmup(recorded[:1]).loaded == 1, "the same key, where there is no GPU"
+
+
+def test_a_compile_function_without_target_is_not_compiled_for_another_gpu(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would compile for the device that is here, under the other one's key."""
+    profiled = profiled_module(monkeypatch, sandbox)
+    report = kcoord.warmup([(profiled.make, (5,))], targets=["cuda:90"])
+    assert report.compiled == 0
+    assert "a keyword parameter 'target'" in report.failed[0][1]
+
+
+def test_a_process_that_is_killed_after_a_compile_has_recorded_it(sandbox: Sandbox) -> None:
+    """A compile worker ends without a chance to say anything."""
+    code = "import os, profiled; profiled.make(1); os._exit(0)"
+    done = sandbox.run("-c", code, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS), KCOORD_IDLE_TIMEOUT="0.2")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: len(list((sandbox.local / "profiles" / "job").glob("*.recipes"))) == 1)
+    assert [r.call["args"] for r in load_profile(settings_of(sandbox), "job")] == [(1,)]
+
+
+def test_exec_records_under_the_name_that_it_is_given(sandbox: Sandbox) -> None:
+    command = [*CLI, "exec", "--record", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
+    done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS))
+    assert done.returncode == 0, done.stderr
+    assert len(load_profile(settings_of(sandbox), "mine")) == 3
+    done = sandbox.run(*CLI, "exec", "--record", "a/b", "--", "true")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "profile" in done.stderr
+
+
 def test_a_module_that_exits_when_it_is_imported_does_not_end_the_job(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +237,12 @@ def test_every_rank_begins_elsewhere_and_walks_the_whole_list(
 ) -> None:
     from kcoord.warmup import runner
 
-    tasks = [runner._Task(str(n), lambda waits: "loaded") for n in range(10)]
+    tasks = [runner.Task(str(n), lambda waits: "loaded") for n in range(10)]
     firsts = set()
     for number in range(4):
         monkeypatch.setenv(variables[0], str(number))
         monkeypatch.setenv(variables[1], "4")
-        order = [t.name for t in runner._from_my_place(tasks)]
+        order = [t.name for t in runner._from_my_place(tasks, *runner._rank_and_world())]
         assert sorted(order) == sorted(t.name for t in tasks)
         firsts.add(order[0])
     assert firsts == {"0", "1", "2", "3"}, "the longest four are begun first, by one rank each"

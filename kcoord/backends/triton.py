@@ -106,7 +106,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             raise triton_recipes.Settled("busy")
         self._compile_locals = compile_locals if self._coordinator.settings.profile else None
         if isinstance(found, Artifact):
-            self._record(found)
+            self._record(found.manifest.compile_seconds)
             if triton_recipes.replaying.active:
                 raise triton_recipes.Settled("loaded")  # it will be read when it is used
             return _group_of(found)
@@ -171,8 +171,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             placeholder = HOME_PLACEHOLDER.decode()
             text = json.dumps({"child_paths": {n: f"{placeholder}/{n}" for n in sorted(group)}})
             (compilation.staging / f"{_GROUP}{filename}").write_text(text)
+            self._record(time.perf_counter() - compilation.started)  # before it is published, which delivers it
             artifact = compilation.publish()
-            self._record(artifact)
             published = _group_of(artifact)
             if filename in published:
                 group.clear()
@@ -183,13 +183,12 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             abandoned.unregister(compilation)
         return None
 
-    @fails_open(lambda self, artifact: None)
-    def _record(self, artifact: Artifact) -> None:
+    @fails_open(lambda self, seconds: None)
+    def _record(self, seconds: float) -> None:
         """Keep the recipe of what was compiled or loaded, if the job has a profile."""
         found = self._compile_locals
         if found is None or self._coordinator is None:
             return
-        seconds = artifact.manifest.compile_seconds
         recipe = triton_recipes.recipe_of(found["src"], found["target"], found["options"], seconds, time.monotonic_ns())
         if recipe is not None:
             self._coordinator.record(recipe)

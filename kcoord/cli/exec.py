@@ -10,9 +10,14 @@ from kcoord.cli.options import ALL, settings_flags
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--record",
+    metavar="NAME",
+    help="Record what is compiled as profile NAME, for `kcoord warmup NAME`: the same as --profile.",
+)
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...], **flags: str | None) -> None:
+def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
     """Run COMMAND (srun, mpirun, python, …) with an agent, and every Triton below it hooked.
 
     Signals go on to COMMAND, and its exit code is this one's. A summary is printed at the end.
@@ -20,4 +25,6 @@ def command(arguments: tuple[str, ...], **flags: str | None) -> None:
     from kcoord_launch.exec import run
     from kcoord_launch.supervise import checked_settings
 
+    if record is not None:
+        flags["profile"] = record
     sys.exit(run(checked_settings(flags), list(arguments)))

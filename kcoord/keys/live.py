@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kcoord.errors import GlobalsDrift, KeyFactorError
 from kcoord.keys.cache_key import CacheKey, Factor, make_factor
-from kcoord.keys.device import DeviceKey, Scope, current_device
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import VARIABLES, Environment, variables
 from kcoord.keys.function import Content, content_of
 from kcoord.keys.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
@@ -79,15 +79,21 @@ class LiveKey:
 
     def __init__(self, function: Callable[..., Any], declared: Declared, local_dir: Callable[[], Path]) -> None:
         self._function, self._declared, self._local_dir = function, declared, local_dir
-        self._parameters = [p for n, p in inspect.signature(function).parameters.items() if n != "staging"]
+        self.takes_target = _takes_target(function)
+        given = ("staging", "target") if self.takes_target else ("staging",)
+        self._parameters = [p for n, p in inspect.signature(function).parameters.items() if n not in given]
         names = [p.name for p in self._parameters]
         self._is_method = _is_method(function, names)
         self._arguments = Arguments(names, dynamic=declared.dynamic, functions=_Functions(declared.ignore))
         self._states: dict[type | None, _State] = {}
         self._compiled: dict[str, Factor] = {}  # what this process was served with
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The key of a call. Raises `KeyFactorError` for what has no identity, TypeError if the call does not fit."""
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: GPUTarget | None = None) -> Call:
+        """The key of a call, on the current device, or for `target`, which needs no device.
+
+        Raises `KeyFactorError` for what has no identity, and for a `target` that the function could not compile for;
+        TypeError if the call does not fit.
+        """
         owner = type(args[0]) if self._is_method and args else None
         state = self._states.get(owner)
         if state is None or not state.unchanged():
@@ -95,7 +101,7 @@ class LiveKey:
         values = state.bind(*args, **kwargs)
         if owner is not None:
             values = (_of_receiver(values[0], state.content), *values[1:])
-        device = current_device()
+        device = current_device() if target is None else self._pretended(target)
         arguments = self._arguments.token(values, device.device_id)
         surroundings = self._surroundings(state)
         token = (arguments, surroundings, device)
@@ -106,6 +112,14 @@ class LiveKey:
                 state.keys.clear()
             state.keys[token] = key
         return Call(key, device, state, surroundings)
+
+    def _pretended(self, target: GPUTarget) -> DeviceKey:
+        if self.takes_target and self._declared.scope is Scope.TARGET:
+            return DeviceKey(target, 0)
+        raise KeyFactorError(
+            f"{self._function.__qualname__} compiles for the current device only: give it scope=Scope.TARGET and a keyword "
+            "parameter 'target', the GPU to compile for"
+        )
 
     def served(self, call: Call) -> None:
         """`call` was compiled or loaded: from now on `check` holds this process to what it read."""
@@ -158,6 +172,16 @@ class LiveKey:
         factors |= {"tools": dict(found)} if found else {}
         factors |= {"trees": _by_name(trees)} if trees else {}
         return CacheKey.of("python", self._function.__qualname__, **factors).on(device, self._declared.scope)
+
+
+def _takes_target(function: Callable[..., Any]) -> bool:
+    """Whether kcoord passes the GPU to compile for: by a keyword parameter that has no default."""
+    parameter = inspect.signature(function).parameters.get("target")
+    return (
+        parameter is not None
+        and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        and parameter.default is inspect.Parameter.empty
+    )
 
 
 def _by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -6,35 +6,38 @@ from importlib import import_module
 from typing import Any
 
 from kcoord.errors import KcoordError
+from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
 
 
 def recipe_of(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, order: int
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: str, seconds: float, order: int
 ) -> Recipe | None:
     """The recipe of a call; None if the function cannot be imported, or an argument is no plain value."""
     module, qualname = function.__module__, function.__qualname__
     if module == "__main__" or "<locals>" in qualname:
         return None
     try:
-        return Recipe("python", module, qualname, {"args": args, "kwargs": kwargs}, "", seconds, order)
+        return Recipe("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds, order)
     except ValueError:
         return None
 
 
-def replay(recipe: Recipe, waits: bool) -> str:
-    """Raises what importing and compiling raise."""
+def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+    """Compile it for `target`, or for the current device. Raises what importing and compiling raise."""
     found: Any = import_module(recipe.module)
     for name in recipe.qualname.split("."):
         found = getattr(found, name)
-    return replay_call(found, tuple(recipe.call["args"]), recipe.call["kwargs"], waits)
+    return replay_call(found, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
 
 
-def replay_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool) -> str:
+def replay_call(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool, target: GPUTarget | None = None
+) -> str:
     """``compiled``, ``loaded`` or, without `waits`, ``busy``."""
     if not hasattr(function, "warm"):
         raise KcoordError(
             f"{getattr(function, '__qualname__', function)} is no compile function: decorate it with compile_once"
         )
-    how: str = function.warm(args, kwargs, waits)
+    how: str = function.warm(args, kwargs, waits, target)
     return how

@@ -11,8 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any
 
 from kcoord.api import connect
 from kcoord.backends.base import notices
@@ -20,12 +18,10 @@ from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
+from kcoord.warmup.tasks import Call, tasks_of
+from kcoord.warmup.tasks import Task as Task
 
-_REPLAYERS = {"triton": "kcoord.backends.triton_recipes", "python": "kcoord.warmup.calls"}
 _RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A `kcoord.compile_once` function and the arguments to compile it for."""
 
 
 @dataclass
@@ -60,31 +56,39 @@ def warmup(
     ValueError for what is no target. Not guaranteed: that everything is compiled when it returns; what is missing is compiled
     when it is first used, as ever.
     """
-    begun, report = time.perf_counter(), Report()
+    begun = time.perf_counter()
     parsed = [GPUTarget.parse(target) for target in targets]
     items = _recipes(what) if isinstance(what, str) else list(what)
-    tasks = [task for item in items for task in _tasks(item, parsed)]
-    done = 0
+    tasks = [task for item in items for task in tasks_of(item, parsed)]
+    report = walk(tasks, *_rank_and_world(), connect().settings.max_wait, progress)
+    report.seconds = time.perf_counter() - begun
+    return report
+
+
+def walk(
+    tasks: Sequence[Task], rank: int, world: int, max_wait: float, progress: Callable[[int, int], None] | None = None
+) -> Report:
+    """One rank's way through `tasks`, which all ranks have, longest first; at its end it waits `max_wait` seconds at most."""
+    report, done = Report(), 0
 
     def tell() -> None:
         if progress is not None:
             progress(done, len(tasks))
 
     busy = []
-    for task in _from_my_place(tasks):
+    for task in _from_my_place(tasks, rank, world):
         how = _try(task, False, report)
         if how == "busy":
             busy.append(task)
         else:
             done += 1
             tell()
-    deadline = time.monotonic() + connect().settings.max_wait
+    deadline = time.monotonic() + max_wait
     for task in busy:
         if time.monotonic() > deadline or _try(task, True, report) == "busy":
             report.left += 1
         done += 1
         tell()
-    report.seconds = time.perf_counter() - begun
     return report
 
 
@@ -99,44 +103,7 @@ def _recipes(name: str) -> list[Recipe]:
         return []
 
 
-@dataclass(frozen=True)
-class _Task:
-    name: str
-    run: Callable[[bool], str]
-    """``run(waits)`` is ``compiled``, ``loaded`` or ``busy``; it raises what the compiler raises."""
-
-
-def _tasks(item: Recipe | Call, targets: list[GPUTarget]) -> list[_Task]:
-    if not isinstance(item, Recipe):
-        function, arguments = item
-        name = getattr(function, "__qualname__", repr(function))
-        return [_Task(name, lambda waits: _of("python").replay_call(function, tuple(arguments), {}, waits))]
-    name = f"{item.module}.{item.qualname}"
-    if item.backend == "python":
-        return [_Task(name, lambda waits: _of("python").replay(item, waits))]
-    if item.backend not in _REPLAYERS:
-        notices.tell(f"{name}: this kcoord has no backend {item.backend!r}; its recipes are skipped")
-        return []
-    wanted: list[GPUTarget | str] = [*targets] or [item.target]
-    return [_for_target(name, item, target) for target in wanted]
-
-
-def _for_target(name: str, recipe: Recipe, target: GPUTarget | str) -> _Task:
-    """A recorded target is text, and as little trusted as the rest of its recipe."""
-
-    def run(waits: bool) -> str:
-        parsed = GPUTarget.parse(target) if isinstance(target, str) else target
-        how: str = _of(recipe.backend).replay(recipe, parsed, waits)
-        return how
-
-    return _Task(f"{name} for {target}", run)
-
-
-def _of(backend: str) -> Any:
-    return import_module(_REPLAYERS[backend])
-
-
-def _try(task: _Task, waits: bool, report: Report) -> str:
+def _try(task: Task, waits: bool, report: Report) -> str:
     """Where a recipe's own troubles end: its module may raise anything, even SystemExit, and so may its compiler."""
     try:
         how = task.run(waits)
@@ -152,10 +119,9 @@ def _try(task: _Task, waits: bool, report: Report) -> str:
     return how
 
 
-def _from_my_place(tasks: list[_Task]) -> list[_Task]:
+def _from_my_place(tasks: Sequence[Task], rank: int, world: int) -> list[Task]:
     """My share first, longest first; then the others', begun at another place by each rank."""
-    rank, world = _rank_and_world()
-    mine, others = tasks[rank::world], [t for n, t in enumerate(tasks) if n % world != rank]
+    mine, others = list(tasks[rank::world]), [t for n, t in enumerate(tasks) if n % world != rank]
     begin = len(others) * rank // world
     return mine + others[begin:] + others[:begin]
 

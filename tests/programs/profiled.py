@@ -20,6 +20,11 @@ def make(n: int, shape: tuple[int, ...] = (1, 2), *, staging: Path) -> None:
     (staging / "kernel").write_text(f"{n} {shape}")
 
 
+@kcoord.compile_once(scope=kcoord.Scope.TARGET)
+def make_for(n: int, *, staging: Path, target: kcoord.GPUTarget) -> None:
+    (staging / "kernel").write_text(f"{n} for {target}")
+
+
 def main(how: str, count: str = "8") -> None:
     import profiled  # as the job's own module: what is in __main__ cannot be imported
 
