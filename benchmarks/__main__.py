@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold_start, footprint, liger, live_key, takeover, warm_hit
+from benchmarks import cold_start, cpu_only, footprint, liger, live_key, takeover, warm_hit
+from benchmarks.cluster import table as cluster
 from benchmarks.result import Result
 
 _ALL = {
@@ -15,7 +16,11 @@ _ALL = {
     "cold_start": cold_start.run,
     "footprint": footprint.run,
 }
-_ON_REQUEST = {"liger": liger.run}  # needs GPUs
+_ON_REQUEST = {
+    "liger": liger.run,  # needs GPUs
+    "cluster": cluster.run,  # takes minutes
+    "cpu_only": cpu_only.run,  # so does this
+}
 
 
 def main() -> int:
@@ -25,13 +30,16 @@ def main() -> int:
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster; default: 1 and 8")
     args = parser.parse_args()
     known = _ALL | _ON_REQUEST
     unknown = [n for n in args.names if n not in known]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}: name some of {', '.join(known)}")
+    if any(count < 1 for count in args.nodes):
+        parser.error("--nodes: each must be at least 1")
     for name in args.names or _ALL:
-        result: Result = known[name]()
+        result: Result = cluster.run(args.nodes) if name == "cluster" else known[name]()
         print(result.text(), flush=True)
         if args.save:
             result.save(name + (f"-{args.label}" if args.label else ""))

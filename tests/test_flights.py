@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kcoord.agent.flights import (
     Action,
     Announce,
@@ -191,6 +193,55 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_fli
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2") == []
     assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
+
+
+def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    other = replace(HURRIED, id=5, owner=15)
+    assert flights.claim(other, 1.9) == [Tell(other, IsBusy())]
+    assert list(flights) == []
+    assert flights.claim(other, 2.0) == [AskLease(KEY, 2)]
+
+
+def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    assert flights.claim(A, 1.0) == [AskLease(KEY, 2)]
+    assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
+
+
+@pytest.mark.parametrize("news", [Won(2), Ready("abc"), Failed("log", "node 2")], ids=["won", "ready", "failed"])
+def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(news: Won | Ready | Failed) -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.must_wait(KEY, 1, "node 2", until=1000.0)
+    flights.lease_answered(KEY, 1, news, 0.5)
+    flights.gone(A.owner, 0.5)
+    flights.looked(KEY, 1, None, 0.5)
+    flights.fetched(KEY, 1, A.home)
+    flights.tick(FAILURE_TTL + 1)
+    assert flights.claim(HURRIED, FAILURE_TTL + 1) == [AskLease(KEY, 2)]
+
+
+def test_what_this_node_landed_is_not_taken_to_be_under_way_elsewhere() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    flights.landed(KEY, "/elsewhere")
+    assert flights.claim(HURRIED, 1.0) == [AskLease(KEY, 3)]
+
+
+def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
+    flights = new_flights()
+    for n in range(3):
+        key = f"{KEY}{n}"
+        flights.claim(replace(HURRIED, id=20 + n, key=key), 0.0)
+        flights.must_wait(key, n + 1, "node 2", until=2.0)
+    flights.tick(2.0)
+    assert flights._elsewhere == {}
 
 
 def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:

@@ -18,7 +18,7 @@ from kcoord.agent import flights as fl
 from kcoord.agent.flights import Claimant, Flights, State
 from kcoord.leases.base import Failed, Ready, Won
 
-LIMIT, FAILURE_TTL, MAX_WAIT = 40.0, 15.0, 25.0
+LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR = 40.0, 15.0, 25.0, 2.0
 Errand = tuple[str, int]  # a key and its flight's serial
 
 
@@ -69,7 +69,7 @@ class Server:
     def wait(self, serial: int) -> None:
         key = self.asking.get(serial) or self.cancelled[serial]
         before, untold = self.picture(), set(self.untold)
-        self.do(self.flights.must_wait(key, serial, "node 2"))
+        self.do(self.flights.must_wait(key, serial, "node 2", self.now + BUSY_FOR))
         if self.untold == untold:
             assert self.picture() == before
 
@@ -359,6 +359,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
 def fingerprint(server: Server) -> object:
     """Equal for two orders of events after which everything that can happen is the same."""
     failure = server.flights._failures.get("a")
+    elsewhere = server.flights._elsewhere.get("a", 0.0)
     return (
         [
             (
@@ -374,6 +375,7 @@ def fingerprint(server: Server) -> object:
             for f in server.flights
         ],
         failure and failure.until,
+        elsewhere if elsewhere > server.now else None,
         server.flights._serial,
         server.now,
         tuple(c.deadline for c in server.claimed.values()),
@@ -391,6 +393,7 @@ def copy_of(server: Server) -> Server:
     """As `copy.deepcopy`, a good deal faster."""
     flights = copy.copy(server.flights)
     flights._failures = dict(flights._failures)
+    flights._elsewhere = dict(flights._elsewhere)
     flights._flights = {k: copy.copy(f) for k, f in flights._flights.items()}
     for flight in flights._flights.values():
         flight.waiters = dict(flight.waiters)

@@ -56,6 +56,26 @@ def test_what_is_published_is_found_with_every_byte(tmp_path: Path) -> None:
     assert left_in(home, "staging") == []
 
 
+def test_what_is_published_while_it_is_looked_for_is_not_taken_for_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read, looked = tmp_path / "artifact", local._read, []
+
+    def late(path: str) -> bytes:
+        looked.append(path)
+        if len(looked) > 1:
+            return read(path)
+        try:
+            return read(path)
+        finally:
+            published(home)  # by another rank, between our look and whatever follows from it
+
+    monkeypatch.setattr(local, "_read", late)
+    assert local.open_artifact(home, KEY.digest) is None
+    assert local.open_artifact(home, KEY.digest) is not None
+    assert left_in(home, "quarantine") == []
+
+
 def test_what_is_not_there_is_no_artifact(tmp_path: Path) -> None:
     assert local.open_artifact(tmp_path / "missing") is None
     assert local.open_artifact(tmp_path / "missing" / "deeper") is None

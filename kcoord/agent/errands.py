@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _STORE_TIMEOUT = 60.0  # seconds for one artifact; an NFS server's restart takes 20
 _STORE_REST = 60.0
+_BUSY_FOR = 2.0  # seconds in which a key that another node compiles is not asked after again by claims that do not wait
 
 
 class Errands:
@@ -54,6 +55,7 @@ class Errands:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._store_back = 0.0  # when a store that hung is asked again
         self._held: dict[int, AsyncExitStack] = {}  # serial → the renewal of its lease
+        self._refused: set[int] = set()  # flights whose lease another node has: their end gives nothing back
 
     def start(self, action: fl.Errand) -> None:
         """Begin `action`; whatever comes of it goes to `report`."""
@@ -115,6 +117,27 @@ class Errands:
 
         return await self._in(self._local_io, copy)
 
+    async def in_store(self, work: Callable[[Store], T], patience: float) -> T | None:
+        """What ``work(store)`` returns; None without a store, or if it has not answered for `patience` seconds, now or lately.
+
+        Raises what `work` raises. Not guaranteed: that `work` ends when this does; its thread goes on.
+        """
+        store = self._store
+        if store is None or self._now() < self._store_back:
+            return None
+        try:
+            return await within(patience, self._in(self._store_io, lambda: work(store)))
+        except asyncio.TimeoutError:
+            self._store_back = self._now() + _STORE_REST
+            self._notices.tell(
+                f"the store {store.root} has not answered for {patience:g} s; training goes on without it"
+            )
+            return None
+
+    async def locally(self, work: Callable[[], T]) -> T:
+        """What `work` returns, or raises, run beside the local tier's other disk work."""
+        return await self._in(self._local_io, work)
+
     def _run(self, serial: int, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(errand)
         self._tasks.add(task)
@@ -136,12 +159,14 @@ class Errands:
 
     async def _ask(self, action: fl.AskLease) -> None:
         key, serial = action.key, action.serial
-        answer: Won | Ready | Failed
+        answer: Won | Ready | Failed | None
         try:
             answer = await await_turn(
                 self._leases, key, self._token(serial), platform.node(), void=action.void,
-                on_wait=lambda wait: self._waits(key, serial, wait),
+                on_wait=lambda wait: self._waits(key, serial, wait), stays=lambda wait: self._stays(key, serial, wait),
             )  # fmt: skip
+            if answer is None:
+                return
             if isinstance(answer, Won):
                 await self._keep(key, serial)
         except LeaseUnavailable as error:
@@ -152,7 +177,18 @@ class Errands:
         self._report(self._flights.lease_answered(key, serial, answer, self._now()))
 
     def _waits(self, key: str, serial: int, wait: Wait) -> None:
-        self._report(self._flights.must_wait(key, serial, wait.holder))
+        until = self._now() + min(_BUSY_FOR, wait.ttl)
+        self._report(self._flights.must_wait(key, serial, wait.holder, until))
+
+    def _stays(self, key: str, serial: int, wait: Wait) -> bool:
+        """Whether anybody waits for the other node. If not, the flight has ended: no subscription, and no lease to release."""
+        self._refused.add(serial)  # the flight's end begins after this
+        self._waits(key, serial, wait)
+        flight = self._flights.get(key)
+        if flight is None or flight.serial != serial:
+            return False
+        self._refused.discard(serial)
+        return True
 
     async def _keep(self, key: str, serial: int) -> None:
         stack = AsyncExitStack()
@@ -212,6 +248,9 @@ class Errands:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         await self._stop_renewing(action.serial)
+        if action.serial in self._refused:
+            self._refused.discard(action.serial)
+            return
         await self._quietly(self._leases.release(action.key, self._token(action.serial)))
 
     async def _fail(self, action: fl.FailLease) -> None:

@@ -10,7 +10,8 @@ order; the server carries them out and reports back what came of them. A flight'
               FETCHING ──ok──▶ (gone; Ready)
 
 A claim that does not wait is Busy if its key has a flight, else it begins one; if another node then turns out to have the
-lease it is Busy too, and its flight is gone unless somebody else waits.
+lease it is Busy too, and its flight is gone unless somebody else waits. That the other node has it is remembered for a moment:
+ranks of one node that walk the same list do not each ask the lease service about each key.
 
 Invariants, held after every event:
 
@@ -187,6 +188,7 @@ class Flights:
         self._limit, self._failure_ttl = limit, failure_ttl
         self._flights: dict[str, Flight] = {}
         self._failures: dict[str, _Failure] = {}
+        self._elsewhere: dict[str, float] = {}  # key → until when it is taken to be under way on another node
         self._serial = 0
 
     def __iter__(self) -> Iterator[Flight]:
@@ -211,6 +213,8 @@ class Flights:
                 return [Tell(claimant, IsBusy())]
             flight.waiters[claimant.id] = claimant
             return []
+        if not claimant.waits and now < self._elsewhere.get(key, now):
+            return [Tell(claimant, IsBusy())]
         self._serial += 1
         flight = self._flights[key] = Flight(key, self._serial, now)
         flight.waiters[claimant.id] = claimant
@@ -227,6 +231,7 @@ class Flights:
     def landed(self, key: str, home: str) -> list[Action]:
         """The artifact is at `home`, whoever compiled it: everyone who waits may load it."""
         self._failures.pop(key, None)
+        self._elsewhere.pop(key, None)
         flight = self._flights.get(key)
         if flight is None:
             self._serial += 1
@@ -272,12 +277,13 @@ class Flights:
 
     # Events from the lease service and the store. A `serial` that is not the flight's is yesterday's news.
 
-    def must_wait(self, key: str, serial: int, holder: str) -> list[Action]:
-        """Another node is compiling."""
+    def must_wait(self, key: str, serial: int, holder: str, until: float = 0.0) -> list[Action]:
+        """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again."""
         flight = self._current(key, serial, State.ASKING)
         if flight is None:
             return []
         flight.remote, flight.waited = holder, True
+        self._elsewhere[key] = until
         leaving = [w for w in flight.waiters.values() if not w.waits]
         for claimant in leaving:
             del flight.waiters[claimant.id]
@@ -288,6 +294,7 @@ class Flights:
         if flight is None:
             return [EndLease(key, serial)] if isinstance(answer, Won) else []
         flight.remote = ""
+        self._elsewhere.pop(key, None)
         home = self._some_home(flight)
         if isinstance(answer, Won):
             flight.state = State.LOOKING
@@ -339,6 +346,8 @@ class Flights:
                 actions += self._end_if_deserted(flight)
         for key in [k for k, f in self._failures.items() if now >= f.until]:
             del self._failures[key]
+        for key in [k for k, until in self._elsewhere.items() if now >= until]:
+            del self._elsewhere[key]
         return actions
 
     def derailed(self, serial: int) -> list[Action]:

@@ -10,8 +10,8 @@ from kcoord.agent.ledger import Ledger, add_up
 from kcoord.errors import LeaseUnavailable
 from kcoord.telemetry.events import Notices, log
 
-Share = Callable[[str, str, dict[str, float]], Awaitable[dict[str, dict[str, float]]]]
-"""``share(job, agent, counters)`` stores one agent's counters where all nodes see them, and returns all agents'."""
+Share = Callable[[str, str, dict[str, float], bool], Awaitable[dict[str, dict[str, float]]]]
+"""``share(job, agent, counters, read)`` stores one agent's counters where all nodes see them; with `read` it returns all agents'."""
 
 
 class Statistics:
@@ -31,20 +31,20 @@ class Statistics:
             self._notices.tell(f"statistics are not kept: {error}")
             return
         for job in changed:
-            await self._shared(job)
+            await self._shared(job, read=False)
 
     async def total(self, job: str | None) -> dict[str, Any]:
         """The sums of one job, or of all that this node knows."""
         by_job = {}
         for name in [job] if job else self._ledger.jobs():
-            by_job[name] = await self._shared(name) | self._ledger.by_agent(name)
+            by_job[name] = await self._shared(name, read=True) | self._ledger.by_agent(name)
         return add_up(by_job)
 
-    async def _shared(self, job: str) -> dict[str, dict[str, float]]:
+    async def _shared(self, job: str, *, read: bool) -> dict[str, dict[str, float]]:
         if self._share is None:
             return {}
         try:
-            return await self._share(job, self._agent, self._ledger.mine(job))
+            return await self._share(job, self._agent, self._ledger.mine(job), read)
         except LeaseUnavailable as error:
             log.info("statistics of this node only: %s", error)
             return {}

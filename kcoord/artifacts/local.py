@@ -69,9 +69,15 @@ def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
 
     Raises `ArtifactInvalid` if what is there is torn, altered, or (with `digest`) another key's.
     """
+    root = os.fspath(home)
     try:
-        root = os.fspath(home)
-        manifest = Manifest.decode(_read(f"{root}/{MANIFEST_NAME}"))
+        encoded = _read(f"{root}/{MANIFEST_NAME}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # whatever is there a moment later: it is published by one rename, and whole from its first moment
+    except OSError as error:
+        raise ArtifactInvalid(f"{home} cannot be read: {error}") from error
+    try:
+        manifest = Manifest.decode(encoded)
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:

@@ -125,11 +125,17 @@ async def await_turn(
     *,
     void: str | None = None,
     on_wait: Callable[[Wait], None] = lambda wait: None,
-) -> Won | Ready | Failed:
-    """Acquire, or wait until there is another answer than `Wait`. Cancel to stop waiting; raises `LeaseUnavailable`."""
+    stays: Callable[[Wait], bool] = lambda wait: True,
+) -> Won | Ready | Failed | None:
+    """Acquire, or wait until there is another answer than `Wait`. Cancel to stop waiting; raises `LeaseUnavailable`.
+
+    `stays` is asked before the wait begins: if it says no, that one command was all, nothing is held, and None is returned.
+    """
     answer = await service.acquire(key, token, holder, void=void)
     if not isinstance(answer, Wait):
         return answer
+    if not stays(answer):
+        return None
     async with service.watch(key) as watch:
         while True:
             answer = await service.acquire(key, token, holder, void=void)

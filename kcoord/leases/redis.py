@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
-_CONNECTIONS = 64
+_CONNECTIONS = 8  # of one agent: thousands of nodes share a server that takes 10,000
 _REMEMBERED = 10_000
 
 # KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), manifest, log, where
@@ -197,8 +197,13 @@ class RedisLeases(LeaseService):
     def watch(self, key: str) -> Watch:
         return Subscription(self._news, self._key(key))
 
-    async def add_up(self, job: str, agent: str, counters: dict[str, float]) -> dict[str, dict[str, float]]:
-        """Store this agent's counters of `job` for a day, and return those of all its agents."""
+    async def add_up(
+        self, job: str, agent: str, counters: dict[str, float], read: bool = True
+    ) -> dict[str, dict[str, float]]:
+        """Store this agent's counters of `job` for a day, and return those of all its agents, or nothing without `read`.
+
+        Reading costs as much as the job has nodes: an agent that saves its counters every second must not.
+        """
         name = f"{self._prefix}:stats:{job}"
         fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
 
@@ -207,10 +212,14 @@ class RedisLeases(LeaseService):
             if fields:
                 pipe.hset(name, mapping=cast(Any, fields))
                 pipe.expire(name, 86400)
-            pipe.hgetall(name)
+            if read:
+                pipe.hgetall(name)
             return await pipe.execute()
 
-        stored = (await self._bounded(exchange))[-1]
+        if not (read or fields):
+            return {}
+        replies = await self._bounded(exchange)
+        stored = replies[-1] if read else {}
         found: dict[str, dict[str, float]] = {}
         for field, value in stored.items():
             who, _, counter = field.decode(errors="replace").rpartition("|")

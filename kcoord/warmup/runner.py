@@ -1,15 +1,17 @@
 """Cooperative warm-up: the ranks compile a profile's keys together, each another one, and then have them all.
 
-Every rank has the same list, longest first, and walks it from another place. A key that another rank is at is passed over, not
-waited for; so the ranks share the work by themselves, whatever their number, their speed and their fate. Nobody looks at caches
-to decide who does what. When nothing is left to begin, each rank waits, bounded, for what the others are still at.
+Every rank has the same list, longest first, and goes through it in an order of its own (`kcoord.warmup.order`). A key that
+another rank is at is passed over, not waited for; so the ranks share the work by themselves, whatever their number, their speed
+and their fate. Nobody looks at caches to decide who does what. When nothing is left to begin, each rank waits, bounded, for what
+the others are still at.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kcoord.api import connect
@@ -18,6 +20,9 @@ from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
+from kcoord.telemetry.progress import shown
+from kcoord.warmup.order import order
+from kcoord.warmup.overview import Overview
 from kcoord.warmup.tasks import Call, tasks_of
 from kcoord.warmup.tasks import Task as Task
 
@@ -46,23 +51,48 @@ def warmup(
     what: str | Iterable[Recipe | Call],
     *,
     targets: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool = True,
 ) -> Report:
     """Compile, together with the other ranks, a profile by name, or recipes, or ``(function, arguments)`` pairs.
 
     Every rank may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace those that
-    were recorded, and need no GPU. ``progress(done, all)`` is told after each key. A recipe that does not import or compile here
-    is reported and skipped, and so is a profile that is not there yet, or cannot be read: nothing of it can fail a job. Raises
-    ValueError for what is no target. Not guaranteed: that everything is compiled when it returns; what is missing is compiled
-    when it is first used, as ever.
+    were recorded, and need no GPU. While it lasts, rank 0 shows on stderr how far the whole job is; not with
+    ``progress=False``, and with a function ``progress(done, all)`` each rank calls that after each key instead. A recipe that
+    does not import or compile here is reported and skipped, and so is a profile that is not there yet, or cannot be read: nothing
+    of it can fail a job. Raises ValueError for what is no target. Not guaranteed: that everything is compiled when it returns;
+    what is missing is compiled when it is first used, as ever.
     """
     begun = time.perf_counter()
     parsed = [GPUTarget.parse(target) for target in targets]
     items = _recipes(what) if isinstance(what, str) else list(what)
     tasks = [task for item in items for task in tasks_of(item, parsed)]
-    report = walk(tasks, *_rank_and_world(), connect().settings.max_wait, progress)
+    coordinator, (rank, world) = connect(), _rank_and_world()
+    coordinator.ahead.retire()
+    with _told(progress, what, tasks, rank, world) as tell:
+        report = walk(tasks, rank, world, coordinator.settings.max_wait, tell)
     report.seconds = time.perf_counter() - begun
     return report
+
+
+@contextmanager
+def _told(
+    progress: Callable[[int, int], None] | bool, what: object, tasks: Sequence[Task], rank: int, world: int
+) -> Iterator[Callable[[int, int], None] | None]:
+    """Yields what the walk is to call after each key."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    if not progress or rank or not tasks or connect().settings.disable:
+        yield None
+        return
+    overview = Overview(connect(), len(tasks))
+
+    def walked(done: int, every: int) -> None:
+        overview.walked = done
+
+    title = f"warm-up {what}" if isinstance(what, str) else "warm-up"
+    with shown(title, [task.seconds for task in tasks], world, overview.look):
+        yield walked
 
 
 def walk(
@@ -76,7 +106,7 @@ def walk(
             progress(done, len(tasks))
 
     busy = []
-    for task in _from_my_place(tasks, rank, world):
+    for task in order(tasks, rank, world):
         how = _try(task, False, report)
         if how == "busy":
             busy.append(task)
@@ -117,13 +147,6 @@ def _try(task: Task, waits: bool, report: Report) -> str:
     elif how == "loaded":
         report.loaded += 1
     return how
-
-
-def _from_my_place(tasks: Sequence[Task], rank: int, world: int) -> list[Task]:
-    """My share first, longest first; then the others', begun at another place by each rank."""
-    mine, others = list(tasks[rank::world]), [t for n, t in enumerate(tasks) if n % world != rank]
-    begin = len(others) * rank // world
-    return mine + others[begin:] + others[:begin]
 
 
 def _rank_and_world() -> tuple[int, int]:

@@ -11,7 +11,11 @@ from kcoord.backends.base import notices
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
 
-_REPLAYERS = {"triton": "kcoord.backends.triton_recipes", "python": "kcoord.warmup.calls"}
+_REPLAYERS = {
+    "triton": "kcoord.backends.triton_recipes",
+    "triton_autotune": "kcoord.backends.triton_autotune",
+    "python": "kcoord.warmup.calls",
+}
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""

@@ -413,6 +413,21 @@ def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer)
     bounded(scenario())
 
 
+def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
+    """Reading them all is as long as the job has nodes, and every agent stores its own every second."""
+
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            job = some_key()
+            shared_redis.command("CONFIG", "RESETSTAT")
+            assert await service.add_up(job, "agent", {"compiles": 3}, read=False) == {}
+            assert await service.add_up(job, "agent", {}, read=False) == {}
+            assert b"cmdstat_hgetall" not in shared_redis.command("INFO", "commandstats")
+            assert await service.add_up(job, "agent", {}) == {"agent": {"compiles": 3}}
+
+    bounded(scenario())
+
+
 def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:

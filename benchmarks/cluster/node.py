@@ -1,0 +1,178 @@
+"""``python -m benchmarks.cluster.node``: one node of the simulated cluster: its agent, and its ranks as threads.
+
+Reads one line of JSON (what to play, see `Part`) and says one back when the agent answers and every rank is connected; reads the
+moment at which all nodes begin (seconds of the host's monotonic clock), and says what came of it. The end of its input is the
+end of the benchmark, at any time.
+
+Everything is what a job runs (the agent's process, `Coordinator`, the warm-up's walk), but the compiler: it sleeps for the
+seconds that the kernel's compile was recorded to take, and writes a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kcoord.agent import spawn
+from kcoord.coordinator import Busy, Coordinator
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget
+from kcoord.settings import Settings
+from kcoord.warmup.runner import Report, Task, walk
+
+_DEVICE = DeviceKey(GPUTarget("cuda", 90, 32), 0)
+_WORDS = 256  # each 32 bytes of a file, so that it has 8 KiB
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a node plays. `settings`: of kcoord, by name, as text. `kernels`: names and compile seconds, longest first."""
+
+    node: int
+    nodes: int
+    ranks: int
+    together: bool
+    settings: dict[str, str]
+    kernels: list[tuple[str, float]]
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks
+
+
+class Rank:
+    """One rank: `run` asks for every kernel, and compiles what it is told to."""
+
+    def __init__(self, part: Part, number: int, settings: Settings) -> None:
+        self.part, self.number = part, number
+        self.coordinator = Coordinator(settings)
+        self.compiled: Counter[str] = Counter()
+        self.report = Report()
+        self.finished = 0.0
+        self.error = ""
+        self._tasks = [self._task(name, seconds) for name, seconds in part.kernels]
+
+    def connect(self) -> None:
+        """Make the connection that the first claim will use. Raises RuntimeError if there is no agent."""
+        if self.coordinator._client.ask({"op": "status"}) is None:
+            raise RuntimeError("the agent does not answer")
+
+    def run(self, begin: float) -> None:
+        time.sleep(max(0.0, begin - time.monotonic()))
+        try:
+            if self.part.together:
+                self.report = walk(self._tasks, self.number, self.part.world, self.coordinator.settings.max_wait)
+            else:
+                for task in self._tasks:  # as a training script does: every rank in the same order, waiting for each
+                    how = task.run(True)
+                    self.report.compiled += how == "compiled"
+                    self.report.loaded += how == "loaded"
+        except Exception as error:  # noqa: BLE001 - it is what this rank says, and the benchmark ends with it
+            self.error = f"rank {self.number}: {type(error).__name__}: {error}"
+        self.finished = time.monotonic()
+
+    def _task(self, name: str, seconds: float) -> Task:
+        key = CacheKey.of("simulated", name, seconds=seconds)
+        content = content_of(name)
+
+        def run(waits: bool) -> str:
+            compiled = False
+
+            def compile(staging: Path) -> None:
+                nonlocal compiled
+                compiled = True
+                self.compiled[name] += 1
+                time.sleep(seconds)
+                (staging / "kernel.cubin").write_bytes(content)
+
+            found = self.coordinator.ensure(key, _DEVICE, compile, wait=waits)
+            return "busy" if isinstance(found, Busy) else "compiled" if compiled else "loaded"
+
+        return Task(name, run, seconds)
+
+
+def content_of(name: str) -> bytes:
+    """The file that a kernel's compile writes: a few KiB that do not compress."""
+    return b"".join(hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(_WORDS))
+
+
+def main() -> None:
+    part = Part(**json.loads(sys.stdin.readline()))
+    settings = Settings.from_environ({}, **part.settings)
+    settings.local_dir.mkdir(parents=True)
+    log = (settings.local_dir / "agent.log").open("wb")
+    with spawn.bind(settings.socket_path) as listener:
+        agent = spawn.start_process(listener, ["--parent", str(os.getpid())], settings, log.fileno())
+    threading.Thread(target=_serve, args=(part, settings, agent), daemon=True).start()
+    _ended.wait()
+    agent.terminate()
+    try:
+        agent.wait(15)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+    sys.stdout.flush()
+    os._exit(0)  # ranks that still sleep need not wake
+
+
+_ended = threading.Event()
+
+
+def _serve(part: Part, settings: Settings, agent: subprocess.Popen[bytes]) -> None:
+    """Sets `_ended` when there is no more input, whatever the ranks do."""
+    try:
+        ranks = [Rank(part, part.node * part.ranks + n, settings) for n in range(part.ranks)]
+        for rank in ranks:
+            rank.connect()
+        _say({"agent": agent.pid})
+        begin = sys.stdin.readline()
+        if begin:
+            threading.Thread(target=_play, args=(ranks, float(begin), agent.pid), daemon=True).start()
+            sys.stdin.read()
+    finally:
+        _ended.set()
+
+
+def _play(ranks: list[Rank], begin: float, agent: int) -> None:
+    before = _cpu_seconds(agent)
+    threads = [threading.Thread(target=rank.run, args=(begin,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failed = [f"{name}: {why}" for rank in ranks for name, why in rank.report.failed]
+    _say(
+        {
+            "finished": max(rank.finished for rank in ranks),
+            "compiled": dict(sum((rank.compiled for rank in ranks), Counter())),
+            "reached": [rank.report.compiled + rank.report.loaded for rank in ranks],
+            "errors": [rank.error for rank in ranks if rank.error] + failed,
+            "alone": sum(rank.coordinator.counters.read()["alone"] for rank in ranks),
+            "agent_cpu": _cpu_seconds(agent) - before,
+        }
+    )
+
+
+def _cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
