@@ -1,0 +1,46 @@
+"""A choice: an artifact of one small file that was decided by the first who wrote it, and that nobody waited for.
+
+Where it lies in the local tier says who decided it. What the *store* decided holds for all its nodes, and lies where other
+artifacts lie. What this node decided by itself, since there was no store to ask, lies beside that: it holds until a store
+says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
+from kcoord.errors import ArtifactInvalid
+from kcoord.keys.cache_key import CacheKey
+
+LARGEST_CHOICE = 64 << 10  # bytes
+_FILE = "choice"
+
+
+def store_decided(local_dir: Path, digest: str) -> Path:
+    """The home of a choice that holds wherever the store is read."""
+    return local_dir / "objects" / digest[:2] / digest
+
+
+def node_decided(local_dir: Path, digest: str) -> Path:
+    """The home of a choice that holds on this node, until a store has one."""
+    return local_dir / "objects" / digest[:2] / f"{digest}.here"
+
+
+def manifest_of(key: CacheKey, content: bytes, seconds: float, origin: Origin) -> Manifest:
+    """`seconds` is what it took to come to the choice, and a hit saves."""
+    return Manifest(key, (FileEntry(_FILE, len(content), hashlib.sha256(content).hexdigest()),), seconds, origin)
+
+
+def contents_of(content: bytes) -> dict[str, bytes]:
+    """The files of a choice, as `kcoord.artifacts.local.install` and `Store.publish` take them."""
+    return {_FILE: content}
+
+
+def content_of(name: str, contents: dict[str, bytes]) -> bytes:
+    """What was chosen. `contents` are checked already against their manifest. Raises `ArtifactInvalid`."""
+    content = contents.get(_FILE)
+    if content is None or len(contents) != 1 or len(content) > LARGEST_CHOICE:
+        raise ArtifactInvalid(f"what lies under the key of {name} is no choice")
+    return content

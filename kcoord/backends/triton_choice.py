@@ -1,0 +1,48 @@
+"""What is shared of an autotuner's choice: which configuration, and what was measured. Read as something from a stranger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+LONGEST_TEXT = 500  # characters
+_FORMAT = 1
+_MOST_TIMINGS = 1000
+
+
+def pack(digest: str, config: Any, timings: list[Any] | None) -> bytes:
+    """`timings` are in the order of the digests of what was measured; what Triton does not measure so is left out."""
+    if timings is not None and (len(timings) > _MOST_TIMINGS or not all(map(_is_timing, timings))):
+        timings = None
+    document = {"format": _FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT], "timings": timings}
+    return bytes(msgpack.packb(document, unicode_errors="surrogatepass"))
+
+
+def _unpacked(content: bytes) -> dict[str, Any]:
+    """Empty for what is no choice, or another version's."""
+    try:
+        document = msgpack.unpackb(content, unicode_errors="surrogatepass")
+    except (ValueError, msgpack.exceptions.UnpackException):
+        return {}
+    return document if isinstance(document, dict) and document.get("format") == _FORMAT else {}
+
+
+def chosen_in(content: bytes) -> str:
+    """The digest of the configuration; empty for what is no choice."""
+    digest = _unpacked(content).get("config")
+    return digest if isinstance(digest, str) else ""
+
+
+def timings_in(content: bytes, count: int) -> list[Any] | None:
+    """None unless there is one measurement for each configuration, as Triton has them."""
+    timings = _unpacked(content).get("timings")
+    if not isinstance(timings, list) or len(timings) != count or not all(map(_is_timing, timings)):
+        return None
+    return timings
+
+
+def _is_timing(value: Any) -> bool:
+    """Milliseconds: one number, or one for each quantile."""
+    numbers = value if isinstance(value, list) and 0 < len(value) <= 100 else [value]
+    return all(type(number) in (int, float) for number in numbers)
