@@ -6,8 +6,8 @@ import json
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
+from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.metrics import complete
 
 _KEPT = 7 * 86400.0  # seconds
@@ -34,7 +34,7 @@ class Ledger:
         """Write what has changed; returns those jobs. Raises OSError."""
         changed, self._unsaved = sorted(self._unsaved), set()
         for job in changed:
-            directory = self._root / quote(job, safe="")
+            directory = self._root / directory_name(job)
             directory.mkdir(parents=True, exist_ok=True)
             fresh = directory / f".{self._agent}"
             fresh.write_text(json.dumps(self._mine[job]))
@@ -47,7 +47,7 @@ class Ledger:
     def by_agent(self, job: str) -> dict[str, dict[str, float]]:
         """Each agent's counters of `job` on this node."""
         found = {}
-        for path in sorted((self._root / quote(job, safe="")).glob("*.json")):
+        for path in sorted((self._root / directory_name(job)).glob("*.json")):
             try:
                 sums = json.loads(path.read_text())
             except (OSError, ValueError):
@@ -60,7 +60,7 @@ class Ledger:
 
     def jobs(self) -> list[str]:
         """Every job of the last week, on this node."""
-        on_disk = {unquote(p.name) for p in self._root.glob("*") if p.is_dir()}
+        on_disk = {job_of(p) for p in self._root.glob("*") if p.is_dir()}
         return sorted(on_disk | self._mine.keys())
 
     def forget_old(self) -> None:

@@ -10,7 +10,7 @@ import click
 import kcoord
 from kcoord.errors import KcoordError, SettingsError
 
-_COMMANDS = ("agent", "doctor", "exec", "explain", "ls", "stats", "status", "warmup")
+_COMMANDS = ("agent", "doctor", "exec", "explain", "ls", "report", "stats", "status", "trace", "warmup")
 
 
 class _Lazy(click.Group):

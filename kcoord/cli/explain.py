@@ -8,12 +8,11 @@ from rich.markup import escape
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.relatives import nearest, telling_differences
 from kcoord.cli.options import WHERE, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.settings import Settings
-
-_OPAQUE = ("triton_key", "source")
 
 
 @click.command("explain")
@@ -28,8 +27,8 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
     """
     found = artifacts_of(Settings.from_environ(**flags))
     mine = _find(found, key)
-    theirs = _find(found, other) if other else _nearest(found, mine)
-    differences = _telling(theirs.explained.diff(mine.explained)) if theirs else []
+    theirs = _find(found, other) if other else nearest(found, mine)
+    differences = telling_differences(theirs, mine) if theirs else []
     if as_json:
         print_json(
             {
@@ -54,12 +53,6 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
         console.print(f"  {escape(str(difference))}")
 
 
-def _telling(differences: list[FactorDiff]) -> list[FactorDiff]:
-    """Without a compiler's own hash, if what it is made of differs as well."""
-    told = [d for d in differences if d.name not in _OPAQUE]
-    return told or differences
-
-
 def _print(console: Console, factor: Factor, indent: str) -> None:
     console.print(f"{indent}{factor.name}" + ("" if factor.parts else f": {escape(factor.text)}"))
     for part in factor.parts:
@@ -74,15 +67,3 @@ def _find(found: list[Manifest], key: str) -> Manifest:
         raise KcoordError(f"no artifact has the key {key!r}: 'kcoord ls' lists them")
     keys = ", ".join(m.key.digest[:12] for m in matches[:8])
     raise KcoordError(f"{len(matches)} artifacts match {key!r}: name one of {keys}")
-
-
-def _nearest(found: list[Manifest], mine: Manifest) -> Manifest | None:
-    """The earlier key of the same kernel that differs least; the later of two that differ equally."""
-    relatives = [
-        m
-        for m in found
-        if (m.key.backend, m.key.name) == (mine.key.backend, mine.key.name)
-        and m.key.digest != mine.key.digest
-        and m.origin.created <= mine.origin.created
-    ]
-    return min(relatives, key=lambda m: (len(m.explained.diff(mine.explained)), -m.origin.created), default=None)

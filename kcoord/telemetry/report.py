@@ -1,0 +1,364 @@
+"""A job's report: one HTML page that needs nothing but itself.
+
+The page may hold any text that a rank has sent. Every text is escaped, data travels as JSON without a ``<``, the script puts it
+into the page as text only, and the page's own policy lets no other script run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import kcoord
+from kcoord.telemetry.findings import Findings, Kernel, Miss, Placed, where, why_again
+from kcoord.telemetry.spans import KINDS, OUTCOMES, Span
+from kcoord.telemetry.trace import Row, Timeline, lanes
+
+_MOST_DRAWN = 1_500_000  # spans; of more, the shortest loads are left out
+_MOST_ROWS = 200  # of a table
+_SLOWEST = 20  # kernels that are shown without being asked for
+_MOST_LANES = 8
+_FEW = 6  # kernels whose names need not be asked for
+_MOST_NOTES = 20_000
+_MOST_EPISODES = 100
+_TICKS = 4_000_000_000
+_SWATCHES = {
+    "compile": "M0 0h22v14h-22z",
+    "wait": "M0 4h22v6h-22z",
+    "fetch": "M0 0h22v6h-22z",
+    "load": "M0 8h22v6h-22z",
+    "failed": "M0 0h4l-4 6zM8 0h5l-8 14h-5zM17 0h5v1l-8 13h-5zM22 8v6h-4z",
+}
+
+
+def page(timeline: Timeline, found: Findings, misses: Sequence[Miss]) -> str:
+    """The report of a job as an HTML page."""
+    resources = files("kcoord.telemetry")
+    script = resources.joinpath("report.js").read_text(encoding="utf-8")
+    keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = (_slowest(found, keys), _misses(misses, keys), _duplicates(found, keys), _failures(found, keys))
+    data, left_out = _data(timeline, found)
+    label = f"The time line of job {timeline.job}: {len(timeline.rows)} rows; the tables below say what is in it."
+    values = {
+        "script_hash": f"sha256-{digest}",
+        "script": script,
+        "title": escape(f"kcoord: job {timeline.job}"),
+        "heading": escape(f"Job {timeline.job}"),
+        "when": escape(_when(timeline)),
+        "sentence": escape(_sentence(timeline, found)),
+        "figures": "".join(
+            f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline, found)
+        ),
+        "notes": _notes(timeline, found),
+        "legend": _legend(found),
+        "canvas_label": escape(label, quote=True),
+        "caption": _caption(left_out),
+        "sections": "".join(sections),
+        "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+    }
+    template = resources.joinpath("report.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def waiting_share(timeline: Timeline, found: Findings) -> float:
+    """All waits, as a share of the ranks × the time in which anything was under way."""
+    there = timeline.ranks * sum(end - begin for begin, end in found.episodes)
+    return min(1.0, found.wait_seconds / there) if there > 0 else 0.0
+
+
+def _when(timeline: Timeline) -> str:
+    same_day = time.gmtime(timeline.begin)[:3] == time.gmtime(timeline.end)[:3]
+    end = time.strftime("%H:%M:%S UTC", time.gmtime(timeline.end)) if same_day else _date(timeline.end)
+    begin = _date(timeline.begin).removesuffix(" UTC") if same_day else _date(timeline.begin)
+    return f"{begin} to {end}"
+
+
+def _date(when: float) -> str:
+    return time.strftime("%-d %B %Y, %H:%M:%S UTC", time.gmtime(when))
+
+
+def _sentence(timeline: Timeline, found: Findings) -> str:
+    n = len(found.compiled)
+    if not n:
+        text = "Nothing had to be compiled."
+    else:
+        once = "" if found.duplicates else ", each once," if n > 1 else ", once,"
+        text = f"{_several(n, 'kernel was', 'kernels were')} compiled{once} in {seconds(found.compile_seconds)} of compiling."
+    if found.duplicates:
+        text += f" {_several(len(found.duplicates), 'of them was', 'of them were')} compiled more than once."
+    if found.loads:
+        text += f" {_several(found.loads, 'load', 'loads')} saved {seconds(found.saved_seconds)} of compiling."
+    if timeline.ranks > 1:
+        text += f" The ranks waited for one another {_percent(waiting_share(timeline, found))} of the time."
+    return text
+
+
+def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
+    nodes, parts = len(timeline.nodes), len(found.episodes)
+    in_parts = "" if parts == 1 else f", in {parts} parts"
+    return [
+        (_several(nodes, "node", "nodes", number=False), f"{nodes}"),
+        (_several(timeline.ranks, "rank", "ranks", number=False), f"{timeline.ranks:,}"),
+        (f"from the first request to the last{in_parts}", seconds(timeline.end - timeline.begin)),
+        ("compiles", f"{found.compiles:,}"),
+        ("spent compiling", seconds(found.compile_seconds)),
+        ("of compiling saved", seconds(found.saved_seconds)),
+        ("of the ranks' time waiting", _percent(waiting_share(timeline, found))),
+    ]
+
+
+def _notes(timeline: Timeline, found: Findings) -> str:
+    notes = []
+    if timeline.dropped:
+        notes.append(f"{_several(timeline.dropped, 'span is', 'spans are')} missing: there were more than are kept.")
+    notes += [f"Not read: {problem}." for problem in timeline.problems[:10]]
+    if len(timeline.problems) > 10:
+        notes.append(f"{len(timeline.problems) - 10} more files were not read.")
+    for compiler, waiter, by in found.clocks[:5]:
+        notes.append(
+            f"The clocks of {compiler} and {waiter} differ by at least {seconds(by)}: a wait on {waiter} ends before the "
+            f"compile on {compiler} that it waited for. Their rows are drawn as their clocks say."
+        )
+    if len(found.clocks) > 5:
+        notes.append(f"The clocks of {len(found.clocks) - 5} more pairs of nodes differ.")
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>' if notes else ""
+
+
+def _legend(found: Findings) -> str:
+    items = []
+    for kind in reversed(KINDS):
+        text = f"{kind.capitalize()}: {found.count_of.get(kind, 0):,}, {seconds(found.seconds_of.get(kind, 0.0))}"
+        items.append(_swatch(kind) + escape(text))
+    in_vain = [span.seconds for k in found.kernels for _, span in (*k.failures, *k.lost)]
+    if in_vain:
+        items.append(
+            _swatch("failed") + escape(f"Compile that failed or was lost: {len(in_vain):,}, {seconds(sum(in_vain))}")
+        )
+    return "".join(f"<li>{item}</li>" for item in items)
+
+
+def _swatch(name: str) -> str:
+    path = f'<path fill="var(--{name})" d="{_SWATCHES[name]}"/>'
+    return f'<svg width="22" height="14" viewBox="0 0 22 14" aria-hidden="true">{path}</svg>'
+
+
+def _caption(left_out: int) -> str:
+    hands = (
+        "Drag over a part to see it closer, double-click for all of it; Shift and drag, or the arrow keys, move; Ctrl and the "
+        "wheel, or + and −, zoom."
+    )
+    text = (
+        "Each span is at least one pixel wide. Where several fall on one pixel a failure is drawn first, then a compile, a "
+        "wait, a fetch, a load. Times are by each node's own clock."
+    )
+    if left_out:
+        text += f" The {left_out:,} shortest loads are not drawn."
+    return f'A row for each rank. <span class="screen">{hands}</span> {escape(text)}'
+
+
+def _slowest(found: Findings, keys: dict[int, int]) -> str:
+    compiled = found.compiled
+    if not compiled:
+        return ""
+    heads = (
+        "kernel",
+        "backend",
+        "#compile",
+        "compiled by",
+        "#ranks waited",
+        "#longest wait",
+        "#loads",
+        "#saved",
+        "key",
+    )
+    rows = [
+        (
+            _button(kernel, keys), escape(kernel.backend), seconds(kernel.seconds), escape(_by(kernel.compiles)),
+            f"{len(kernel.waiters):,}" if kernel.waiters else "0", seconds(kernel.longest_wait) if kernel.waiters else "",
+            f"{kernel.loads:,}", seconds(kernel.saved), _digest(kernel),
+        )
+        for kernel in compiled[:_MOST_ROWS]
+    ]  # fmt: skip
+    shown = _table(heads, rows[:_SLOWEST])
+    if len(rows) > _SLOWEST:
+        left = len(compiled) - len(rows)
+        more = f'<p class="quiet">and {left:,} more that took less</p>' if left else ""
+        shown += f"<details><summary>The next {len(rows) - _SLOWEST}</summary>{_table(heads, rows[_SLOWEST:])}{more}</details>"
+    return f"<section><h2>Slowest kernels</h2>{shown}</section>"
+
+
+def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
+    if not misses:
+        return ""
+    parts = []
+    for miss in misses[:_MOST_ROWS]:
+        parts.append(f"<h3>{escape(_several(len(miss.kernels), 'kernel', 'kernels'))}, {seconds(miss.seconds)}: ")
+        parts.append(f"{escape(miss.reason)}</h3>")
+        if miss.differences:
+            rows = [[f"<code>{escape(text)}</code>" for text in difference] for difference in miss.differences]
+            parts.append(_table(("factor", "before", "now"), rows))
+        names = ", ".join(f"{_button(k, keys)} {_digest(k)}" for k in miss.kernels[:_MOST_ROWS])
+        many = len(miss.kernels) > _FEW
+        parts.append(f"<details><summary>their names</summary><p>{names}</p></details>" if many else f"<p>{names}</p>")
+    about = "Each kernel is compared to the nearest earlier artifact of the same name in the store and on this node."
+    return f'<section><h2>Why they were compiled</h2><p class="quiet">{about}</p>{"".join(parts)}</section>'
+
+
+def _duplicates(found: Findings, keys: dict[int, int]) -> str:
+    duplicates = found.duplicates
+    if not duplicates:
+        return ""
+    rows = [
+        (
+            _button(k, keys), f"{len(k.compiles)}", seconds(k.more_than_once), escape(_by(k.compiles)),
+            "<br>".join(escape(reason) for reason in why_again(k)),
+        )
+        for k in duplicates[:_MOST_ROWS]
+    ]  # fmt: skip
+    spare = sum(k.more_than_once for k in duplicates)
+    about = f"{_several(len(duplicates), 'kernel', 'kernels')}, {seconds(spare)} more of compiling than once each."
+    table = _table(("kernel", "#times", "#seconds more", "compiled by", "why"), rows)
+    return f'<section><h2>Compiled more than once</h2><p class="quiet">{about}</p>{table}</section>'
+
+
+def _failures(found: Findings, keys: dict[int, int]) -> str:
+    rows = []
+    for kernel in found.failures[:_MOST_ROWS]:
+        for what, placed in (
+            ("its compiler raised an exception", kernel.failures),
+            ("its process ended meanwhile", kernel.lost),
+        ):
+            if placed:
+                total = sum(span.seconds for _, span in placed)
+                rows.append(
+                    (_button(kernel, keys), escape(what), f"{len(placed)}", seconds(total), escape(_by(placed)))
+                )
+    if not rows:
+        return ""
+    table = _table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
+    return f"<section><h2>Not compiled</h2>{table}</section>"
+
+
+def _by(placed: Iterable[Placed]) -> str:
+    places = list(dict.fromkeys(where(process) for process, _ in sorted(placed, key=lambda p: p[1].begin)))
+    return "; ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+
+
+def _button(kernel: Kernel, keys: dict[int, int]) -> str:
+    title = "Show this kernel alone in the time line"
+    return f'<button class="kernel name" data-key="{keys[id(kernel)]}" title="{title}">{escape(kernel.name)}</button>'
+
+
+def _digest(kernel: Kernel) -> str:
+    return f'<code class="key">{escape(kernel.key[:12])}</code>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """`rows` are HTML; a head that begins with # is of numbers."""
+    kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
+    top = "".join(f'<th scope="col"{k}>{escape(h.lstrip("#"))}</th>' for h, k in zip(heads, kinds, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{k}>{c}</td>" for c, k in zip(row, kinds, strict=True)) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _data(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
+    """What the script draws, and the number of spans that it does not. Arrays are of 32 bits, little-endian."""
+    origin, wall = timeline.begin, timeline.end - timeline.begin
+    tick = max(1e-6, wall / _TICKS)
+    number = {f"{k.key}:{k.backend}:{k.name}": n for n, k in enumerate(found.kernels)}
+    shortest, left_out = _shortest_drawn(timeline), 0
+    offset, begin, length, what = array("I", [0]), array("I"), array("I"), array("I")
+    notes: dict[int, str] = {}
+    rows = []
+    for row in timeline.rows:
+        drawn = [s for s in row.spans if s.kind != "load" or s.seconds >= shortest]
+        left_out += len(row.spans) - len(drawn)
+        lane_of, several = _lanes(drawn)
+        for n, span in enumerate(drawn):
+            key, lane = number[f"{span.key}:{span.backend}:{span.name}"], lane_of.get(n, 0)
+            if span.note and len(notes) < _MOST_NOTES:
+                notes[len(begin)] = span.note
+            begin.append(int((span.begin - origin) / tick))
+            length.append(int(span.seconds / tick))
+            what.append(key << 8 | lane << 5 | OUTCOMES.index(span.outcome) << 2 | KINDS.index(span.kind))
+        offset.append(len(begin))
+        title = f"{row.process.node}, {timeline.title(row.process)}, pid {row.process.pid}"
+        rows.append({"label": timeline.title(row.process), "title": title, "lanes": several})
+    episodes = [[b - origin, e - origin] for b, e in found.episodes]
+    begins = sorted(span.begin for _, span in timeline.spans())
+    counts = [bisect_right(begins, e) - bisect_left(begins, b) for b, e in found.episodes[:_MOST_EPISODES]] or [0]
+    data = {
+        "tick": tick, "seconds": wall, "rows": rows, "nodes": _nodes(timeline.rows), "outcomes": OUTCOMES, "notes": notes,
+        "keys": [{"name": k.name, "backend": k.backend, "key": k.key, "by": _by(k.compiles)} for k in found.kernels],
+        "offset": _packed(offset), "begin": _packed(begin), "length": _packed(length), "what": _packed(what),
+        "episodes": episodes[:_MOST_EPISODES], "busiest": counts.index(max(counts)),
+    }  # fmt: skip
+    return data, left_out
+
+
+def _shortest_drawn(timeline: Timeline) -> float:
+    """Loads shorter than this are not drawn."""
+    total = sum(len(row.spans) for row in timeline.rows)
+    if total <= _MOST_DRAWN:
+        return 0.0
+    loads = sorted(span.seconds for _, span in timeline.spans() if span.kind == "load")
+    return loads[min(len(loads) - 1, total - _MOST_DRAWN)] if loads else 0.0
+
+
+def _lanes(spans: list[Span]) -> tuple[dict[int, int], int]:
+    """The lane of each span by its number, where it is not the first; and the number of lanes."""
+    found = lanes(spans, nested=False)
+    if len(found) == 1:
+        return {}, 1
+    of = {id(span): min(n, _MOST_LANES - 1) for n, lane in enumerate(found) for span in lane}
+    return {n: of[id(span)] for n, span in enumerate(spans)}, min(len(found), _MOST_LANES)
+
+
+def _nodes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for n, row in enumerate(rows):
+        if not found or found[-1]["name"] != row.process.node:
+            found.append({"name": row.process.node, "first": n, "rows": 0})
+        found[-1]["rows"] += 1
+    return found
+
+
+def _packed(numbers: array[int]) -> str:
+    assert numbers.itemsize == 4
+    if (1).to_bytes(2, "little") != array("H", [1]).tobytes():
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def seconds(amount: float) -> str:
+    """For people: three digits or so."""
+    if amount < 0.0995:
+        return f"{amount * 1e3:.0f} ms" if amount >= 0.0095 or amount == 0 else f"{amount * 1e3:.1f} ms"
+    if amount < 120:
+        return f"{amount:.2f} s" if amount < 9.995 else f"{amount:.1f} s"
+    if amount < 7200:
+        return f"{int(amount) // 60} min {int(amount) % 60} s"
+    return f"{amount / 3600:,.1f} h"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
+
+
+def _several(count: int, one: str, many: str, *, number: bool = True) -> str:
+    word = one if count == 1 else many
+    return f"{count:,} {word}" if number else word
