@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.result import Result
 
 _JOB = Path(__file__).with_name("liger_job.py")
-_STOCK, _OURS = "torch.distributed.run", "kcoord_launch.torchrun"
+_STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
+_EXEC = ["-c", "from kcoord.cli import main; main()", "exec", "--", sys.executable, *_STOCK]
 
 
 def run() -> Result:
@@ -44,6 +45,12 @@ def run() -> Result:
                 {**at(f"{root}/local"), "KCOORD_PROFILE": "liger"},
             ),
             ("kcoord-torchrun, cold, with its profile", _OURS, "profile", at(f"{root}/profile")),
+            (
+                "kcoord exec, cold, its profile only worked ahead",
+                _EXEC,
+                "together",
+                {**at(f"{root}/ahead"), "KCOORD_PROFILE": "liger"},
+            ),
             ("operations split over the ranks by hand, cold", _STOCK, "split", {"TRITON_CACHE_DIR": f"{root}/split"}),
             *[
                 (f"{name}, warm, run {n}", launcher, "together", environment)
@@ -56,8 +63,8 @@ def run() -> Result:
         ]
         figures = {}
         for name, launcher, mode, environment in plans:
-            if mode == "profile":  # cold: nothing but the recipes is there
-                shutil.copytree(f"{root}/local/profiles", f"{root}/profile/profiles")
+            if mode == "profile" or launcher is _EXEC:  # cold: nothing but the recipes is there
+                shutil.copytree(f"{root}/local/profiles", f"{environment['KCOORD_LOCAL_DIR']}/profiles")
             figures[name] = _once(launcher, ranks, mode, environment, root)
     shared = figures["one shared TRITON_CACHE_DIR, cold"]["wall"]
     for name, found in figures.items():
@@ -70,8 +77,8 @@ def run() -> Result:
     return result
 
 
-def _once(launcher: str, ranks: int, mode: str, environment: dict[str, str], root: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node", str(ranks)]
+def _once(launcher: list[str], ranks: int, mode: str, environment: dict[str, str], root: str) -> dict[str, Any]:
+    command = [sys.executable, *launcher, "--standalone", "--nproc-per-node", str(ranks)]
     variables = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", **environment}
     if environment.get("TRITON_CACHE_DIR") == "":  # each rank its own, below a home of its own
         shell = f'TRITON_CACHE_DIR={root}/private$RANK exec {sys.executable} {_JOB} --mode "$0"'

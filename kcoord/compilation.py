@@ -29,7 +29,8 @@ class Compilation:
     """This rank is to compile `key` into `staging`, then call exactly one of `publish`, `fail` and `give_up`.
 
     `failed` is set if another rank's compile of the key failed a moment ago: compile anyway, to raise the compiler's own
-    exception, or raise `CompileFailed`. `target` is the GPU that was asked for, if it is known.
+    exception, or raise `CompileFailed`. `target` is the GPU that was asked for, if it is known. `outcome`, once it has ended, and
+    `note`, which says why nobody coordinates it, are for the time line (`kcoord.telemetry.spans`).
     """
 
     workshop: Workshop
@@ -43,6 +44,8 @@ class Compilation:
     failed: agent.Failed | None = None
     started: float = 0.0
     ended: bool = False
+    outcome: str = "ok"
+    note: str = ""
 
     def publish(self, *, strict: bool = False) -> Artifact:
         """Make the staged files the artifact. If that is impossible they stay in `staging`, for this process alone.
@@ -60,11 +63,11 @@ class Compilation:
 
     def fail(self, log: str) -> None:
         """The compiler failed, and said `log`."""
-        self.workshop.end(self, lambda client, lead: client.fail(lead, self.key, log))
+        self.workshop.end(self, "failed", lambda client, lead: client.fail(lead, self.key, log))
 
     def give_up(self) -> None:
         """Nothing was compiled, and nothing failed."""
-        self.workshop.end(self, lambda client, lead: client.give_up(lead, self.key))
+        self.workshop.end(self, "given up", lambda client, lead: client.give_up(lead, self.key))
 
 
 class Workshop:
@@ -160,6 +163,7 @@ class Workshop:
 
     def _withhold(self, compilation: Compilation, took: float, why: str) -> Artifact:
         """For this process alone, as without kcoord; who waits compiles for itself, at once."""
+        compilation.outcome = "private"
         self._notices.tell(f"{why}: it is not shared")
         if compilation.lead is not None:
             self._client.fail(compilation.lead, compilation.key, why)
@@ -189,18 +193,21 @@ class Workshop:
                 return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
             except StoreError as error:
                 self._notices.tell(f"{error}; the kernel stays with this process")
+        compilation.outcome = "private"
         return local.adopt(staging, key, took, Origin.here(0, None, compilation.device))
 
     def keep(self, compilation: Compilation) -> None:
-        compilation.ended = True
+        compilation.ended, compilation.outcome = True, "private"
         took = time.perf_counter() - compilation.started
         self._ended(compilation, {"compiles": 1, "compile_seconds": took})
         self._private.append(compilation.staging)
 
-    def end(self, compilation: Compilation, tell: Callable[[agent.AgentClient, agent.Lead], None]) -> None:
+    def end(
+        self, compilation: Compilation, outcome: str, tell: Callable[[agent.AgentClient, agent.Lead], None]
+    ) -> None:
         if compilation.ended:
             return
-        compilation.ended = True
+        compilation.ended, compilation.outcome = True, outcome
         if compilation.lead is not None:
             tell(self._client, compilation.lead)  # first: others wait
         shutil.rmtree(compilation.staging, ignore_errors=True)

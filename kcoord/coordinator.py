@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import threading
 import time
 import traceback
-import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
+from kcoord.account import Account
 from kcoord.agent import client as agent
 from kcoord.agent.client import BUSY as BUSY
 from kcoord.agent.client import AgentClient
 from kcoord.agent.client import Busy as Busy
-from kcoord.agent.ledger import Ledger
-from kcoord.agent.outbox import Outbox
-from kcoord.agent.protocol import Identity
-from kcoord.artifacts import local
+from kcoord.ahead import WorkAhead
+from kcoord.artifacts import choices, local
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.memory import MemoryTier
 from kcoord.compilation import Compilation as Compilation
 from kcoord.compilation import Workshop
-from kcoord.errors import CompileFailed, StoreError
+from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
@@ -53,6 +50,26 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a backend asks for: the artifact of `key`, which lies at `home` once it is on this node.
+
+    `device` and, on a miss, the details that ``explain()`` returns are recorded with what is compiled. What says of itself that
+    it is for another GPU than `target` is neither loaded nor published. `counters` counts what is no kernel of the job apart from
+    its statistics. ``meanwhile()`` is called once if there is a wait; it must return at once, and not raise. `loads`: what is
+    found is loaded now, and counts; a warm-up only wants it to be there.
+    """
+
+    key: CacheKey
+    home: Path
+    device: str = ""
+    target: GPUTarget | None = None
+    explain: Callable[[], Mapping[str, Any]] | None = None
+    counters: Counters | None = None
+    meanwhile: Callable[[], None] | None = None
+    loads: bool = True
+
+
 class _Compiling(threading.local):
     """The digests that the current thread is compiling."""
 
@@ -66,16 +83,20 @@ class Coordinator:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notices = Notices()
-        self.counters = Counters()
-        self._delivering = threading.Lock()  # protects a sum from being delivered twice
         self._checked: bool | None = None
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
-        self._outbox = Outbox(settings, self._client, self.notices)
+        self._account = Account(settings, self._client, self.notices, lambda: self._usable)
+        self.ahead = WorkAhead(settings, self.notices)
         self._compiling = _Compiling()
-        self._workshop = Workshop(self._client, self.notices, lambda: self._usable, self._count)
+        self._workshop = Workshop(self._client, self.notices, lambda: self._usable, self._account.ended)
         atexit.register(self.close)
         _coordinators.add(self)
+
+    @property
+    def counters(self) -> Counters:
+        """What this process's requests for kernels came to."""
+        return self._account.counters
 
     @property
     def _usable(self) -> bool:
@@ -96,81 +117,69 @@ class Coordinator:
         """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
         return self.settings.local_dir / "objects" / digest[:2] / digest
 
-    @overload
-    def request(
-        self,
-        key: CacheKey,
-        home: Path,
-        device: str = "",
-        *,
-        target: GPUTarget | None = None,
-        explain: Callable[[], Mapping[str, Any]] | None = None,
-        counters: Counters | None = None,
-        wait: Literal[True] = True,
-    ) -> Artifact | Compilation: ...
+    def request(self, asked: Request) -> Artifact | Compilation:
+        """The artifact that is asked for, or the task of compiling it. Waits at most `max_wait` seconds."""
+        return self._found_or_claimed(asked, wait=True)
 
-    @overload
-    def request(
-        self,
-        key: CacheKey,
-        home: Path,
-        device: str = "",
-        *,
-        target: GPUTarget | None = None,
-        explain: Callable[[], Mapping[str, Any]] | None = None,
-        counters: Counters | None = None,
-        wait: bool,
-    ) -> Artifact | Compilation | Busy: ...
+    def attempt(self, asked: Request) -> Artifact | Compilation | Busy:
+        """As `request`, or `BUSY`, which is counted nowhere, if another rank, of this node or another, is at it now: ask later.
 
-    def request(
-        self,
-        key: CacheKey,
-        home: Path,
-        device: str = "",
-        *,
-        target: GPUTarget | None = None,
-        explain: Callable[[], Mapping[str, Any]] | None = None,
-        counters: Counters | None = None,
-        wait: bool = True,
-    ) -> Artifact | Compilation | Busy:
-        """The artifact of `key`, at `home`; or the task of compiling it. Waits at most `max_wait` seconds.
-
-        Without `wait`: `BUSY`, which is counted nowhere, if another rank, of this node or another, is at it now. Ask again later.
         An artifact in the store is waited for all the same. Not guaranteed: that who is at it gets there, or that it compiles;
         it may find the artifact, or give up.
-
-        `device` and, on a miss, the details that `explain` returns are recorded with what is compiled. What says of itself that
-        it is for another GPU than `target` is neither loaded nor published. `counters` counts what is no kernel of the job
-        apart from its statistics.
         """
-        counters = self.counters if counters is None else counters
-        artifact = self._workshop.find(key, home, target) if self._usable else None
+        return self._found_or_claimed(asked, wait=False)
+
+    @overload
+    def _found_or_claimed(self, asked: Request, wait: Literal[True]) -> Artifact | Compilation: ...
+
+    @overload
+    def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy: ...
+
+    def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy:
+        key, home, account = asked.key, asked.home, self._account
+        counters = account.counters if asked.counters is None else asked.counters
+        begun = time.perf_counter()
+        artifact = self._workshop.find(key, home, asked.target) if self._usable else None
         if artifact is not None:
-            counters.add(requests=1, local_hits=1, saved_seconds=artifact.manifest.compile_seconds)
+            if asked.loads:
+                account.loaded(artifact, "local_hits", counters, begun)
             return artifact
-        if explain is not None:
-            key = key.with_details(explain())
+        if asked.explain is not None:
+            key = key.with_details(asked.explain())
         if not self._usable or key.digest in self._under_way():
             # a compile that needs itself would wait for itself
-            return self._workshop.begin(key, home, device, counters, target)
-        started = time.perf_counter()
-        answer = self._client.claim(key, home, wait=wait)
-        if answer is BUSY:
+            return self._workshop.begin(key, home, asked.device, counters, asked.target)
+        begun = time.perf_counter()
+        with self.ahead.during(asked.meanwhile) as waits:
+            answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
+        if answer is BUSY and not wait:
             return BUSY
-        counters.add(wait_seconds=time.perf_counter() - started)
+        took = time.perf_counter() - begun
+        lead, failed, note = None, None, ""
         if isinstance(answer, agent.Ready):
-            artifact = self._workshop.find(
-                key, home, target, "it was published and has vanished: does something clean it?"
-            )
+            account.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
+            begun = time.perf_counter()
+            missing = "it was published and has vanished: does something clean it?"
+            artifact = self._workshop.find(key, home, asked.target, missing)
             if artifact is not None:
-                outcome = {"waits" if answer.source == "wait" else "store_hits": 1}
-                counters.add(requests=1, **outcome, saved_seconds=artifact.manifest.compile_seconds)
+                if asked.loads:
+                    account.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
-        lead = answer if isinstance(answer, agent.Lead) else None
-        failed = answer if isinstance(answer, agent.Failed) else None
+            note = "what had been published was gone, or for another GPU"
+        elif isinstance(answer, agent.Lead):
+            lead = answer
+            account.waited("lead", key, counters, begun, took)
+        elif isinstance(answer, agent.Failed):
+            failed, note = answer, f"it had failed on {answer.where}"
+            account.waited("failed", key, counters, begun, took, note)
+        elif isinstance(answer, agent.Alone):
+            note = answer.why
+            account.waited("alone", key, counters, begun, took, note)
         if lead is None and failed is None:
             counters.add(alone=1)
-        return self._workshop.begin(key, home, device, counters, target, lead, failed)
+        compilation = self._workshop.begin(key, home, asked.device, counters, asked.target, lead, failed)
+        compilation.note = note
+        return compilation
 
     def find(self, key: CacheKey, home: Path, target: GPUTarget | None = None) -> Artifact | None:
         """The artifact at `home` if it verifies, and does not say that it is for another GPU than `target`."""
@@ -221,22 +230,65 @@ class Coordinator:
     ) -> Any:
         """As `get_or_compile`, of a key that holds its device, and is not in memory."""
         artifact = self.ensure(key, device, compile)
+        assert not isinstance(artifact, Busy)  # told only to who does not wait
         return self._memory.put(key.digest, device, load(artifact) if load else artifact)
 
-    @overload
-    def ensure(self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any]) -> Artifact: ...
-
-    @overload
     def ensure(
-        self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any], *, wait: bool
-    ) -> Artifact | Busy: ...
-
-    def ensure(
-        self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any], *, wait: bool = True
+        self,
+        key: CacheKey,
+        device: DeviceKey,
+        compile: Callable[[Path], Any],
+        *,
+        wait: bool = True,
+        loads: bool = True,
     ) -> Artifact | Busy:
         """As `serve`, of the artifact itself, which is not loaded. Without `wait`: `BUSY` if another rank is at it."""
-        found = self.request(key, self.home(key.digest), str(device), target=device.target, wait=wait)
+        asked = Request(key, self.home(key.digest), str(device), device.target, loads=loads)
+        found = self.request(asked) if wait else self.attempt(asked)
         return self._run(found, compile) if isinstance(found, Compilation) else found
+
+    def choice(self, key: CacheKey) -> bytes | None:
+        """What was chosen for `key`, by whichever rank was first; None if nobody has, or nobody can tell.
+
+        Waits for no other rank; for the agent and the store, seconds at most. The content is as whoever offered it made it:
+        untrusted.
+        """
+        if not self._usable:
+            return None
+        homes = [choices.store_decided(self.settings.local_dir, key.digest)]
+        if self.settings.store is None:
+            homes.append(choices.node_decided(self.settings.local_dir, key.digest))
+        for home in homes:
+            artifact = self._workshop.find(key, home)
+            if artifact is not None:
+                try:
+                    return choices.content_of(key.name, local.read_contents(artifact))
+                except ArtifactInvalid as error:
+                    self.notices.tell(f"{error}; it is ignored")
+                    return None
+        return self._client.lookup(key)
+
+    def offer(self, key: CacheKey, content: bytes, seconds: float, device: str = "") -> bytes | None:
+        """Offer `content` as what is chosen for `key`; returns what holds from now on, here and wherever the store is read.
+
+        That is `content`, or what another rank offered before. None: nobody keeps it, and it is this process's own.
+        `seconds` is what it took to come to it. Not guaranteed: that nodes agree which have no store in common, or whose store
+        does not answer.
+        """
+        if not self._usable:
+            return None
+        if len(content) > choices.LARGEST_CHOICE:
+            self.notices.tell(f"{key.name}: a choice of {len(content)} bytes is too large to be shared")
+            return None
+        try:
+            return self._client.offer(key, content, seconds, device)
+        except ProtocolError as error:
+            self.notices.tell(f"{key.name} is not shared: {error}")
+            return None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """What the agent says to a question of people's; None if none runs: none is started for it."""
+        return self._client.ask(request, quietly=True, start=False) if self._usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.
@@ -244,24 +296,20 @@ class Coordinator:
         Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that what a process recorded after its
         last compile arrives if it is killed.
         """
-        if self.settings.profile is not None and self._usable:
-            self._outbox.put(recipe)
+        self._account.record(recipe)
 
     def close(self) -> None:
         """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
-        if not self._deliver_counters():
-            self._keep_counters()
-        if not self._outbox.deliver():
-            self._outbox.keep()
+        self._account.close()
         self._client.close()
         self._workshop.close()
+        self.ahead.close()
 
     def _forget_after_fork(self) -> None:
-        """The parent's counters and recipes are the parent's to deliver."""
-        self.counters, self._delivering = Counters(), threading.Lock()
-        self._outbox = Outbox(self.settings, self._client, self.notices)
+        self._account.forget_after_fork()
         self._memory.forget_after_fork()
         self._workshop.forget_after_fork()
+        self.ahead.forget_after_fork()
         self._compiling = _Compiling()
 
     def _run(self, compilation: Compilation, compile: Callable[[Path], Any]) -> Artifact:
@@ -286,34 +334,3 @@ class Coordinator:
     def _under_way(self) -> set[str]:
         """The keys that this thread is compiling now."""
         return self._compiling.keys
-
-    def _count(self, compilation: Compilation, amounts: dict[str, float]) -> None:
-        """A request is counted with its outcome, and told at once: a compile worker may be killed without a warning."""
-        compilation.counters.add(requests=1, **amounts)
-        self._deliver_counters()
-        self._outbox.deliver()
-
-    def _deliver_counters(self) -> bool:
-        """False: there is something to deliver, and no agent to take it."""
-        if not self.counters.undelivered() or not self._usable or not self._delivering.acquire(blocking=False):
-            return True  # another thread is at it, and the next delivery has the rest
-        try:
-            counters = self.counters.undelivered()
-            if not self._client.report(counters):
-                return False
-            self.counters.delivered(counters)
-        finally:
-            self._delivering.release()
-        return True
-
-    def _keep_counters(self) -> None:
-        """A warm process needed no agent, and starts none to say so: its counters go where the agent's would lie."""
-        counters = self.counters.undelivered()
-        ledger = Ledger(self.settings.local_dir, f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        ledger.add(Identity.here(self.settings.job).job, counters)
-        try:
-            ledger.save()
-        except OSError as error:
-            self.notices.tell(f"statistics are not kept: {error}")
-        else:
-            self.counters.delivered(counters)

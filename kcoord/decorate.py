@@ -107,7 +107,7 @@ def compile_once(
                 function(*args, staging=staging, **kwargs, **given(asked))
                 live.check_still(asked)
 
-            found = connect().ensure(asked.key, asked.device, compile, wait=waits)
+            found = connect().ensure(asked.key, asked.device, compile, wait=waits, loads=False)
             return "busy" if isinstance(found, Busy) else how
 
         call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]

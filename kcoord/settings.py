@@ -57,6 +57,12 @@ def _count(value: str) -> int:
     return int(value)
 
 
+def _whole(value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError("it must be a whole number, or 0")
+    return int(value)
+
+
 def _switch(value: str) -> bool:
     if value.lower() in ("1", "true", "yes", "on"):
         return True
@@ -148,6 +154,9 @@ class Settings:
     profile: str | None = _setting(
         None, profile_name, "name", "Compiles are recorded under this name, and `kcoord-torchrun` compiles what was "
         "recorded before the job starts.")  # fmt: skip
+    ahead: int = _setting(
+        8, _whole, "count", "Processes of a node, at most, that compile upcoming keys of the profile while ranks wait: no "
+        "more than there are idle cores, and 4 GiB of free memory for each. 0: none.")  # fmt: skip
     disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
 
     @classmethod

@@ -723,3 +723,16 @@ def test_end_agent_ends_a_stopped_one_too() -> None:
         agent.send_signal(signal.SIGSTOP)
         end_agent(agent.pid)
         agent.wait(20)
+
+
+@pytest.mark.parametrize("job", ["..", ".hidden", "a/../../b", "x" * 300, "\udcff"], ids=repr)
+def test_a_jobs_counters_are_kept_below_their_directory_whatever_it_is_called(job: str, tmp_path: Path) -> None:
+    from kcoord.agent.ledger import Ledger
+
+    ledger = Ledger(tmp_path / "local", "agent")
+    ledger.add(job, {"compiles": 2})
+    ledger.add("other", {"compiles": 1})
+    assert sorted(ledger.save()) == sorted([job, "other"])
+    (one, two) = (p.parent for p in (tmp_path / "local" / "stats").glob("*/agent.json"))
+    assert one.parent == two.parent == tmp_path / "local" / "stats"
+    assert Ledger(tmp_path / "local", "").total(job)["counters"]["compiles"] == 2

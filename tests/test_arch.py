@@ -27,7 +27,7 @@ from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest, Origin
 from kcoord.artifacts.publish import describe
 from kcoord.artifacts.store import Store
-from kcoord.coordinator import Compilation, Coordinator
+from kcoord.coordinator import Compilation, Coordinator, Request
 from kcoord.errors import ArtifactInvalid, CompileFailed
 from kcoord.keys.device import CPU, GPUTarget
 from kcoord.settings import Settings
@@ -341,27 +341,27 @@ def test_what_a_frozen_compiler_left_in_the_local_tier_is_refused_set_aside_and_
     coordinator: Coordinator,
 ) -> None:
     home = plant(coordinator, key(), SM80)
-    found = coordinator.request(key(), home, target=SM90)
+    found = coordinator.request(Request(key(), home, target=SM90))
     assert isinstance(found, Compilation)
     write(SM90)(found.staging)
     assert text_of(found.publish()) == ".target sm_90\n"
     assert quarantined(coordinator) == [".target sm_80\n"]
     assert any("holds code for cuda:80, not for cuda:90; it is compiled again" in line for line in told(coordinator))
-    again = coordinator.request(key(), home, target=SM90)
+    again = coordinator.request(Request(key(), home, target=SM90))
     assert isinstance(again, kcoord.Artifact)
 
 
 def test_a_reader_that_asks_for_no_target_or_for_what_is_there_loads_it(coordinator: Coordinator) -> None:
     home = plant(coordinator, key(), SM80)
-    assert isinstance(coordinator.request(key(), home), kcoord.Artifact)
-    assert isinstance(coordinator.request(key(), home, target=SM80), kcoord.Artifact)
+    assert isinstance(coordinator.request(Request(key(), home)), kcoord.Artifact)
+    assert isinstance(coordinator.request(Request(key(), home, target=SM80)), kcoord.Artifact)
 
 
 def test_a_load_believes_the_manifest_and_reads_no_code(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = plant(coordinator, key(), SM80)
-    monkeypatch.setattr("kcoord.coordinator.recorded_targets", refuse)
+    monkeypatch.setattr("kcoord.compilation.recorded_targets", refuse)
     monkeypatch.setattr("kcoord.artifacts.publish.recorded_targets", refuse)
     assert coordinator.find(key(), home, SM80) is not None
     assert coordinator.find(key(), home, SM90) is None
@@ -379,7 +379,7 @@ def test_a_backend_keeps_what_it_compiled_for_another_gpu_and_the_others_compile
     coordinator: Coordinator,
 ) -> None:
     home = coordinator.home(key().digest)
-    found = coordinator.request(key(), home, target=SM90)
+    found = coordinator.request(Request(key(), home, target=SM90))
     assert isinstance(found, Compilation)
     assert found.lead is not None
     write(SM80)(found.staging)
@@ -391,7 +391,7 @@ def test_a_backend_keeps_what_it_compiled_for_another_gpu_and_the_others_compile
         "kernel0 was compiled for cuda:80, not for cuda:90: it is not shared"
     ]
     other = Coordinator(coordinator.settings)
-    answer = other.request(key(), home, target=SM90)
+    answer = other.request(Request(key(), home, target=SM90))
     assert isinstance(answer, Compilation)
     assert isinstance(answer.failed, Failed)
     assert "cuda:80, not for cuda:90" in answer.failed.log
@@ -413,11 +413,11 @@ def test_what_the_store_has_for_another_gpu_is_refused_here_and_left_there(sandb
     store.publish(manifest, {"kernel.ptx": (staged / "kernel.ptx").read_bytes()})
     try:
         home = coordinator.home(key().digest)
-        found = coordinator.request(key(), home, target=SM90)
+        found = coordinator.request(Request(key(), home, target=SM90))
         assert isinstance(found, Compilation)
         write(SM90)(found.staging)
         assert text_of(found.publish()) == ".target sm_90\n"
-        assert isinstance(coordinator.request(key(), home, target=SM90), kcoord.Artifact)
+        assert isinstance(coordinator.request(Request(key(), home, target=SM90)), kcoord.Artifact)
         assert quarantined(coordinator) == [".target sm_80\n"]
         assert not any("vanished" in line for line in told(coordinator))
         fetched = store.fetch(key().digest)
@@ -429,7 +429,7 @@ def test_what_the_store_has_for_another_gpu_is_refused_here_and_left_there(sandb
 
 def test_an_artifact_for_another_gpu_that_arrives_during_the_compile_does_not_win(coordinator: Coordinator) -> None:
     home = coordinator.home(key().digest)
-    found = coordinator.request(key(), home, target=SM90)
+    found = coordinator.request(Request(key(), home, target=SM90))
     assert isinstance(found, Compilation)
     plant(coordinator, key(), SM80)
     write(SM90)(found.staging)

@@ -16,7 +16,7 @@ import kcoord
 from kcoord.agent.ledger import Ledger
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
-from kcoord.coordinator import BUSY, Busy, Compilation, Coordinator
+from kcoord.coordinator import BUSY, Busy, Compilation, Coordinator, Request
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
 from kcoord.settings import Settings
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
@@ -294,12 +294,12 @@ def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_an
     coordinator: Coordinator,
 ) -> None:
     other, home = Coordinator(coordinator.settings), coordinator.home(key().digest)
-    first = coordinator.request(key(), home, wait=False)
-    assert other.request(key(), home, wait=False) is BUSY
+    first = coordinator.attempt(Request(key(), home))
+    assert other.attempt(Request(key(), home)) is BUSY
     assert isinstance(BUSY, Busy)
     assert not any(other.counters.read().values())
     artifact = compiled(first)
-    found = other.request(key(), home, wait=False)
+    found = other.attempt(Request(key(), home))
     assert isinstance(found, kcoord.Artifact)
     assert found.path == artifact.path
     other.close()
@@ -309,7 +309,7 @@ def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_an
 
 def test_a_request_that_does_not_wait_compiles_alone_if_nobody_coordinates(sandbox: Sandbox) -> None:
     alone = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_SPAWN": "0"}))
-    compiled(alone.request(key(), alone.home(key().digest), wait=False))
+    compiled(alone.attempt(Request(key(), alone.home(key().digest))))
     alone.close()
     assert outcomes(alone) == {"requests": 1, "compiles": 1, "alone": 1}
 
@@ -324,13 +324,13 @@ def test_a_request_that_does_not_wait_is_busy_while_another_node_compiles_and_fe
             for node in ("one", "two")
         )
         try:
-            first = one.request(key(), one.home(key().digest))
+            first = one.request(Request(key(), one.home(key().digest)))
             home = two.home(key().digest)
-            assert two.request(key(), home, wait=False) is BUSY
+            assert two.attempt(Request(key(), home)) is BUSY
             eventually(lambda: server.command("PUBSUB", "CHANNELS") == b"*0\r\n", what="nobody is subscribed")
             compiled(first)
             patience = time.monotonic() + 20
-            while (found := two.request(key(), home, wait=False)) is BUSY:  # until the store has it
+            while (found := two.attempt(Request(key(), home))) is BUSY:  # until the store has it
                 assert time.monotonic() < patience
             assert isinstance(found, kcoord.Artifact)
             assert home == found.path

@@ -91,6 +91,16 @@ def test_ranks_share_a_profile_and_then_all_have_all_of_it(sandbox: Sandbox) -> 
     assert sum(r["counters"]["compiles"] for r in reports) == 12, "the job itself compiles nothing"
 
 
+def test_what_a_warm_up_finds_there_is_counted_when_it_is_used(sandbox: Sandbox) -> None:
+    """Else a summary would count each saved compile twice."""
+    found = record(sandbox, count=4)
+    give(sandbox, found)
+    said(rank(sandbox, 0, 1, "warm", "4", PROFILE="job"))
+    counters = said(rank(sandbox, 0, 1, "warm", "4", PROFILE="job"))["counters"]
+    assert (counters["requests"], counters["local_hits"], counters["compiles"]) == (4, 4, 0)
+    assert counters["saved_seconds"] < 2 * sum(r.seconds for r in found)
+
+
 def test_one_rank_alone_replays_all_of_it(sandbox: Sandbox) -> None:
     """Only some ranks call it, whatever the world's size."""
     give(sandbox, record(sandbox))
@@ -242,7 +252,7 @@ def test_every_rank_begins_elsewhere_and_walks_the_whole_list(
     for number in range(4):
         monkeypatch.setenv(variables[0], str(number))
         monkeypatch.setenv(variables[1], "4")
-        order = [t.name for t in runner._from_my_place(tasks, *runner._rank_and_world())]
+        order = [t.name for t in runner.order(tasks, *runner._rank_and_world())]
         assert sorted(order) == sorted(t.name for t in tasks)
         firsts.add(order[0])
     assert firsts == {"0", "1", "2", "3"}, "the longest four are begun first, by one rank each"

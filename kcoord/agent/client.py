@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import os
+import select
 import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
+_AT_ONCE = 0.005  # seconds; an answer that takes longer is being waited for
 _RETRY_AFTER = 5.0  # seconds without asking, after the agent was found dead
 
 
@@ -78,10 +81,13 @@ class AgentClient:
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all, for a forked child to close
         _clients.add(self)
 
-    def claim(self, key: CacheKey, home: Path, *, wait: bool = True) -> Answer:
+    def claim(
+        self, key: CacheKey, home: Path, *, wait: bool = True, meanwhile: Callable[[], None] | None = None
+    ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds, or, without `wait`, hear `BUSY`.
 
-        Without `wait` too it is waited for what there is already: it is fetched from the store.
+        Without `wait` too it is waited for what there is already: it is fetched from the store. `meanwhile` is called once, if
+        the answer takes longer than some milliseconds; it must return at once, and not raise.
         """
         request: dict[str, Any] = {
             "op": "claim",
@@ -101,7 +107,7 @@ class AgentClient:
             try:
                 connection = self._borrow(fresh=attempt == 2)
                 try:
-                    reply = self._exchange(connection, frame, deadline)
+                    reply = self._exchange(connection, frame, deadline, meanwhile)
                 except (OSError, ProtocolError):
                     connection.close()
                     self.close()  # connections to a dead agent come in numbers
@@ -153,18 +159,28 @@ class AgentClient:
         """This rank does not compile after all; the next one leads."""
         self._finish(lead, {"op": "give_up", "digest": key.digest, "token": lead.token})
 
-    def report(self, counters: dict[str, float]) -> bool:
-        """Add to the job's statistics. False: they were not delivered; an agent is not started for them."""
-        return self._finish(None, {"op": "report", "counters": counters}, quietly=True, start=False) is not None
+    def report(self, counters: dict[str, float], spans: Sequence[list[Any]] = (), dropped: int = 0) -> bool:
+        """Add to the job's statistics and time line. False: not delivered; an agent is not started for them."""
+        request = {"op": "report", "counters": counters, "spans": list(spans), "dropped": dropped}
+        return self._finish(None, request, quietly=True, start=False) is not None
+
+    def lookup(self, key: CacheKey) -> bytes | None:
+        """The choice that was made for `key`, from this node or the store. Waits for no other rank's. None: none, or no agent."""
+        return _choice(self.ask({"op": "lookup", "digest": key.digest}))
+
+    def offer(self, key: CacheKey, content: bytes, seconds: float, device: str) -> bytes | None:
+        """The choice that holds for `key` from now on: `content`, or what another rank offered before. None: nobody keeps it."""
+        request = {"op": "offer", "key": key.to_wire(), "content": content, "seconds": seconds, "device": device}
+        return _choice(self.ask(request))
 
     def record(self, profile: str, recipes: list[dict[str, Any]]) -> bool:
         """Add to a profile. False: they were not delivered; an agent is not started for them. Raises `ProtocolError`."""
         request = {"op": "record", "profile": profile, "recipes": recipes}
         return self._finish(None, request, quietly=True, start=False) is not None
 
-    def ask(self, request: dict[str, Any], *, quietly: bool = False) -> dict[str, Any] | None:
-        """One request and its answer, within the agent's time-out; None if there is no agent."""
-        return self._finish(None, request, quietly=quietly)
+    def ask(self, request: dict[str, Any], *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
+        """One request and its answer, within the agent's time-out; None if there is no agent, and none is to be started."""
+        return self._finish(None, request, quietly=quietly, start=start)
 
     def close(self) -> None:
         with self._lock:
@@ -205,8 +221,12 @@ class AgentClient:
         self._give_back(connection)
         return reply
 
-    def _exchange(self, connection: socket.socket, frame: bytes, deadline: float) -> dict[str, Any]:
+    def _exchange(
+        self, connection: socket.socket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         connection.sendall(frame)
+        if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
+            meanwhile()
         while True:
             if time.monotonic() > deadline:
                 raise TimeoutError("the agent took too long")
@@ -285,6 +305,12 @@ def _frame_of(request: dict[str, Any]) -> bytes:
     return protocol.encode_frame({"id": 1, **request})
 
 
+def _answers_within(connection: socket.socket, seconds: float) -> bool:
+    poll = select.poll()  # not select.select: a rank may have more than 1024 files open
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 def _receive(connection: socket.socket, length: int) -> bytes:
     buffer = bytearray()
     while len(buffer) < length:
@@ -293,6 +319,11 @@ def _receive(connection: socket.socket, length: int) -> bytes:
             raise ConnectionResetError("the agent closed the connection")
         buffer += chunk
     return bytes(buffer)
+
+
+def _choice(reply: dict[str, Any] | None) -> bytes | None:
+    content = None if reply is None or reply.get("op") != "choice" else reply.get("content")
+    return content if isinstance(content, bytes) else None
 
 
 def _answer(reply: dict[str, Any]) -> Answer:

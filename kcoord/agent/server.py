@@ -20,14 +20,17 @@ from typing import Any
 import kcoord
 from kcoord.agent import flights as fl
 from kcoord.agent import protocol
+from kcoord.agent.choices import Choices
 from kcoord.agent.errands import Errands
 from kcoord.agent.ledger import Ledger
 from kcoord.agent.peer import peer_of
+from kcoord.agent.permits import Permits
 from kcoord.agent.processes import ProcessWatch
 from kcoord.agent.profiles import Profiles
 from kcoord.agent.protocol import HEARTBEAT, Identity, optional, seconds
 from kcoord.agent.protocol import field as take
 from kcoord.agent.statistics import Share, Statistics
+from kcoord.agent.timelines import Timelines
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
@@ -88,6 +91,7 @@ class Agent:
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
         )  # fmt: skip
+        self._choices = Choices(self._errands, settings.local_dir, settings.agent_timeout, notices)
         self._connections: dict[int, Connection] = {}
         self._claims: dict[int, Connection] = {}
         self._ids = itertools.count(1)
@@ -97,6 +101,8 @@ class Agent:
             ledger.forget_old()
         self._statistics = Statistics(ledger, self.id, notices, share)
         self._profiles = Profiles(store.root if store else None, settings.local_dir, notices)
+        self._timelines = Timelines(store.root if store else None, settings.local_dir, self.id, notices)
+        self._permits = Permits(settings.ahead)
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         self._replies: set[asyncio.Task[None]] = set()
@@ -120,7 +126,9 @@ class Agent:
             pulse.cancel()
             if self._replies:
                 await asyncio.wait(self._replies, timeout=_DRAIN)
-            await asyncio.gather(self._errands.drain(_DRAIN), self._profiles.drain(_DRAIN))
+            await asyncio.gather(
+                self._errands.drain(_DRAIN), self._profiles.drain(_DRAIN), self._timelines.drain(_DRAIN)
+            )
             if self._saving is not None:
                 await asyncio.wait({self._saving}, timeout=_DRAIN)
             await self._statistics.save()
@@ -179,8 +187,13 @@ class Agent:
         if self._connections.pop(connection.id, None) is None:
             return
         self._last_used = time.monotonic()
+        self._permits.gone(connection.id)
         for claim in connection.pending:
             self._claims.pop(claim, None)
+        for flight in self._flights:
+            if flight.leader is not None and flight.leader.owner == connection.id and flight.state is fl.State.LEADING:
+                name, seconds = self._names.get(flight.key, "?:?"), time.monotonic() - flight.led_since
+                self._timelines.lost(connection.who, flight.key, name, seconds)
         self._carry_out(self._flights.gone(connection.id, time.monotonic()))
 
     async def _pulse(self) -> None:
@@ -193,6 +206,8 @@ class Agent:
             if self._saving is None or self._saving.done():  # apart: a dead Redis must not delay a heartbeat
                 self._saving = asyncio.create_task(self._statistics.save())
             self._profiles.pulse()
+            self._permits.look()
+            self._timelines.pulse()
             busy = self._connections or self._errands.busy
             if busy:
                 self._last_used = time.monotonic()
@@ -208,6 +223,11 @@ class Agent:
             self._claim(connection, request, message)
         elif op == "publish":
             self._publish(connection, request, message)
+        elif op == "lookup":
+            self._background(connection, self._choose(connection, request, self._choices.lookup(message)))
+        elif op == "offer":
+            offer = self._choices.offer(message, connection.who.pid, connection.who.rank)
+            self._background(connection, self._choose(connection, request, offer))
         elif op == "fail":
             log_text = take(message, "log", str)[-protocol.LONGEST_LOG :].encode("utf-8", "replace").decode()
             where = connection.label(platform.node())
@@ -220,10 +240,13 @@ class Agent:
             self._carry_out(self._flights.given_up(digest, token, time.monotonic()))
         elif op == "report":
             self._statistics.add(connection.who.job, take(message, "counters", dict))
+            self._timelines.add(connection.who, message)
             self._send(connection, {"op": "done", "id": request})
         elif op == "record":
             self._profiles.add(take(message, "profile", str), take(message, "recipes", list))
             self._send(connection, {"op": "done", "id": request})
+        elif op == "permit":
+            self._send(connection, {"op": "permit", "id": request, "granted": self._permits.ask(connection.id)})
         elif op == "status":
             self._send(connection, {"op": "status", "id": request, **self.status()})
         elif op == "stats":
@@ -300,6 +323,15 @@ class Agent:
         if not why:
             self._send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
             self._carry_out(self._flights.landed(key.digest, str(artifact.path)))
+
+    async def _choose(self, connection: Connection, request: int, choice: Awaitable[dict[str, Any]]) -> None:
+        ticket = next(self._ids)
+        connection.pending[ticket] = request  # heartbeats while the store is slow
+        try:
+            answer = await choice
+        finally:
+            connection.pending.pop(ticket)
+        self._send(connection, {"id": request, **answer})
 
     def _carry_out(self, actions: list[fl.Action]) -> None:
         for action in actions:

@@ -28,10 +28,10 @@ from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.artifacts.publish import store_error
-from kcoord.backends import abandoned, triton_inputs, triton_key, triton_recipes
+from kcoord.backends import abandoned, triton_inputs, triton_key, triton_launchers, triton_recipes
 from kcoord.backends.base import fails_open, notices
 from kcoord.backends.triton_inputs import Inputs
-from kcoord.coordinator import Busy, Compilation, Coordinator
+from kcoord.coordinator import Busy, Compilation, Coordinator, Request
 from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
@@ -94,20 +94,23 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             self._compilation, self._publishes = self._coordinator.private(key, home), False
             abandoned.register(self._compilation, frame)
             return None
-        found = self._coordinator.request(
+        replaying = triton_recipes.replaying
+        asked = Request(
             key,
             home,
             _target_text(compile_locals),
             target=_target(compile_locals),
             explain=lambda: _details(compile_locals),
-            wait=triton_recipes.replaying.waits,
+            meanwhile=lambda: triton_launchers.begin(compile_locals.get("src"), compile_locals.get("target")),
+            loads=not replaying.active,
         )
+        found = self._coordinator.request(asked) if replaying.waits else self._coordinator.attempt(asked)
         if isinstance(found, Busy):
             raise triton_recipes.Settled("busy")
         self._compile_locals = compile_locals if self._coordinator.settings.profile else None
         if isinstance(found, Artifact):
             self._record(found.manifest.compile_seconds)
-            if triton_recipes.replaying.active:
+            if replaying.active:
                 raise triton_recipes.Settled("loaded")  # it will be read when it is used
             return _group_of(found)
         self._compilation = found
@@ -154,7 +157,10 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
                 abandoned.unregister(compilation)
             return str(path)
         if compilation.key.backend == _MODULE:
-            return str(self._publish_module(compilation, filename))
+            published = str(self._publish_module(compilation, filename))
+            if triton_launchers.ahead.active:
+                raise triton_launchers.Done  # it will be loaded when it is used
+            return published
         return str(path)
 
     @fails_open(lambda self, filename, group: None)
@@ -199,16 +205,21 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if self._compilation is not None:
             staged = self._compilation.staging / filename
             return str(staged) if staged.exists() else None
-        found = FileCacheManager.get_file(self, filename)
-        if found is not None or self._coordinator is None or not _is_module(filename):
-            return None if found is None else str(found)
+        here = FileCacheManager.get_file(self, filename)
+        if here is not None or self._coordinator is None or not _is_module(filename):
+            return None if here is None else str(here)
         key = _module_key(self.key, filename)
         home = Path(knobs.cache.dir) / triton_inputs.base32(key.digest)
-        request = self._coordinator.request(key, home, counters=_module_counters)
-        if isinstance(request, Artifact):
-            return str(request.path / filename)
-        self._compilation = request
-        abandoned.register(request, sys._getframe(2))
+        ahead = triton_launchers.ahead.active
+        asked = Request(key, home, counters=_module_counters, loads=not ahead)
+        found = self._coordinator.attempt(asked) if ahead else self._coordinator.request(asked)
+        if ahead and not isinstance(found, Compilation):
+            raise triton_launchers.Done
+        if isinstance(found, Artifact):
+            return str(found.path / filename)
+        assert isinstance(found, Compilation)
+        self._compilation = found
+        abandoned.register(found, sys._getframe(2))
         return None
 
     @fails_open(lambda self, compilation, filename: str(compilation.staging / filename))
@@ -300,7 +311,7 @@ def _coordinator() -> Coordinator | None:
 
 
 def hook() -> None:
-    """Wrap `compile` wherever Triton keeps it, complete its keys, and keep its hash of itself.
+    """Wrap `compile` wherever Triton keeps it, complete its keys, keep its hash of itself, and share autotuners' choices.
 
     Idempotent; does nothing on a version that is not supported, or if kcoord is off.
     """
@@ -315,6 +326,9 @@ def hook() -> None:
             namespace.compile = abandoned.wrap(namespace.compile)
     triton_inputs.hook()
     triton_key.hook(coordinator.settings.local_dir)
+    from kcoord.backends import triton_autotune  # not before `supported`
+
+    triton_autotune.hook()
 
 
 def supported() -> bool:

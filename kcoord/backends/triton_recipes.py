@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget as TritonTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
+from kcoord.backends import triton_launchers
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.lookup import jit_function
@@ -81,15 +82,18 @@ def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
     if missing:
         raise Unreplayable(f"its parameters are others now: {', '.join(sorted(missing))}")
     source = ASTSource(function, call["signature"], constants, attributes)
+    there = TritonTarget(target.backend, target.arch, target.warp_size)
     before = replaying.active, replaying.waits
     replaying.active, replaying.waits = True, waits
     try:
-        there = TritonTarget(target.backend, target.arch, target.warp_size)
         triton.compile(source, target=there, options=dict(call["options"]))
     except Settled as settled:
+        if settled.how == "loaded":
+            triton_launchers.build(source, there)
         return settled.how
     finally:
         replaying.active, replaying.waits = before
+    triton_launchers.build(source, there)
     return "compiled"
 
 

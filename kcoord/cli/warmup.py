@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings, variable
+from kcoord.telemetry.progress import Look, shown
 
 _TELL_EVERY = 2.0  # seconds
 
@@ -49,11 +51,11 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         _Worker([name, *targets], {**environment, "RANK": str(n), "WORLD_SIZE": str(count)}) for n in range(count)
     ]
     console = Console(stderr=True, highlight=False)
+    seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     try:
-        while alive := [worker for worker in workers_ if worker.is_alive()]:
-            alive[0].join(_TELL_EVERY)
-            if not as_json and alive[0].is_alive():
-                console.print(f"kcoord: warm-up {max(w.done for w in workers_)} of {max(w.all for w in workers_)} keys")
+        with shown(f"warm-up {name}", seconds, count, lambda: _look(workers_)) if not as_json else nullcontext():
+            for worker in workers_:
+                worker.join()
     finally:
         for worker in workers_:
             worker.stop()
@@ -75,12 +77,16 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     )
 
 
+def _look(workers: list[_Worker]) -> Look:
+    return Look(max(w.done for w in workers), sum(w.compiled for w in workers))
+
+
 class _Worker(threading.Thread):
     """One process, and what it says."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         super().__init__(daemon=True)
-        self.done = self.all = 0
+        self.done = self.compiled = 0
         self.report: dict[str, Any] | None = None
         self.error = ""
         command = [sys.executable, "-m", "kcoord.warmup", *arguments]
@@ -106,7 +112,7 @@ class _Worker(threading.Thread):
         for line in self._process.stdout:
             if line.startswith("{"):  # compilers print, too
                 said = json.loads(line)
-                self.done, self.all = said.get("done", self.done), said.get("all", self.all)
+                self.done, self.compiled = said.get("done", self.done), said.get("compiled", self.compiled)
                 self.report = said.get("report", self.report)
         self._process.wait()
         self._errors.join()

@@ -15,8 +15,14 @@ from kcoord.warmup.runner import warmup
 def main(name: str, *targets: str) -> int:
     sys.path.insert(0, "")  # modules of the project, as under `python -m`
     install()
+
+    def compiled() -> int:
+        return int(connect().counters.read()["compiles"])
+
     try:
-        report = warmup(name, targets=targets, progress=lambda done, every: _say({"done": done, "all": every}))
+        report = warmup(
+            name, targets=targets, progress=lambda done, every: _say({"done": done, "compiled": compiled()})
+        )
     except (KcoordError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -73,7 +73,10 @@ def _replay() -> None:
     from kcoord.warmup.runner import warmup
 
     settings = connect().settings
-    if not settings.disable and settings.profile in profile_names(settings):
+    if settings.disable:
+        return
+    connect().ahead.retire()
+    if settings.profile in profile_names(settings):
         report = warmup(str(settings.profile))
         if os.environ.get("RANK", "0") == "0":
             print(f"kcoord: profile {settings.profile}, rank 0: {report}", file=sys.stderr, flush=True)

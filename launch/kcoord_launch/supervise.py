@@ -7,6 +7,7 @@ wait in its backlog for as long as the new one takes to start.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -198,9 +199,15 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
         try:
             counters = _statistics(settings, job)
             if counters is not None:
-                say(summary(counters))
+                say(closing_line(counters, job))
         finally:
             supervisor.stop()
+
+
+def closing_line(counters: dict[str, float], job: str) -> str:
+    """The summary of a job, and how to ask for more of it."""
+    more = f"; more: kcoord report {shlex.quote(job)}" if counters["requests"] else ""
+    return summary(counters) + more
 
 
 def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, str]:

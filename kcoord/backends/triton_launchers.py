@@ -1,0 +1,89 @@
+"""Building a kernel's launcher before the kernel is launched: while another rank compiles it, and when its recipe is replayed.
+
+Up to Triton 3.6, the first launch of a kernel of a new signature runs the C compiler: some 0.2 s in which all ranks wait once
+more. What a launcher depends on is known before its kernel is there. It is built as it always is, by Triton, through its cache;
+when its time comes it is found. Nobody waits for a launcher here: who finds another rank at it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+
+from kcoord.backends.base import fails_open
+
+_CLASSES = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}
+
+
+class _Ahead(threading.local):
+    """Whether the current thread builds a launcher ahead of its time."""
+
+    active = False
+
+
+ahead = _Ahead()
+
+
+class Done(BaseException):
+    """Ends such a build: the launcher is there now, or another rank is at it. No hook's guard may catch it."""
+
+
+class _Metadata:
+    """Stands for a kernel's metadata, of which a launcher's C code holds nothing but what is here."""
+
+    tensordesc_meta = None
+    cluster_dims = (1, 1, 1)
+
+    def __init__(self, warp_size: int) -> None:
+        self.warp_size = warp_size
+
+    def __getattr__(self, name: str) -> int:
+        return 0
+
+
+@fails_open(lambda source, target: None)
+def begin(source: Any, target: Any) -> None:
+    """Begin to build the launcher of `source` for a `target` that this process runs on, in a thread."""
+    driver = getattr(
+        triton.runtime.driver, "_active", None
+    )  # not `active`: that would start a driver where there is no GPU
+    launcher = getattr(driver, "launcher_cls", None)
+    if driver is not None and _is_known(launcher, source.signature) and driver.get_current_target() == target:
+        threading.Thread(target=_build, args=(launcher, source, target.warp_size), daemon=True).start()
+
+
+@fails_open(lambda source, target: None)
+def build(source: Any, target: Any) -> None:
+    """Build the launcher of `source` if this machine has a GPU of `target`'s kind. Starts no driver: CUDA is not initialized."""
+    kind, name = _CLASSES.get(target.backend, ("", ""))
+    backend = triton.backends.backends.get(kind)
+    launcher = getattr(sys.modules.get(backend.driver.__module__), name, None) if backend is not None else None
+    asked = (name, *map(str, source.signature.values()))
+    if asked not in _asked and _is_known(launcher, source.signature) and backend.driver.is_active():
+        _asked.add(asked)
+        _build(launcher, source, target.warp_size)
+
+
+_asked: set[tuple[str, ...]] = set()
+"""The signatures for which `build` has been called in this process: most kernels of a job share a few."""
+
+
+def _is_known(launcher: Any, signature: Mapping[Any, Any]) -> bool:
+    """Whether there is C code to build, and it is known: a tensor descriptor's depends on the compiled kernel."""
+    builds = hasattr(sys.modules.get(getattr(launcher, "__module__", "")), "make_launcher")
+    return builds and not any("tensordesc" in str(kind) for kind in signature.values())
+
+
+@fails_open(lambda launcher, source, warp_size: None)
+def _build(launcher: Any, source: Any, warp_size: int) -> None:
+    before, ahead.active = ahead.active, True
+    try:
+        launcher(source, _Metadata(warp_size))
+    except Done:
+        return
+    finally:
+        ahead.active = before

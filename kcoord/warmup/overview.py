@@ -1,0 +1,35 @@
+"""How far a whole job's warm-up is, as one rank sees it: by its own walk, its agent's flights and the job's counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kcoord.agent.protocol import Identity
+from kcoord.coordinator import Coordinator
+from kcoord.telemetry.progress import Look
+
+
+class Overview:
+    """Begin it before the walk: what the job compiled before is not the warm-up's.
+
+    Not guaranteed: exact figures. Counters arrive after each compile, from other nodes about a second later and through Redis
+    only; flights are this node's.
+    """
+
+    def __init__(self, coordinator: Coordinator, keys: int) -> None:
+        self._coordinator, self._keys = coordinator, keys
+        self._job = Identity.here(coordinator.settings.job).job
+        self._before = self._compiles()
+        self.walked = 0  # keys that this rank has behind it
+
+    def look(self) -> Look:
+        compiled = min(self._keys, max(0, self._compiles() - self._before))
+        done = min(self._keys, max(self.walked, compiled))
+        status = self._coordinator.ask({"op": "status"}) or {}
+        flights = [f for f in status.get("flights", ()) if f.get("state") == "compiling"]
+        at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)
+        return Look(done, compiled, tuple(at))
+
+    def _compiles(self) -> int:
+        reply: dict[str, Any] = self._coordinator.ask({"op": "stats", "job": self._job}) or {}
+        return int(reply.get("counters", {}).get("compiles", 0))

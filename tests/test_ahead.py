@@ -1,0 +1,446 @@
+"""What a rank does while it waits for another rank's compile: upcoming keys by a helper, and the kernel's launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from kcoord.agent import limits
+from kcoord.agent import permits as permits_module
+from kcoord.agent.client import AgentClient, Lead
+from kcoord.agent.permits import Permits
+from kcoord.ahead import WorkAhead
+from kcoord.artifacts.manifest import Manifest
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.recipe import Recipe
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.warmup.helper import permitted, work
+from kcoord.warmup.tasks import Task
+from tests.conftest import PROGRAMS, Sandbox, eventually, sandboxed
+from tests.test_triton import RANK, homes, hooked, report
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
+    """A profile of six kernels, and the manifest of the first one that a rank asks for."""
+    with sandboxed() as box:
+        report(box.start(RANK, "--kernels", "6", **hooked(box, 0, KCOORD_PROFILE="six")))
+        report(box.start(RANK, "--kernels", "1", **hooked(box, 0, "one")))
+        settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(box.local)})
+        eventually(lambda: (settings.local_dir / "profiles" / "six").is_dir())
+        eventually(lambda: len(load_profile(settings, "six")) == 6)
+        (first,) = homes(box, "one")
+        yield load_profile(settings, "six"), Manifest.decode((first / "kcoord-manifest.msgpack").read_bytes())
+
+
+@contextmanager
+def held(sandbox: Sandbox, first: Manifest) -> Iterator[None]:
+    """Somebody compiles the first kernel, and does not get on."""
+    settings = Settings.from_environ(sandbox.env())
+    home = next(p for p in [sandbox.local / "triton" / "held"])
+    client = AgentClient(settings, Notices())
+    lead = client.claim(first.key, home)
+    assert isinstance(lead, Lead)
+    try:
+        yield
+    finally:
+        client.give_up(lead, first.key)
+        client.close()
+
+
+def give(sandbox: Sandbox, recipes: list[Recipe]) -> None:
+    save_part(sandbox.local / "profiles" / "six", recipes)
+
+
+def helpers(sandbox: Sandbox) -> list[psutil.Process]:
+    found = []
+    for process in sandbox.processes():
+        with suppress(psutil.NoSuchProcess):
+            if "kcoord.warmup.helper" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def kernels(sandbox: Sandbox) -> list[Path]:
+    """Without the launchers that are built where there is a GPU."""
+    return [home for home in homes(sandbox) if list(home.glob("*.cubin"))]
+
+
+def waiting(sandbox: Sandbox) -> int:
+    client = AgentClient(Settings.from_environ(sandbox.env()), Notices())
+    status = client.ask({"op": "status"})
+    client.close()
+    assert status is not None
+    return sum(len(f["waiting"]) for f in status["flights"])
+
+
+def test_while_a_rank_waits_upcoming_keys_are_compiled_beside_it(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
+    said = report(rank)
+    assert (len(said["compiled"]), len(said["loaded"])) == (1, 5)
+    eventually(lambda: not helpers(sandbox), what="the helper ended with its rank")
+
+
+def test_a_helper_ends_with_a_rank_that_is_killed(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: helpers(sandbox), 60)
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate()
+        eventually(lambda: not helpers(sandbox))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"KCOORD_PROFILE": None}, {"KCOORD_PROFILE": "six", "KCOORD_AHEAD": "0"}],
+    ids=["no profile", "ahead=0"],
+)
+def test_there_is_no_helper_where_none_is_wanted(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], settings: dict[str, str | None]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "1", **hooked(sandbox, 0, **settings))
+        eventually(lambda: waiting(sandbox) == 1, 60)
+        assert not helpers(sandbox)
+    assert len(report(rank)["compiled"]) == 1
+
+
+def test_a_first_job_has_no_profile_yet_and_its_helper_ends_by_itself(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    with held(sandbox, recorded[1]):
+        rank = sandbox.start(RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: helpers(sandbox), 60)
+        (child,) = helpers(sandbox)
+        eventually(lambda: child.status() == psutil.STATUS_ZOMBIE, what="until its rank ends, and reaps it")
+    assert len(report(rank)["compiled"]) == 2
+
+
+def helper(sandbox: Sandbox, **more: str) -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in hooked(sandbox, 0, **more).items() if v is not None}
+    command = [sys.executable, "-m", "kcoord.warmup.helper", "six", json.dumps([str(PROGRAMS), *sys.path])]
+    return subprocess.Popen(command, env=sandbox.env(**environment), stdin=subprocess.PIPE, cwd=sandbox.root)
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")
+    process.stdin.flush()
+
+
+def test_a_helper_compiles_all_that_is_left_and_ends(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    give(sandbox, recorded[0])
+    process = helper(sandbox)
+    tell(process, "go")
+    assert process.wait(60) == 0
+    assert len(kernels(sandbox)) == 6
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+class _Go(threading.Event):
+    asked = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked += 1
+        return super().wait(timeout)
+
+
+def test_a_helper_takes_its_next_key_only_while_its_rank_waits() -> None:
+    go, ran = _Go(), []
+
+    def run(name: str) -> str:
+        ran.append(name)
+        go.clear()  # the rank's wait ended in the middle of it
+        return "compiled"
+
+    tasks = [Task(name, lambda waits, name=name: run(name)) for name in "abc"]  # type: ignore[misc]
+    thread = threading.Thread(target=work, args=(tasks, go, lambda: True))
+    thread.start()
+    for n, so_far in enumerate(("", "a", "ab", "abc")):
+        eventually(lambda n=n: go.asked == min(n + 1, 3) and (n < 3 or not thread.is_alive()))  # type: ignore[misc]
+        assert "".join(ran) == so_far
+        go.set()
+    thread.join()
+
+
+def test_a_helper_asks_before_each_key_and_passes_over_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcoord.warmup.helper._ASK_AGAIN", 0.0)
+    said: list[str] = []
+    answers, go = iter([False, False, True, True]), threading.Event()
+    go.set()
+
+    def may() -> bool:
+        said.append("may I?")
+        return next(answers)
+
+    def fails(waits: bool) -> str:
+        said.append("a")
+        raise SystemExit("a module that ends whoever imports it")
+
+    def runs(waits: bool) -> str:
+        said.append("b")
+        return "compiled"
+
+    work([Task("a", fails), Task("b", runs)], go, may)
+    assert said == ["may I?", "may I?", "may I?", "a", "may I?", "b"]
+
+
+@pytest.mark.parametrize("most", ["0", "1"])
+def test_the_agent_grants_no_more_than_it_is_set_to(sandbox: Sandbox, most: str) -> None:
+    settings = Settings.from_environ(sandbox.env())
+    client = AgentClient(settings, Notices())
+    agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent", KCOORD_AHEAD=most)
+    eventually(settings.socket_path.exists)
+    if most == "0":
+        assert not permitted(client)
+    else:
+        eventually(lambda: permitted(client), 60, "a core idles")
+    client.close()
+    agent.terminate()
+    agent.communicate()
+
+
+def test_without_an_agent_there_is_no_permit(sandbox: Sandbox) -> None:
+    assert not permitted(AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices()))
+
+
+def test_a_helper_ends_when_its_pipe_does(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    give(sandbox, recorded[0])
+    process = helper(sandbox)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert kernels(sandbox) == []
+
+
+def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kcoord.ahead._environment", lambda environ: dict(environ))
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
+    ahead = WorkAhead(settings, Notices())
+    sleeper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    ahead._process = sleeper
+    assert sleeper.stdin is not None
+    pipe = sleeper.stdin.fileno()
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            ahead.forget_after_fork()
+            ahead.close()
+            try:
+                os.fstat(pipe)
+            except OSError:
+                os.write(writing, b"closed")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert select.select([reading], [], [], 20)[0]
+    assert os.read(reading, 10) == b"closed"
+    assert sleeper.poll() is None
+    ahead.close()
+    assert sleeper.poll() is not None
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_helper_that_cannot_start_is_told_once_and_the_rank_waits_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
+    ahead, called = WorkAhead(settings, Notices()), []
+    for _ in range(2):
+        with ahead.during(lambda: called.append(1)) as waits:
+            assert waits is not None
+            waits()
+    assert len(called) == 2
+    assert caplog.text.count("nothing is compiled ahead") == 1
+
+
+def test_a_process_that_replays_the_profile_itself_has_no_helper(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    program = (
+        f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); import kcoord; print(kcoord.warmup('six', progress=False))"
+    )
+    with held(sandbox, first):
+        rank = sandbox.start("-c", program, **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: waiting(sandbox) == 1, 60, "all is compiled but what is held")
+        assert not helpers(sandbox)
+    out, err = rank.communicate(timeout=60)
+    assert (rank.returncode, out[:10]) == (0, "6 compiled"), err
+
+
+# Permits.
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine of eight cores that idle, and much memory."""
+    here = SimpleNamespace(idle=100.0, iowait=0.0, memory=64 << 30)
+    monkeypatch.setattr(permits_module, "cores", lambda: 8.0)
+    monkeypatch.setattr(permits_module, "free_memory", lambda: here.memory)
+    monkeypatch.setattr(permits_module.psutil, "cpu_times_percent", lambda: here)
+    monkeypatch.setattr(permits_module.psutil, "cpu_count", lambda: 8)
+    return here
+
+
+def test_permits_are_bounded_by_number_and_end_with_their_connection(machine: SimpleNamespace) -> None:
+    permits = Permits(2)
+    assert [permits.ask(owner) for owner in (1, 2, 3)] == [True, True, False]
+    permits.gone(1)
+    assert permits.ask(3)
+    assert permits.ask(2), "for its next key"
+
+
+def test_permits_are_bounded_by_the_cores_that_idle(machine: SimpleNamespace) -> None:
+    machine.idle = 25.0  # two of eight
+    permits = Permits(100)
+    permits.look()
+    assert [permits.ask(owner) for owner in range(4)] == [True, True, False, False]
+    permits.look()  # and the two at work are seen in what idles from now on
+    assert permits.ask(2)
+    machine.idle = 0.0
+    permits.look()
+    assert not permits.ask(5)
+    assert permits.ask(0), "who is at work already has its own core"
+
+
+def test_short_memory_takes_a_permit_away(machine: SimpleNamespace) -> None:
+    permits = Permits(100)
+    assert permits.ask(1)
+    machine.memory = 1 << 30
+    assert not permits.ask(1)
+    assert not permits.ask(2)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_containers_limits_count(version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {
+        1: ("cpu/job", "memory/job", "cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("job/step", "job/step", "cpu.max", "memory.max", "memory.current"),
+    }
+    cpu, memory, quota, most, used = names[version]
+    for directory in (cpu, memory):
+        (tmp_path / directory).mkdir(parents=True, exist_ok=True)
+    here = tmp_path / cpu if version == 1 else (tmp_path / cpu).parent  # a limit above counts as well
+    if version == 1:
+        (here / quota).write_text("50000\n")
+        (here / "cpu.cfs_period_us").write_text("100000\n")
+    else:
+        (here / quota).write_text("50000 100000\n")
+        (tmp_path / cpu / quota).write_text("max 100000\n")
+    (tmp_path / memory / most).write_text(f"{8 << 20}\n")
+    (tmp_path / memory / used).write_text(f"{7 << 20}\n")
+    (tmp_path / memory / "memory.stat").write_text(f"anon 5\ninactive_file {2 << 20}\n")
+    membership = tmp_path / "membership"
+    membership.write_text("4:memory:/job\n1:cpu,cpuacct:/job\n" if version == 1 else "0::/job/step\n")
+    monkeypatch.setattr(limits, "_ROOT", tmp_path)
+    monkeypatch.setattr(limits, "_MEMBERSHIP", membership)
+    assert limits.cores() == 0.5
+    assert limits.free_memory() == 3 << 20
+
+
+def test_without_a_containers_limits_the_machines_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(limits, "_MEMBERSHIP", tmp_path / "none")
+    assert limits.cores() == len(os.sched_getaffinity(0))
+    assert limits.free_memory() > 1 << 20
+
+
+# Launchers.
+
+LAUNCHER = """
+import sys, types
+sys.path.insert(0, {programs!r})
+import triton, kernels
+from triton.runtime import build
+
+SOURCE = '''#include <Python.h>
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "launcher", NULL, -1, NULL}};
+PyMODINIT_FUNC PyInit_launcher(void) {{ return PyModule_Create(&module); }} /* %s */'''
+def make_launcher(source):
+    return SOURCE % sorted(source.signature.items())
+class Launcher:
+    def __init__(self, source, metadata):
+        assert metadata.tensordesc_meta is None
+        self.file = build.compile_module_from_src(make_launcher(source), "launcher").__file__
+class Driver:
+    launcher_cls = Launcher
+    def get_current_target(self):
+        return kernels.SM90
+triton.runtime.driver.set_active(Driver())
+kernel = kernels.build_scale(2)
+from kcoord.backends.triton import _module_counters
+print(_module_counters.read()["compiles"], Launcher(kernel.src, types.SimpleNamespace(tensordesc_meta=None)).file)
+print(_module_counters.read()["compiles"])
+"""
+
+
+def launchers(sandbox: Sandbox) -> list[Path]:
+    return sorted((sandbox.local / "triton").glob("*/launcher*.so"))
+
+
+def test_a_launcher_is_built_while_its_kernel_is_waited_for(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    program = LAUNCHER.format(programs=str(PROGRAMS))
+    with held(sandbox, recorded[1]):
+        rank = sandbox.start("-c", program, **hooked(sandbox, 0))
+        eventually(lambda: launchers(sandbox), 60)
+        assert homes(sandbox) == [launchers(sandbox)[0].parent], "the kernel is not there yet"
+    out, err = rank.communicate(timeout=60)
+    assert rank.returncode == 0, err
+    before, path, after = out.split()
+    assert (before, after) == ("1", "1"), "built once, before it was asked for"
+    assert Path(path) == launchers(sandbox)[0]
+
+
+def test_a_rank_that_waits_for_nobody_builds_no_launcher_ahead(sandbox: Sandbox) -> None:
+    program = LAUNCHER.format(programs=str(PROGRAMS)).replace("kernels.build_scale(2)", "(kernels.build_scale(2))")
+    done = sandbox.run("-c", program, **hooked(sandbox, 0))
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.split()
+    assert (before, after) == ("0", "1")
+
+
+def test_a_launcher_of_tensor_descriptors_waits_for_its_kernel() -> None:
+    from kcoord.backends import triton_launchers
+
+    kinds: dict[str, Any] = {"x": "*fp32", "n": "i32"}
+    builder = SimpleNamespace(__module__="builder")
+    sys.modules["builder"] = SimpleNamespace(make_launcher=1)  # type: ignore[assignment]
+    try:
+        assert triton_launchers._is_known(builder, kinds)
+        assert not triton_launchers._is_known(builder, {**kinds, "d": "tensordesc<fp16[64, 64]>"})
+    finally:
+        del sys.modules["builder"]

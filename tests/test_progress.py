@@ -1,0 +1,125 @@
+"""What a person sees of a warm-up while it lasts."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kcoord.telemetry import progress
+from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.test_warmup import give, rank, record
+
+SECONDS = [4.0, 2.0, 1.0, 1.0]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FIRST", 0.01)
+    monkeypatch.setattr(progress, "_IN_A_LOG", 0.01)
+    monkeypatch.setattr(progress, "_ON_TERMINAL", 0.01)
+
+
+def test_the_time_left_is_that_of_the_shortest_keys_shared_by_the_ranks() -> None:
+    assert seconds_left(SECONDS, 0, 2) == 4.0, "never less than the longest key"
+    assert seconds_left(SECONDS, 1, 1) == 4.0
+    assert seconds_left(SECONDS, 2, 2) == 1.0
+    assert seconds_left(SECONDS, 4, 2) == 0.0
+    assert seconds_left(SECONDS, 9, 0) == 0.0
+
+
+def test_a_line_says_what_is_done_what_is_left_and_who_is_at_it() -> None:
+    look = Look(1, 1, ("node (rank 3): rms_norm 2.1 s", "node (rank 4): jsd 0.1 s", "more"))
+    expected = "warm-up llama: 1 of 4 keys, 1 compiled, about 4 s left, "
+    assert (
+        line_of("warm-up llama", look, SECONDS, 1)
+        == expected + "node (rank 3): rms_norm 2.1 s; node (rank 4): jsd 0.1 s"
+    )
+    assert line_of("warm-up llama", Look(4, 2), SECONDS, 1) == "warm-up llama: 4 of 4 keys, 2 compiled"
+
+
+def test_a_log_gets_lines() -> None:
+    log = io.StringIO()
+    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2), log):
+        eventually(lambda: log.getvalue().count("\n") >= 2)
+    assert set(log.getvalue().splitlines()) == {"kcoord: warm-up: 2 of 4 keys, 2 compiled, about 2 s left"}
+
+
+def test_a_warm_up_that_is_over_at_once_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FIRST", 60.0)
+    log = io.StringIO()
+    with shown("warm-up", SECONDS, 1, lambda: Look(4, 0), log):
+        pass
+    assert log.getvalue() == ""
+    assert not [t for t in threading.enumerate() if t.name.startswith("Thread") and not t.daemon]
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    mine, theirs = pty.openpty()
+    stream = os.fdopen(theirs, "w")
+    yield mine, stream
+    stream.close()
+    os.close(mine)
+
+
+def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(
+    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    mine, stream = terminal
+    said = b""
+    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1, ("rank 3: [bold]jsd 2.1 s",)), stream):
+        while b"s left" not in said:
+            said += os.read(mine, 4096)
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", said).decode()
+    assert "kcoord: warm-up llama" in text
+    assert "2/4" in text
+    assert "rank 3: [bold]jsd 2.1 s" in text
+
+
+def test_a_stream_that_is_closed_stops_the_lines_and_nothing_else() -> None:
+    log = io.StringIO()
+    log.close()
+    with shown("warm-up", SECONDS, 1, lambda: Look(1, 1), log):
+        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("Thread")])
+
+
+def test_rank_0_shows_the_whole_job_and_the_others_nothing(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=6))
+    ranks = [rank(sandbox, n, 2, "warm", "6", PROFILE="job", SECONDS_EACH="0.8") for n in range(2)]
+    done = [finish(r) for r in ranks]
+    assert [d.returncode for d in done] == [0, 0], done[0].stderr
+    first, *_ = [line for line in done[0].stderr.splitlines() if "warm-up job" in line]
+    match = re.search(r"warm-up job: (\d) of 6 keys, (\d) compiled.* \(rank [01], pid \d+\): make \d", first)
+    assert match, first
+    assert "warm-up job" not in done[1].stderr
+
+
+def test_a_function_of_ones_own_is_told_instead(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    import kcoord
+
+    profiled = __import__("profiled")
+    told: list[tuple[int, int]] = []
+    kcoord.warmup([(profiled.make, (n,)) for n in range(3)], progress=lambda done, every: told.append((done, every)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    sys.modules.pop("profiled")
+
+
+def test_the_command_shows_its_processes(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=4))
+    command = ["-c", "from kcoord.cli import main; main()", "warmup", "job", "--workers", "2"]
+    done = sandbox.run(*command, PYTHONPATH=f"{PROGRAMS}:{os.environ.get('PYTHONPATH', '')}", SECONDS_EACH="1.5")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"kcoord: warm-up job: \d of 4 keys, \d compiled", done.stderr)
+    assert "4 compiled" in done.stdout
