@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import itertools
 import json
 import os
@@ -32,6 +33,7 @@ from tests.agents import Node
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
 triton = pytest.importorskip("triton")
+from triton.testing import do_bench  # noqa: E402 - after it is known to be there
 
 TUNED = PROGRAMS / "tuned.py"
 _gates = itertools.count()
@@ -139,7 +141,7 @@ def test_a_rank_that_kcoord_reaches_in_the_middle_of_its_measurements_ends_with_
     """Only the first compile imports it, where nothing but Triton's cache manager is set."""
     tune(sandbox, 128)
     late = tune(sandbox, 32, INSTALL="never")
-    assert late["measured"] == [32, 64, 128]
+    assert (late["measured"], late["cache"]) == ([32, 64, 128], "dict")
     assert (late["choice"], late["launched"]) == (128, 128)
 
 
@@ -167,6 +169,49 @@ def test_a_kernel_of_which_no_configuration_runs_raises_tritons_exception_and_sh
     assert choices(sandbox.local) == []
 
 
+def test_a_choice_that_does_not_run_here_is_not_launched(sandbox: Sandbox) -> None:
+    tune(sandbox, 128, MS="7,8")
+    smaller = tune(sandbox, 32, LIMIT="64", MS="7,8")
+    assert (smaller["error"], smaller["choice"], smaller["launched"]) == (None, 32, 32)
+    assert smaller["measured"] == [32, 64, 128] * 2, "also for the second key, whose kernel is in memory by then"
+    assert "does not run on this GPU" in smaller["stderr"]
+
+
+def test_a_winner_that_does_not_run_here_is_not_launched(sandbox: Sandbox) -> None:
+    with all_tuning(sandbox, lambda gate: rank(sandbox, 32, GATE=gate, LIMIT="64")) as ranks:
+        assert tune(sandbox, 128)["choice"] == 128
+    loser = said(ranks[0])
+    assert (loser["error"], loser["choice"], loser["launched"]) == (None, 32, 32)
+    assert tune(sandbox, 64)["choice"] == 128
+
+
+def test_a_rank_prunes_as_often_whether_it_finds_a_choice_or_not(sandbox: Sandbox) -> None:
+    """Pruning may hold a collective, and ranks that count differently would hang in it."""
+    first = tune(sandbox, 128)
+    assert (first["pruned"], tune(sandbox, 32)["pruned"]) == ([7], [7])
+
+
+def test_an_interrupted_measurement_shares_nothing_and_the_next_launch_tunes(sandbox: Sandbox) -> None:
+    for install in ("before", "never"):
+        shutil.rmtree(sandbox.local / "objects", ignore_errors=True)
+        again = tune(sandbox, 128, INTERRUPT="1", INSTALL=install)
+        assert (again["choice"], again["measured"], again["cache"]) == (128, [32, 64, 128], "dict")
+        assert tune(sandbox, 32)["choice"] == 128
+
+
+def test_a_kernel_that_is_only_compiled_shares_nothing(sandbox: Sandbox) -> None:
+    """Triton measures all the same, and nothing runs."""
+    script = (
+        "import sys, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"
+        "tuned.driver.set_active(tuned.Gpu())\n"
+        "tuned.add.run(tuned.Tensor(), None, None, 1024, 7, WIDTH=1, grid=(1,), warmup=True)\n"
+        "print(tuned.add.best_config.kwargs['BLOCK'])\n"
+    )
+    done = sandbox.run("-c", script, PROGRAMS, PREFERS="128", TRITON_CACHE_DIR=str(sandbox.local / "triton"))
+    assert (done.returncode, done.stdout.split()) == (0, ["128"]), done.stderr
+    assert choices(sandbox.local) == []
+
+
 # What the choice depends on.
 
 
@@ -180,6 +225,13 @@ def test_a_choice_of_something_else_is_not_used(sandbox: Sandbox, change: dict[s
     other = tune(sandbox, 32, **change)
     assert (other["choice"], bool(other["measured"])) == (32, True)
     assert len(choices(sandbox.local)) == 2
+
+
+def test_a_choice_for_other_kinds_of_arguments_is_not_used(sandbox: Sandbox) -> None:
+    """Triton's tuning key counts tensors, and does not say which they are."""
+    tune(sandbox, 128, OPTION="y")
+    other = tune(sandbox, 32, OPTION="z")
+    assert (other["choice"], bool(other["measured"])) == (32, True)
 
 
 def test_the_order_of_configurations_is_no_part_of_the_key(sandbox: Sandbox) -> None:
@@ -208,6 +260,19 @@ def _times(kernel_call: Any, quantiles: Any) -> Any:
     return triton.testing.do_bench(kernel_call, quantiles=quantiles)
 
 
+def _counts(kernel_call: Any, quantiles: Any) -> Any:
+    import torch
+
+    for _ in range(5):
+        kernel_call()
+    torch.cuda.synchronize()
+    return [1.0]
+
+
+def _measures(kernel_call: Any, quantiles: Any) -> Any:
+    return do_bench(kernel_call, quantiles=quantiles)
+
+
 def test_a_benchmark_function_that_may_wait_for_other_ranks_is_not_shared() -> None:
     """A rank that finds the choice would leave those waiting that measure in step."""
     import functools
@@ -218,11 +283,14 @@ def test_a_benchmark_function_that_may_wait_for_other_ranks_is_not_shared() -> N
     assert _waits_for_nobody(_times)
     assert _waits_for_nobody(triton.testing.do_bench)
     assert _waits_for_nobody(functools.partial(triton.testing.do_bench, warmup=1))
+    assert _waits_for_nobody(_measures)
+    assert not _waits_for_nobody(_counts), "five launches each: the kernel itself may wait for other ranks"
     assert not _waits_for_nobody(_in_step)
     assert not _waits_for_nobody(functools.partial(_times, group))
     assert not _waits_for_nobody(functools.partial(_in_step))
+    assert not _waits_for_nobody(lambda kernel_call, quantiles: group.all_reduce(kernel_call()))  # type: ignore[attr-defined]
     with pytest.raises(KeyFactorError):
-        _waits_for_nobody(lambda kernel_call, quantiles: group.all_reduce(kernel_call()))  # type: ignore[attr-defined]
+        _waits_for_nobody(lambda kernel_call, quantiles: do_bench(lambda: group.all_reduce(kernel_call())))  # type: ignore[attr-defined]
 
 
 # Nodes.
@@ -381,23 +449,74 @@ def test_a_choice_that_is_too_large_stays_with_its_rank(sandbox: Sandbox, monkey
 # The autotuner itself.
 
 
-def test_the_cache_is_a_dict_and_its_copies_and_pickles_are_of_use_without_kcoord() -> None:
-    from kcoord.backends.triton_autotune import _Choices
+@pytest.fixture
+def hooked() -> Iterator[Any]:
+    """Triton's class of autotuners, hooked in this process for one test."""
+    from triton.runtime.autotuner import Autotuner
 
+    from kcoord.backends import triton_autotune
+
+    stock = Autotuner.check_disk_cache
+    was = hasattr(stock, "__kcoord_stock__")
+    triton_autotune.hook()
+    yield Autotuner
+    if not was:
+        Autotuner.check_disk_cache = stock
+        del Autotuner.cache_results
+
+
+def kernel(x, BLOCK: triton.language.constexpr):
+    pass
+
+
+def made(kind: Any, **more: Any) -> Any:
+    configs = [triton.Config({"BLOCK": block}) for block in (32, 64)]
+    return kind(triton.jit(kernel), ["x", "BLOCK"], configs, [], None, None, **more)
+
+
+def test_an_autotuner_and_its_cache_its_copies_and_pickles_are_plain(hooked: Any) -> None:
     config = triton.Config({"BLOCK": 64}, num_warps=2)
-    cache = _Choices({(7, "fp32"): config})
-    assert isinstance(cache, dict)
-    assert (7, "fp32") in cache
-    assert "missing" not in cache, "looking is not launching"
-    loaded = pickle.loads(pickle.dumps(cache))
-    assert type(loaded) is dict
-    assert list(loaded) == [(7, "fp32")]
-    assert loaded[7, "fp32"].num_warps == 2
-    for other in (copy.copy(cache), copy.deepcopy(cache), cache.copy()):
-        assert other == dict(cache)
-        assert other is not cache
-        other["more"] = config
-        assert "more" not in cache
+    autotuner = made(hooked)
+    autotuner.cache[7, "fp32"] = config
+    assert autotuner.cache_results, "it is asked before it measures"
+    for other in (copy.copy(autotuner), copy.deepcopy(autotuner.cache), pickle.loads(pickle.dumps(autotuner.cache))):
+        found = getattr(other, "cache", other)
+        assert type(found) is dict
+        assert list(found) == [(7, "fp32")]
+    assert vars(autotuner)["cache_results"] is False, "what the user set, for whoever reads a copy without kcoord"
+
+
+def test_a_subclass_that_looks_for_choices_itself_is_left_alone(hooked: Any) -> None:
+    class Own(hooked):  # type: ignore[misc]
+        def check_disk_cache(self, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
+            raise AssertionError("it was not to be asked")
+
+    assert not made(Own).cache_results
+    assert made(Own, cache_results=True).cache_results
+
+
+def test_a_kernel_whose_ranks_may_wait_for_each_other_is_tuned_by_each_for_itself(tmp_path: Path) -> None:
+    """One that finds a choice would leave those waiting that measure."""
+    from triton.backends.compiler import GPUTarget
+
+    from kcoord.backends import triton_choice_key
+
+    source = (
+        "import triton, triton.language as tl\n"
+        "@triton.jit\ndef barrier(x):\n    tl.atomic_add(x, 1, scope='sys')\n"
+        "@triton.jit\ndef alone(x, BLOCK: tl.constexpr):\n    tl.atomic_add(x, 1)\n"
+        "@triton.jit\ndef together(x, BLOCK: tl.constexpr):\n    barrier(x)\n"
+    )
+    (tmp_path / "in_step.py").write_text(source)
+    spec = importlib.util.spec_from_file_location("in_step", tmp_path / "in_step.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    target = GPUTarget("cuda", 90, 32)
+    triton_choice_key.kernel_factors(triton.autotune([], [], do_bench=triton.testing.do_bench)(module.alone), target)
+    with pytest.raises(KeyFactorError, match="communicate with other GPUs"):
+        triton_choice_key.kernel_factors(triton.autotune([], [])(module.together), target)
 
 
 def test_a_copy_of_an_autotuner_shares_as_the_original_does(sandbox: Sandbox) -> None:
@@ -405,7 +524,7 @@ def test_a_copy_of_an_autotuner_shares_as_the_original_does(sandbox: Sandbox) ->
         "import sys, copy, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"
         "tuned.driver.set_active(tuned.Gpu())\n"
         "for kernel in (copy.copy(tuned.add),):\n"
-        "    kernel[(1,)](tuned.Tensor(), 1024, 7, WIDTH=1); print(kernel.best_config.kwargs['BLOCK'])\n"
+        "    kernel[(1,)](tuned.Tensor(), None, None, 1024, 7, WIDTH=1); print(kernel.best_config.kwargs['BLOCK'])\n"
         "import inspect; print(list(inspect.signature(type(tuned.add).__init__).parameters)[1])\n"
     )
     tune(sandbox, 128)

@@ -4,8 +4,12 @@ Every rank that has not found a choice tunes as ever, and offers what it chose; 
 what each of them launches. So ranks may tune at once, and still run the same configuration in the end. Tuning holds no lease:
 it launches kernels, perhaps in step with other ranks.
 
-The hook is the autotuner's `cache`: a dictionary that looks further on a miss, and asks for the winner when a choice is put in. A
-launch whose choice is known costs 0.05 µs more. ``kernel.cache = {}`` gives an autotuner back to Triton alone.
+The hook is the place where Triton itself looks for a choice before it measures, `Autotuner.check_disk_cache`, which is always
+asked here (`cache_results` reads True) and goes on to Triton's own cache where the user wants that. It is passed once for each
+tuning key; a launch whose choice is known costs nothing more. A subclass with a `check_disk_cache` of its own is left alone.
+
+A choice is checked before it is used: it must be one of the configurations that pruning left *here*, and compile and load *here*.
+A rank on whose GPU it does not run tunes, and keeps what it finds.
 
 Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
 choice, as without kcoord. Not shared at all: what `kcoord.backends.triton_choice_key` cannot give a key.
@@ -13,23 +17,22 @@ choice, as without kcoord. Not shared at all: what `kcoord.backends.triton_choic
 
 from __future__ import annotations
 
-import copy
 import functools
-import gc
 import inspect
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget as TritonTarget
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from kcoord.api import connect
 from kcoord.backends import triton_choice
@@ -42,10 +45,8 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
 from kcoord.profiles.recipe import Recipe
 
 _RECIPES = "triton_autotune"
-_run_code: list[CodeType] = []
-"""Of `Autotuner.run`, as Triton has it."""
-_bench_code: list[CodeType] = []
-"""Of the function inside it that measures, and puts the choice in."""
+_PARAMETERS = ["self", "tuning_key", "configs", "bench_fn"]
+"""Of `Autotuner.check_disk_cache`, from Triton 3.4 on."""
 
 
 @dataclass
@@ -54,6 +55,8 @@ class _Tuning:
 
     coordinator: Coordinator
     autotuner: Autotuner
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     key: CacheKey
     configs: Sequence[Any]
     digests: list[str]
@@ -65,16 +68,16 @@ class _Tuning:
     def find(self) -> Any | None:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
         content = self.coordinator.choice(self.key)
-        chosen = self._use(content) if content is not None else None
+        chosen = self._use(content, None) if content is not None else None
         if chosen is not None and content is not None:
             self._record(content, 0.0)
             timings = triton_choice.timings_in(content, len(self.configs))
-            if timings is not None:  # as Triton's own cache on disk leaves them
-                self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True))
+            # as Triton's own cache on disk leaves them; Triton's listener must find something there
+            self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True)) if timings else {}
         return chosen
 
     def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
-        """This rank has `chosen`; returns what holds, the winner's choice."""
+        """This rank has `chosen`; returns what holds, the winner's choice if it runs here."""
         took = time.perf_counter() - self.begun
         if timings is not None and not choice_key.is_finite(timings.get(chosen)):
             return chosen  # none of them runs here, and the launch is to say so
@@ -84,22 +87,51 @@ class _Tuning:
         measured = None if timings is None else [timings.get(config) for config in self.configs]
         content = triton_choice.pack(mine, chosen, measured)
         decided = self.coordinator.offer(self.key, content, took, str(self.device))
-        winner = self._use(decided) if decided is not None else None
+        winner = self._use(decided, timings) if decided is not None and decided != content else None
         self._record(content if winner is None or decided is None else decided, took)
         return chosen if winner is None else winner
 
-    def _use(self, content: bytes) -> Any | None:
+    def bound_with(self, config: Any) -> dict[str, Any]:
+        """The arguments of the launch by name, as Triton gives them to hooks."""
+        return {**choice_key.named(self.autotuner, self.args), **self.kwargs, **config.all_kwargs()}
+
+    def _use(self, content: bytes, timings: Mapping[Any, Any] | None) -> Any | None:
+        """What `content` says, if it runs here: as was measured, or else as its compile says."""
         digest = triton_choice.chosen_in(content)
-        if digest in self.digests:
-            return self.configs[self.digests.index(digest)]
-        notices.tell(f"{self.key.name}: the shared choice is none of its configurations; this rank tunes for itself")
-        return None
+        if digest not in self.digests:
+            notices.tell(
+                f"{self.key.name}: the shared choice is none of its configurations; this rank tunes for itself"
+            )
+            return None
+        config = self.configs[self.digests.index(digest)]
+        known = None if timings is None else timings.get(config)
+        if not (self._runs(config) if known is None else choice_key.is_finite(known)):
+            notices.tell(f"{self.key.name}: the shared choice does not run on this GPU; this rank tunes for itself")
+            return None
+        return config
+
+    def _runs(self, config: Any) -> bool:
+        """Whether `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
+        if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
+            config.pre_hook(self.bound_with(config))
+        try:
+            kernel = self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
+            if not hasattr(kernel, "_init_handles"):
+                return True  # compiled elsewhere, or by a hook of somebody's
+            kernel._init_handles()
+        except (
+            OutOfResources,
+            CompileTimeAssertionFailure,
+            PTXASError,
+        ):  # what Triton takes for an answer when it measures
+            return False
+        return bool(kernel.metadata.num_warps * self.device.target.warp_size <= kernel.n_max_threads)
 
     def _record(self, content: bytes, seconds: float) -> None:
         """Keep the recipe of the choice, if the job has a profile and the kernel can be imported."""
         if self.coordinator.settings.profile is None:
             return
-        function = _function_of(self.autotuner)
+        function = self.autotuner.base_fn
         module, qualname = function.__module__, function.__qualname__
         try:
             if module == "__main__" or _resolve(module, qualname) is not self.autotuner:
@@ -115,74 +147,87 @@ class _Tuning:
         self.coordinator.record(recipe)
 
 
-class _Choices(dict[Any, Any]):
-    """An autotuner's configurations by tuning key, as Triton has them; one that is missing is looked up first."""
+# The hook.
 
-    __slots__ = ("_tunings",)
 
-    def __init__(self, known: dict[Any, Any]) -> None:
-        super().__init__(known)
-        self._tunings: dict[Any, _Tuning] = {}
+def hook() -> None:
+    """Share the choices of every autotuner of this process, also of those that exist already. Idempotent."""
+    stock = Autotuner.check_disk_cache
+    if hasattr(stock, "__kcoord_stock__"):
+        return
+    if list(inspect.signature(stock).parameters) != _PARAMETERS:
+        notices.tell("this Triton's autotuner is one that kcoord does not know: its choices are not shared")
+        return
+    Autotuner.check_disk_cache = _sharing(stock)
+    Autotuner.cache_results = property(_asks, _set_cache_results)
+    _join(sys._getframe())
 
-    def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, key) or self._look_further(key, sys._getframe(1))
 
-    def __setitem__(self, key: Any, config: Any) -> None:
-        frame = sys._getframe(1)
-        tuning = self._tunings.pop(key, None)
-        if tuning is None and frame.f_code in _bench_code:  # it was being measured when kcoord came
-            tuning = _tuning_of(frame.f_locals["self"], key, frame.f_locals["kwargs"])
+def _asks(autotuner: Autotuner) -> bool:
+    """What `cache_results` reads: whether `check_disk_cache` is asked before `autotuner` measures."""
+    # not a subclass's, nor what somebody has put there since
+    ours = hasattr(type(autotuner).check_disk_cache, "__kcoord_stock__")
+    return _wants_disk_cache(autotuner) or (ours and not knobs.runtime.interpret)
+
+
+def _set_cache_results(autotuner: Autotuner, value: bool) -> None:
+    vars(autotuner)["cache_results"] = value  # where copies and pickles find it
+
+
+def _wants_disk_cache(autotuner: Autotuner) -> bool:
+    return bool(vars(autotuner).get("cache_results"))
+
+
+def _sharing(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def check_disk_cache(
+        self: Autotuner, tuning_key: Any, configs: Sequence[Any], bench_fn: Callable[[], None]
+    ) -> bool:
+        tuning = _tuning_of(self, tuning_key, configs, bench_fn)
+        chosen = None if tuning is None else _found(tuning)
+        if chosen is not None:
+            self.cache[tuning_key] = chosen
+            return True
+        before = vars(self).get("configs_timings")
+        found = False
+        if _wants_disk_cache(self):
+            found = bool(stock(self, tuning_key, configs, bench_fn))
+        else:
+            bench_fn()
         if tuning is not None:
-            config = _settled(tuning, config, frame)
-        dict.__setitem__(self, key, config)
+            timings = vars(self).get("configs_timings")
+            _settle(tuning, tuning_key, timings if timings is not before else None)
+        return found
 
-    def _look_further(self, key: Any, frame: FrameType) -> bool:
-        if frame.f_code not in _run_code:
-            return False  # somebody looks, and nobody launches
-        found = frame.f_locals
-        autotuner, kwargs = found["self"], found["kwargs"]
-        if autotuner.cache is not self:
-            return False
-        tuning = _tuning_of(autotuner, key, kwargs)
-        if tuning is None:
-            return False
-        config = _found(tuning)
-        if config is None:
-            self._tunings[key] = tuning
-            return False
-        dict.__setitem__(self, key, config)
-        _tell_listener(autotuner, key, config)
-        return True
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Choices:
-        return _Choices(copy.deepcopy(dict(self), memo))
-
-    def copy(self) -> _Choices:
-        return _Choices(self)
-
-    __copy__ = copy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle is plain: whoever reads it may have no kcoord."""
-        return dict, (), None, None, iter(self.items())
+    check_disk_cache.__kcoord_stock__ = stock  # type: ignore[attr-defined]
+    return check_disk_cache
 
 
 @fails_open(lambda *arguments: None)
-def _tuning_of(autotuner: Autotuner, key: tuple[Any, ...], kwargs: dict[str, Any]) -> _Tuning | None:
-    """None if the choice is not to be shared: there is none to make, or it has no key."""
+def _tuning_of(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: Any) -> _Tuning | None:
+    """`bench_fn` is Triton's, made for the launch: it holds the launch's arguments, which no other thread's launch replaces."""
+    code, cells = getattr(bench_fn, "__code__", None), getattr(bench_fn, "__closure__", None)
+    if code is None or cells is None or not {"args", "kwargs"} <= set(code.co_freevars):
+        return None
+    bound = dict(zip(code.co_freevars, cells, strict=True))
+    return _tuning(autotuner, key, configs, bound["args"].cell_contents, bound["kwargs"].cell_contents)
+
+
+@fails_open(lambda *arguments: None)
+def _tuning(
+    autotuner: Autotuner, key: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Tuning | None:
+    """None if the choice is not to be shared: there is none to make, nothing is launched, or it has no key."""
     coordinator = _coordinator()
-    if coordinator is None or knobs.runtime.interpret:
+    if coordinator is None or knobs.runtime.interpret or kwargs.get("warmup") or len(configs) < 2:
         return None
-    configs = autotuner.prune_configs(kwargs)
-    if len(configs) < 2:
-        return None
-    name = _function_of(autotuner).__name__
+    name = autotuner.base_fn.__name__
     try:
         pairs = [(choice_key.config_digest(config), config) for config in configs]
         pairs.sort(key=lambda pair: pair[0])  # by its configurations, in whatever order pruning leaves them
         digests, configs = [digest for digest, _ in pairs], [config for _, config in pairs]
         target = driver.active.get_current_target()
-        call = choice_key.call_factors(autotuner, key, kwargs, configs)
+        call = choice_key.call_factors(autotuner, key, args, kwargs, configs)
         found = choice_key.choice_key(choice_key.kernel_factors(autotuner, target), call, digests, name)
     except KeyFactorError as error:
         notices.tell(f"{name} is tuned by each rank for itself: {error}")
@@ -192,7 +237,7 @@ def _tuning_of(autotuner: Autotuner, key: tuple[Any, ...], kwargs: dict[str, Any
     found = found.with_factors(**scope).with_details(
         {"configs": [str(config)[: triton_choice.LONGEST_TEXT] for config in configs]}
     )
-    return _Tuning(coordinator, autotuner, found, configs, digests, call, device, scope["device_model"])
+    return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, call, device, scope["device_model"])
 
 
 @fails_open(lambda tuning: None)
@@ -200,35 +245,60 @@ def _found(tuning: _Tuning) -> Any | None:
     return tuning.find()
 
 
-@fails_open(lambda tuning, config, frame: config)
-def _settled(tuning: _Tuning, config: Any, frame: FrameType) -> Any:
-    """`frame` is Triton's, which has just measured, or read its own cache."""
-    timings = frame.f_locals.get("timings")
+def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) -> None:
+    """Put what holds where Triton has just put what it chose."""
+    autotuner = tuning.autotuner
+    if tuning_key not in autotuner.cache:
+        return  # a subclass keeps it elsewhere
+    mine = autotuner.cache[tuning_key]
+    winner = _settled(tuning, mine, timings)
+    if winner is not mine:
+        autotuner.cache[tuning_key] = winner
+        if autotuner.user_defined_pre_hook:  # Triton has called it with what this rank chose
+            autotuner.pre_hook(tuning.bound_with(winner), reset_only=True)
+
+
+@fails_open(lambda tuning, config, timings: config)
+def _settled(tuning: _Tuning, config: Any, timings: dict[Any, Any] | None) -> Any:
     return tuning.settle(config, timings if isinstance(timings, dict) else None)
 
 
-def _tell_listener(autotuner: Autotuner, key: Any, config: Any) -> None:
-    """As after a hit in Triton's own cache on disk. What a listener raises is the user's to see."""
-    listener = getattr(knobs.autotuning, "listener", None)  # since 3.7
-    timings = getattr(autotuner, "configs_timings", None)
-    if listener is not None and timings is not None:
-        listener(
-            fn=_jit_function(autotuner), key=key, best_config=config, configs_timings=timings, duration=None, cache_hit=True
-        )  # fmt: skip
+class _Joined(dict[Any, Any]):
+    """The choices of an autotuner that this thread was measuring for when kcoord came, until it puts one in.
+
+    It takes part from then on: where only Triton's cache manager is set, the first compile brings kcoord, and is often there.
+    """
+
+    def __init__(self, autotuner: Autotuner) -> None:
+        super().__init__(autotuner.cache)
+        self._autotuner, self._known = autotuner, autotuner.cache
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self._autotuner.cache = self._known
+        frame = sys._getframe(1)
+        if _measures(frame):
+            found = frame.f_locals
+            tuning = _tuning(self._autotuner, key, found["pruned_configs"], found["args"], found["kwargs"])
+            config = config if tuning is None else _settled(tuning, config, found["timings"])
+        self._known[key] = config
 
 
-# Autotuners, and where they are.
+def _measures(frame: FrameType) -> bool:
+    """Whether it is that of the function inside `Autotuner.run` which measures."""
+    wanted = {"self", "args", "kwargs", "pruned_configs"}
+    return frame.f_globals.get("__name__") == Autotuner.__module__ and wanted <= set(frame.f_code.co_freevars)
 
 
-def _function_of(autotuner: Autotuner) -> Any:
-    return autotuner.base_fn
+@fails_open(lambda frame: None)
+def _join(frame: FrameType | None) -> None:
+    while frame is not None and not _measures(frame):
+        frame = frame.f_back
+    if frame is not None and type(frame.f_locals["self"].cache) is dict:
+        autotuner = frame.f_locals["self"]
+        autotuner.cache = _Joined(autotuner)
 
 
-def _jit_function(autotuner: Autotuner) -> Any:
-    function = autotuner.fn
-    while not isinstance(function, JITFunction):
-        function = function.fn
-    return function
+# Profiles.
 
 
 def _resolve(module: str, qualname: str) -> Autotuner | None:
@@ -278,54 +348,5 @@ def _key_of(autotuner: Autotuner, call: Any, target: GPUTarget) -> CacheKey | No
     if not {choice_key.config_digest(config) for config in autotuner.configs} >= set(call["configs"]):
         return None  # or pruning made them up, and only a call can tell
     kernel = choice_key.kernel_factors(autotuner, TritonTarget(target.backend, target.arch, target.warp_size))
-    key = choice_key.choice_key(kernel, call["call"], call["configs"], _function_of(autotuner).__name__)
+    key = choice_key.choice_key(kernel, call["call"], call["configs"], autotuner.base_fn.__name__)
     return key.with_factors(target=target, device_model=call["model"])
-
-
-# The hook.
-
-
-def hook() -> None:
-    """Share the choices of every autotuner of this process, also of those that exist already. Idempotent."""
-    run = inspect.unwrap(Autotuner.run)
-    if hasattr(Autotuner.__init__, "__kcoord_stock__") or not {"self", "kwargs", "key"} <= set(_names(run.__code__)):
-        return
-    _run_code.append(run.__code__)
-    inner = [code for code in run.__code__.co_consts if isinstance(code, CodeType)]
-    _bench_code.extend(code for code in inner if {"self", "kwargs", "timings"} <= set(_names(code)))
-    Autotuner.__init__ = _watching(Autotuner.__init__)
-    for autotuner in _existing(Autotuner):
-        _watch(autotuner)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The variables of a function, those too that it shares with one around it or inside it."""
-    yield from code.co_varnames
-    yield from code.co_cellvars
-    yield from code.co_freevars
-
-
-def _watching(stock: Any) -> Any:
-    @functools.wraps(stock)
-    def __init__(self: Autotuner, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        _watch(self)
-
-    __init__.__kcoord_stock__ = stock  # type: ignore[attr-defined]
-    return __init__
-
-
-@fails_open(lambda autotuner: None)
-def _watch(autotuner: Autotuner) -> None:
-    """Not one whose class keeps its choices in something else."""
-    if type(vars(autotuner).get("cache")) is dict:
-        autotuner.cache = _Choices(autotuner.cache)
-
-
-def _existing(kind: type) -> Iterator[Any]:
-    """The objects of `kind` and of its subclasses: each refers to its class. 10 ms in a process with torch."""
-    for found in gc.get_referrers(kind):
-        if type(found) is kind:
-            yield found
-        elif isinstance(found, type) and issubclass(found, kind) and found is not kind:
-            yield from _existing(found)

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 
 LONGEST_TEXT = 500  # characters
-_FORMAT = 1
+FORMAT = 1
 _MOST_TIMINGS = 1000
 
 
@@ -15,7 +15,7 @@ def pack(digest: str, config: Any, timings: list[Any] | None) -> bytes:
     """`timings` are in the order of the digests of what was measured; what Triton does not measure so is left out."""
     if timings is not None and (len(timings) > _MOST_TIMINGS or not all(map(_is_timing, timings))):
         timings = None
-    document = {"format": _FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT], "timings": timings}
+    document = {"format": FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT], "timings": timings}
     return bytes(msgpack.packb(document, unicode_errors="surrogatepass"))
 
 
@@ -25,7 +25,7 @@ def _unpacked(content: bytes) -> dict[str, Any]:
         document = msgpack.unpackb(content, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException):
         return {}
-    return document if isinstance(document, dict) and document.get("format") == _FORMAT else {}
+    return document if isinstance(document, dict) and document.get("format") == FORMAT else {}
 
 
 def chosen_in(content: bytes) -> str:

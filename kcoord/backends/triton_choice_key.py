@@ -2,8 +2,9 @@
 
 More than the tuning key of Triton, which is one process's: there the first call's constants decide for all later calls, here they
 are another rank's, or another job's, and a configuration that was chosen for a small head must not meet a large one. So the key
-also holds the constants of the call, and the configurations that are left after pruning, as pruning left them: whatever prunes
-them need not be known, and a choice that is found is valid for the call.
+also holds the constants of the call, the kinds of its other arguments, and the configurations that are left after pruning, as
+pruning left them: whatever prunes them need not be known. What depends on values and addresses is left out, or ranks would not
+agree; whether a choice that is found runs in the call is tried there.
 
 Raises `KeyFactorError` throughout for what has no identity, with the reason.
 """
@@ -14,6 +15,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +26,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kcoord.backends.triton_choice import FORMAT
 from kcoord.backends.triton_inputs import JITCallable, inputs_of
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
@@ -39,11 +42,15 @@ _TRITON_KEY_HOMES = ("triton.runtime.cache", "triton.compiler.compiler")  # from
 _HARMLESS = ("triton", "numpy", "torch.cuda", "builtins", "functools", "gc", "itertools", "math", "operator", "statistics",
              "sys", "time")  # fmt: skip
 """What a benchmark function may use that waits for no other rank."""
+_BY_TIME = {"do_bench", "do_bench_cudagraph"}
+"""Triton's own benchmark functions. How often they launch depends on how long it takes: nothing tunes in step through them."""
+_BEYOND_THE_GPU = re.compile(r"\bsys\b|multimem|shmem|symm|\biris\b|triton_dist")
+"""In the source of a kernel that may wait for another GPU: its scope of memory, and the libraries for it."""
 
 
 def choice_key(kernel: Mapping[str, Any], call: Mapping[str, Any], configs: Sequence[str], name: str) -> CacheKey:
     """The key of a choice among `configs` (digests), but for the device. `kernel` is `kernel_factors`, `call` `call_factors`."""
-    return CacheKey.of(BACKEND, name, configs=list(configs), **kernel, **call)
+    return CacheKey.of(BACKEND, name, format=FORMAT, configs=list(configs), **kernel, **call)
 
 
 def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
@@ -52,6 +59,8 @@ def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
     inputs = inputs_of(jit)
     if inputs.problem:
         raise KeyFactorError(inputs.problem)
+    if any(_BEYOND_THE_GPU.search(str(getattr(each, "src", ""))) for each in (jit, *inputs.functions)):
+        raise KeyFactorError("it may communicate with other GPUs, whose ranks have to tune in step with this one")
     parameters = [[p.name, p.is_constexpr, p.do_not_specialize, p.do_not_specialize_on_alignment] for p in jit.params]
     return {
         "kernel": inputs.key.digest,
@@ -70,21 +79,43 @@ def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
     }
 
 
+def named(autotuner: Autotuner, args: Sequence[Any]) -> dict[str, Any]:
+    """Positional arguments by name, as Triton names them."""
+    return dict(zip(autotuner.arg_names, args, strict=False))
+
+
 def call_factors(
-    autotuner: Autotuner, tuning_key: tuple[Any, ...], kwargs: Mapping[str, Any], configs: Sequence[Any]
+    autotuner: Autotuner,
+    tuning_key: tuple[Any, ...],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    configs: Sequence[Any],
 ) -> dict[str, Any]:
-    """What belongs to the call: plain data. `configs` are those that pruning left."""
+    """What belongs to the call: plain data. `configs` are those that pruning left.
+
+    Of what is no constant, only its kind: ranks whose lengths or addresses differ are to agree all the same.
+    """
     jit, heuristics = _inner(autotuner)
-    nargs: dict[str, Any] = autotuner.nargs
-    constants = {p.name for p in jit.params if p.is_constexpr}
-    runtime = {p.name for p in jit.params} - constants
-    given = {name: value for name, value in {**nargs, **kwargs}.items() if name not in _OF_THE_LAUNCH}
-    found = [_heuristic(heuristics, {**given, **config.all_kwargs()}) for config in configs] if heuristics else []
+    bound = named(autotuner, args) | dict(kwargs)
+    runtime = {p.name for p in jit.params if not p.is_constexpr}
+    constants = {name: value for name, value in bound.items() if name not in runtime and name not in _OF_THE_LAUNCH}
+    found = [_heuristic(heuristics, {**bound, **config.all_kwargs()}) for config in configs] if heuristics else []
     return {
         "tuning_key": plain(tuple(tuning_key)),
-        "constants": {name: plain(value) for name, value in given.items() if name not in runtime},
+        "constants": {name: plain(value) for name, value in constants.items()},
+        "arguments": {name: _kind(value) for name, value in bound.items() if name in runtime},
         "heuristics": found if any(each != found[0] for each in found) else found[:1],
     }
+
+
+def _kind(value: Any) -> Any:
+    """What Triton compiles for, but for the value: its tuning key says nothing of a descriptor's type, nor which are None."""
+    if hasattr(value, "dtype"):
+        return str(value.dtype)
+    if isinstance(value, (tuple, list)):
+        return [_kind(each) for each in value]
+    base = getattr(value, "base", None)  # a tensor descriptor; hooks set its block
+    return [type(value).__name__, _kind(base)] if hasattr(base, "dtype") else type(value).__name__
 
 
 def config_digest(config: Any) -> str:
@@ -148,8 +179,9 @@ def _heuristic(levels: list[Heuristics], given: dict[str, Any]) -> dict[str, Any
 def _bench_factors(autotuner: Autotuner) -> Any:
     """The benchmark function: one that may wait for other ranks makes a choice that cannot be shared.
 
-    Ranks that tune in step, with a collective in each measurement, must all do so or none: a rank that finds the choice would
-    leave the others waiting. Triton's own functions measure for a time, so nothing that waits can work with them.
+    Ranks that tune in step, with a collective in each measurement or in the kernel itself, must all do so or none: a rank that
+    finds the choice would leave the others waiting. Triton's own functions measure for a time, so nothing that waits can work
+    with them; a function that launches a fixed number of times is one that it can work with.
     """
     numbers = [plain(getattr(autotuner, name, None)) for name in ("num_warmups", "num_reps", "use_cuda_graph")]
     bench = autotuner._do_bench
@@ -164,7 +196,7 @@ def _bench_factors(autotuner: Autotuner) -> Any:
 
 
 def _waits_for_nobody(bench: Any) -> bool:
-    """Whether all that `bench` uses is known to be of this process alone: project's code that uses nothing but `_HARMLESS`."""
+    """Whether `bench` measures by Triton's means, and all else that it uses is known to be of this process alone."""
     while isinstance(bench, functools.partial):
         if not all(type(v) in _SCALARS for v in (*bench.args, *bench.keywords.values())):
             return False
@@ -173,10 +205,12 @@ def _waits_for_nobody(bench: Any) -> bool:
         return False
     if _is_triton(bench.__module__):
         return True
-    if not is_project(bench):
+    if not is_project(bench) or not _BY_TIME & set(bench.__code__.co_names):
         return False
     content = content_of(bench, skip=_is_triton)
     followed = {label for label, said in content.code.items() if isinstance(said, tuple)}
+    if any(label.rpartition(".")[2] in _BY_TIME for label in followed):
+        return False  # one of that name, of somebody else's
     values = [*content.globals.items(), *content.closure.items(), *content.defaults.items()]
     return len(followed) == len(content.code) and all(_is_harmless(name, value, followed) for name, value in values)
 
@@ -187,7 +221,7 @@ def _is_harmless(name: str, value: Any, followed: set[str]) -> bool:
     if owner_of(name.rpartition(".")[0] or name) is not Owner.PROJECT:
         return False
     if isinstance(value, tuple) and len(value) == 2 and value[0] == "function":
-        return value[1] in followed
+        return value[1] in followed or _is_triton(str(value[1]))
     return type(value) in _SCALARS
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -17,6 +18,8 @@ import triton
 from kcoord.backends.base import fails_open
 
 _CLASSES = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}
+_DEVICES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd", "/dev/dxg")}
+"""There if the machine has such a GPU. Asking Triton or torch calls cuInit, after which no forked child can use the GPU."""
 
 
 class _Ahead(threading.local):
@@ -52,24 +55,31 @@ def begin(source: Any, target: Any) -> None:
         triton.runtime.driver, "_active", None
     )  # not `active`: that would start a driver where there is no GPU
     launcher = getattr(driver, "launcher_cls", None)
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.cuda.is_initialized():
+        return  # asking for the target would
     if driver is not None and _is_known(launcher, source.signature) and driver.get_current_target() == target:
         threading.Thread(target=_build, args=(launcher, source, target.warp_size), daemon=True).start()
 
 
 @fails_open(lambda source, target: None)
 def build(source: Any, target: Any) -> None:
-    """Build the launcher of `source` if this machine has a GPU of `target`'s kind. Starts no driver: CUDA is not initialized."""
+    """Build the launcher of `source` if this machine has a GPU of `target`'s kind. CUDA is not initialized, nor looked for."""
     kind, name = _CLASSES.get(target.backend, ("", ""))
     backend = triton.backends.backends.get(kind)
     launcher = getattr(sys.modules.get(backend.driver.__module__), name, None) if backend is not None else None
     asked = (name, *map(str, source.signature.values()))
-    if asked not in _asked and _is_known(launcher, source.signature) and backend.driver.is_active():
+    if asked not in _asked and _is_known(launcher, source.signature) and _has_gpu(target.backend):
         _asked.add(asked)
         _build(launcher, source, target.warp_size)
 
 
 _asked: set[tuple[str, ...]] = set()
 """The signatures for which `build` has been called in this process: most kernels of a job share a few."""
+
+
+def _has_gpu(backend: str) -> bool:
+    return any(Path(device).exists() for device in _DEVICES[backend])
 
 
 def _is_known(launcher: Any, signature: Mapping[Any, Any]) -> bool:

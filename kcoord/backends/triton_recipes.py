@@ -6,6 +6,7 @@ kernel's source and, with another target, of the GPU. Options are kept only wher
 
 from __future__ import annotations
 
+import sys
 import threading
 from importlib import import_module
 from typing import Any
@@ -99,6 +100,8 @@ def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
 
 def _place(function: Any) -> tuple[str, str]:
     module, qualname = function.fn.__module__, function.fn.__qualname__
+    if sys.modules.get(module) is None:  # what has this name elsewhere is not to be run in the middle of a job
+        raise Unreplayable(f"{module} was not imported under this name")
     if _resolve(module, qualname) is not function:
         raise Unreplayable(f"{module}.{qualname} is another kernel")
     return module, qualname

@@ -1,12 +1,15 @@
 """An autotuned kernel on a GPU that is not there: real compiles, launches that do nothing, and measurements that are made up.
 
 As a program, a rank: tuned.py [warm]. It launches, and prints one JSON line. It measures that the configuration whose BLOCK is
-``$PREFERS`` is the fastest; with ``$GATE`` it says by GATE.<pid> that it measures, and goes on when GATE is there. ``$INSTALL``
-says whether kcoord is installed ``before`` the kernel is made, ``after``, or ``never``.
+``$PREFERS`` is the fastest; with ``$GATE`` it says by GATE.<pid> that it measures, and goes on when GATE is there; with
+``$INTERRUPT`` its first measurement is interrupted, and it launches again. A BLOCK above ``$LIMIT`` does not run on its GPU.
+It launches for each tuning key of ``$MS``, and passes a tensor as ``$OPTION``. ``$INSTALL`` says whether kcoord is installed
+``before`` the kernel is made, ``after``, or ``never``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -32,6 +35,7 @@ from triton.runtime.driver import driver
 measured: list[int] = []
 launched: list[dict[str, Any]] = []
 heard: list[dict[str, Any]] = []
+pruned: list[int] = []
 
 
 class Gpu:
@@ -53,12 +57,22 @@ class Gpu:
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": self.shared}
 
+    def threads(self, block: int) -> int:
+        return 1024 if block <= int(os.environ.get("LIMIT", "1024")) else 0
+
     def load_binary(self, *arguments: Any) -> tuple[int, ...]:
-        return 1, 1, 0, 0, 1024
+        return 1, 1, 0, 0, self.threads(self.block)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         constants = {source.fn.arg_names[path[0]]: value for path, value in source.constants.items()}
-        return lambda *arguments: launched.append(constants)
+        self.block = constants["BLOCK"]  # of what is loaded next
+
+        def launch(*arguments: Any) -> None:
+            if not self.threads(constants["BLOCK"]):  # Triton 3.4 looks only as it loads
+                raise triton.runtime.errors.OutOfResources(128, 0, "threads")
+            launched.append(constants)
+
+        return launch
 
     def get_benchmarker(self) -> Any:
         return measure
@@ -77,6 +91,8 @@ def measure(kernel_call: Any, quantiles: Any) -> list[float]:
         Path(f"{gate}.{os.getpid()}").touch()
         while not Path(gate).exists():
             time.sleep(0.005)
+    if os.environ.pop("INTERRUPT", None):
+        raise KeyboardInterrupt
     block = inspect.getclosurevars(kernel_call).nonlocals["config"].kwargs["BLOCK"]
     measured.append(block)
     kernel_call()
@@ -84,6 +100,7 @@ def measure(kernel_call: Any, quantiles: Any) -> list[float]:
 
 
 def prune(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: Any) -> list[triton.Config]:
+    pruned.append(named_args["m"])
     return [config for config in configs if config.kwargs["BLOCK"] <= named_args["n"]]
 
 
@@ -96,9 +113,20 @@ BLOCKS = [int(block) for block in os.environ.get("BLOCKS", "32,64,128").split(",
     prune_configs_by={"early_config_prune": prune},
 )
 @triton.jit
-def add(x, n, m, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def add(x, y, z, n, m, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + i, tl.load(x + i, mask=i < n) + WIDTH, mask=i < n)
+    found = tl.load(x + i, mask=i < n) + WIDTH
+    if y is not None:
+        found += tl.load(y + i, mask=i < n)
+    if z is not None:
+        found *= tl.load(z + i, mask=i < n)
+    tl.store(x + i, found, mask=i < n)
+
+
+def launch(m: int = 7) -> None:
+    options = [Tensor() if os.environ.get("OPTION") == name else None for name in ("y", "z")]
+    n, width = int(os.environ.get("N", "1024")), int(os.environ.get("WIDTH", "1"))
+    add[(1,)](Tensor(), *options, n, m, WIDTH=width)
 
 
 def main(how: str = "use") -> None:
@@ -125,8 +153,12 @@ def main(how: str = "use") -> None:
         report = kcoord.warmup(os.environ["PROFILE"])
     error = None
     try:
-        for _ in range(2):
-            tuned.add[(1,)](Tensor(), int(os.environ.get("N", "1024")), 7, WIDTH=int(os.environ.get("WIDTH", "1")))
+        if "INTERRUPT" in os.environ:
+            with contextlib.suppress(KeyboardInterrupt):
+                tuned.launch()
+        for m in os.environ.get("MS", "7").split(","):
+            for _ in range(2):
+                tuned.launch(int(m))
     except triton.runtime.errors.OutOfResources as caught:
         error = str(caught)
     line = {
@@ -135,8 +167,9 @@ def main(how: str = "use") -> None:
         "measured": tuned.measured,
         "heard": tuned.heard,
         "timings": len(getattr(tuned.add, "configs_timings", ())),
-        "cache": type(tuned.add.cache).__mro__[-2].__name__,
-        "shared": type(tuned.add.cache) is not dict,
+        "pruned": tuned.pruned,
+        "cache": type(tuned.add.cache).__name__,
+        "shared": hasattr(type(tuned.add).check_disk_cache, "__kcoord_stock__"),
         "error": error,
         "report": vars(report) if report else None,
     }
