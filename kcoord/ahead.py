@@ -2,23 +2,37 @@
 
 The rank's side. The process (`kcoord.warmup.helper`) is started when the rank first waits, works only while it waits, and ends
 with it. It cannot delay the rank's wake-up: nothing here waits for it. What it may use of the node the agent decides, key by key.
+
+It is no child of the rank: a training script may wait for all its children, or be surprised by one that it did not start.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from kcoord.settings import Settings, variable
+from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
 """Modules may touch the GPU when they are imported. Its memory is the job's."""
+
+_RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
+"""They may join the process group, too, or MPI's world. There is one rank of this number."""
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[3:]; "  # nothing is imported from the working directory before it is replaced
+    "from kcoord.warmup.helper import main; main(sys.argv[1], int(sys.argv[2]))"
+)
+_BESIDE = (
+    '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'  # a shell's background job has no standard input of its own
+)
+_START = 5.0  # seconds that the shell may take for that; it takes one or two milliseconds
 
 
 class WorkAhead:
@@ -26,10 +40,12 @@ class WorkAhead:
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        self._lock = threading.Lock()  # protects all below
+        self._lock = (
+            threading.RLock()
+        )  # protects all below; a signal's handler may come to wait while its thread is in here
         self._waiting = 0
         self._wanted = settings.profile is not None and settings.ahead > 0 and not settings.disable
-        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None  # the helper ends when this does
 
     @contextmanager
     def during(self, meanwhile: Callable[[], None] | None) -> Iterator[Callable[[], None] | None]:
@@ -58,54 +74,86 @@ class WorkAhead:
         self.close()
 
     def close(self) -> None:
-        """End the helper, whatever it is at: another rank takes that over, as after any death."""
+        """End the helper, whatever it is at: another rank takes that over, as after any death. Waits for nothing.
+
+        Not guaranteed: at once. A compiler that holds the GIL (Triton 3.4) ends its compile first.
+        """
         with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+            control, self._control = self._control, None
+        if control is not None:
+            control.close()
 
     def forget_after_fork(self) -> None:
-        """The parent's helper is the parent's; its end of the pipe must not stay open in a child."""
-        process, self._process = self._process, None
-        self._lock, self._waiting = threading.Lock(), 0
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.returncode = 0  # not ours to wait for
+        """The parent's helper is the parent's; its control must not stay open in a child."""
+        control, self._control = self._control, None
+        self._lock, self._waiting = threading.RLock(), 0
+        if control is not None:
+            control.close()  # the child's copy only
 
     def _count(self, change: int) -> None:
         with self._lock:
             self._waiting += change
-            if self._waiting == max(change, 0):  # the first that waits, or the last
-                self._tell(b"go\n" if self._waiting else b"rest\n")
+            if change > 0 and self._waiting == 1 and self._wanted:  # the first that waits
+                if self._control is None:
+                    self._control = self._start()
+                self._tell(b"go\n")
+            elif self._waiting == 0:
+                self._tell(b"rest\n")
 
     def _tell(self, line: bytes) -> None:
-        if self._process is None and self._wanted:
-            self._wanted = self._start()
-        if self._process is not None:
-            assert self._process.stdin is not None
-            with suppress(OSError):  # it has ended: it had nothing more to do
-                os.write(self._process.stdin.fileno(), line)
-
-    def _start(self) -> bool:
-        arguments = [sys.executable, "-m", "kcoord.warmup.helper", str(self._settings.profile), json.dumps(sys.path)]
+        if self._control is None:
+            return
         try:
-            self._process = subprocess.Popen(
-                arguments,
-                env=_environment(os.environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
+            # no SIGPIPE, whose default action, if the script has restored it, ends the rank
+            self._control.send(line, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return  # it has not read for thousands of waits, and hears the next one
+        except OSError:  # it has ended: it had nothing more to do
+            self._wanted = False
+            self._control.close()
+            self._control = None
+
+    def _start(self) -> socket.socket | None:
+        try:
+            return self._started()
+        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            self._wanted = False
             self._notices.tell(f"nothing is compiled ahead: {error}")
-            return False
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        return True
+            return None
+
+    def _started(self) -> socket.socket:
+        if not sys.executable:
+            raise RuntimeError("this Python does not know its own executable")
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python passes over others, too
+        flags = ["-O"] * sys.flags.optimize
+        program = [sys.executable, *flags, "-c", _PROGRAM, str(self._settings.profile), str(os.getpid()), *path]
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                shell = subprocess.Popen(
+                    ["/bin/sh", "-c", _BESIDE, "sh", *program],
+                    env=_environment(self._settings, os.environ),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            try:
+                if shell.wait(_START):
+                    raise RuntimeError(f"{sys.executable} cannot be started")
+            except subprocess.TimeoutExpired:
+                shell.kill()
+                raise
+        except BaseException:
+            ours.close()
+            raise
+        return ours
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """It records nothing, and has no helper of its own."""
-    return {**environ, **_NO_GPU, variable("ahead"): "0"} | {variable("profile"): ""}
+def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The rank's, with its settings spelled out; the helper records nothing, has none of its own, and joins nothing."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_RENDEZVOUS)}
+    for field in FIELDS:
+        value = getattr(settings, field.name)
+        if value is not None:
+            kept[variable(field.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    return {**kept, **_NO_GPU, variable("ahead"): "0", variable("profile"): ""}

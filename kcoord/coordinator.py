@@ -38,6 +38,9 @@ from kcoord.telemetry.metrics import Counters
 
 T = TypeVar("T")
 
+ABSENT: Any = object()
+"""What is not in memory; None may well be: a handle that was loaded for its effects."""
+_NONE: Any = object()  # stands for None in memory
 
 _coordinators: weakref.WeakSet[Coordinator] = weakref.WeakSet()
 
@@ -86,10 +89,10 @@ class Coordinator:
         self._checked: bool | None = None
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
-        self._account = Account(settings, self._client, self.notices, lambda: self._usable)
+        self._account = Account(settings, self._client, self.notices, lambda: self.usable)
         self.ahead = WorkAhead(settings, self.notices)
         self._compiling = _Compiling()
-        self._workshop = Workshop(self._client, self.notices, lambda: self._usable, self._account.ended)
+        self._workshop = Workshop(self._client, self.notices, lambda: self.usable, self._account.ended)
         atexit.register(self.close)
         _coordinators.add(self)
 
@@ -99,7 +102,7 @@ class Coordinator:
         return self._account.counters
 
     @property
-    def _usable(self) -> bool:
+    def usable(self) -> bool:
         """False if kcoord is off, or the local directory is not ours: what another user put there is not loaded."""
         if self._checked is None:
             self._checked = not self.settings.disable and self._owns_local_dir()
@@ -139,14 +142,14 @@ class Coordinator:
         key, home, account = asked.key, asked.home, self._account
         counters = account.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
-        artifact = self._workshop.find(key, home, asked.target) if self._usable else None
+        artifact = self._workshop.find(key, home, asked.target) if self.usable else None
         if artifact is not None:
             if asked.loads:
                 account.loaded(artifact, "local_hits", counters, begun)
             return artifact
         if asked.explain is not None:
             key = key.with_details(asked.explain())
-        if not self._usable or key.digest in self._under_way():
+        if not self.usable or key.digest in self._under_way():
             # a compile that needs itself would wait for itself
             return self._workshop.begin(key, home, asked.device, counters, asked.target)
         begun = time.perf_counter()
@@ -212,14 +215,15 @@ class Coordinator:
         device = current_device() if target is None else replace(current_device(), target=target)
         key = key.on(device, scope)
         handle = self.in_memory(key, device)
-        return self.serve(key, device, compile, load) if handle is None else handle
+        return self.serve(key, device, compile, load) if handle is ABSENT else handle
 
-    def in_memory(self, key: CacheKey, device: DeviceKey) -> Any | None:
-        """The handle of `key` for `device` if this process has one; the key holds as much of the device as its scope says."""
+    def in_memory(self, key: CacheKey, device: DeviceKey) -> Any:
+        """The handle of `key` for `device`, or `ABSENT`; the key holds as much of the device as its scope says."""
         handle = self._memory.get(key.digest, device)
-        if handle is not None:
-            self.counters.add(requests=1, memory_hits=1)
-        return handle
+        if handle is None:
+            return ABSENT
+        self.counters.add(requests=1, memory_hits=1)
+        return None if handle is _NONE else handle
 
     def serve(
         self,
@@ -231,7 +235,9 @@ class Coordinator:
         """As `get_or_compile`, of a key that holds its device, and is not in memory."""
         artifact = self.ensure(key, device, compile)
         assert not isinstance(artifact, Busy)  # told only to who does not wait
-        return self._memory.put(key.digest, device, load(artifact) if load else artifact)
+        handle = load(artifact) if load else artifact
+        kept = self._memory.put(key.digest, device, _NONE if handle is None else handle)
+        return None if kept is _NONE else kept
 
     def ensure(
         self,
@@ -253,7 +259,7 @@ class Coordinator:
         Waits for no other rank; for the agent and the store, seconds at most. The content is as whoever offered it made it:
         untrusted.
         """
-        if not self._usable:
+        if not self.usable:
             return None
         homes = [choices.store_decided(self.settings.local_dir, key.digest)]
         if self.settings.store is None:
@@ -275,7 +281,7 @@ class Coordinator:
         `seconds` is what it took to come to it. Not guaranteed: that nodes agree which have no store in common, or whose store
         does not answer.
         """
-        if not self._usable:
+        if not self.usable:
             return None
         if len(content) > choices.LARGEST_CHOICE:
             self.notices.tell(f"{key.name}: a choice of {len(content)} bytes is too large to be shared")
@@ -288,7 +294,7 @@ class Coordinator:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """What the agent says to a question of people's; None if none runs: none is started for it."""
-        return self._client.ask(request, quietly=True, start=False) if self._usable else None
+        return self._client.ask(request, quietly=True, start=False) if self.usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kcoord.api import connect
 from kcoord.artifacts.local import Artifact
-from kcoord.coordinator import Busy, Coordinator
+from kcoord.coordinator import ABSENT, Busy, Coordinator
 from kcoord.errors import KeyFactorError
 from kcoord.keys.device import GPUTarget, Scope
 from kcoord.keys.live import Call, Declared, LiveKey
@@ -69,7 +69,7 @@ def compile_once(
             asked = live.of(args, kwargs)
             coordinator = connect()
             handle = coordinator.in_memory(asked.key, asked.device)
-            if handle is not None:
+            if handle is not ABSENT:
                 return handle
             if on_drift == "raise":
                 live.check(asked)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+import kcoord.ahead
 from kcoord.agent import limits
 from kcoord.agent import permits as permits_module
 from kcoord.agent.client import AgentClient, Lead
@@ -72,7 +73,7 @@ def helpers(sandbox: Sandbox) -> list[psutil.Process]:
     found = []
     for process in sandbox.processes():
         with suppress(psutil.NoSuchProcess):
-            if "kcoord.warmup.helper" in process.cmdline():
+            if any("kcoord.warmup.helper" in word for word in process.cmdline()):
                 found.append(process)
     return found
 
@@ -131,20 +132,30 @@ def test_there_is_no_helper_where_none_is_wanted(
     assert len(report(rank)["compiled"]) == 1
 
 
+RESTORES_SIGPIPE = """
+import pathlib, signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+sys.path.append(pathlib.Path("an entry that is not text"))
+sys.argv[:2] = [sys.argv[1]]
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_a_first_job_has_no_profile_yet_and_its_helper_ends_by_itself(
     sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
 ) -> None:
     with held(sandbox, recorded[1]):
-        rank = sandbox.start(RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        rank = sandbox.start("-c", RESTORES_SIGPIPE, RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: helpers(sandbox), 60)
-        (child,) = helpers(sandbox)
-        eventually(lambda: child.status() == psutil.STATUS_ZOMBIE, what="until its rank ends, and reaps it")
+        eventually(lambda: not helpers(sandbox), what="it has nothing to do")
     assert len(report(rank)["compiled"]) == 2
 
 
 def helper(sandbox: Sandbox, **more: str) -> subprocess.Popen[bytes]:
     environment = {k: v for k, v in hooked(sandbox, 0, **more).items() if v is not None}
-    command = [sys.executable, "-m", "kcoord.warmup.helper", "six", json.dumps([str(PROGRAMS), *sys.path])]
+    path = [str(sandbox.root), str(PROGRAMS), *sys.path]
+    command = [sys.executable, "-c", kcoord.ahead._PROGRAM, "six", str(os.getpid()), *path]
     return subprocess.Popen(command, env=sandbox.env(**environment), stdin=subprocess.PIPE, cwd=sandbox.root)
 
 
@@ -181,13 +192,15 @@ def test_a_helper_takes_its_next_key_only_while_its_rank_waits() -> None:
         return "compiled"
 
     tasks = [Task(name, lambda waits, name=name: run(name)) for name in "abc"]  # type: ignore[misc]
-    thread = threading.Thread(target=work, args=(tasks, go, lambda: True))
+    rests: list[str] = []
+    thread = threading.Thread(target=work, args=(tasks, go, lambda: True, lambda: rests.append("".join(ran))))
     thread.start()
     for n, so_far in enumerate(("", "a", "ab", "abc")):
         eventually(lambda n=n: go.asked == min(n + 1, 3) and (n < 3 or not thread.is_alive()))  # type: ignore[misc]
         assert "".join(ran) == so_far
         go.set()
     thread.join()
+    assert rests == ["", "a", "ab"], "it keeps no permit while it rests"
 
 
 def test_a_helper_asks_before_each_key_and_passes_over_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +221,7 @@ def test_a_helper_asks_before_each_key_and_passes_over_what_fails(monkeypatch: p
         said.append("b")
         return "compiled"
 
-    work([Task("a", fails), Task("b", runs)], go, may)
+    work([Task("a", fails), Task("b", runs)], go, may, lambda: said.append("rests"))
     assert said == ["may I?", "may I?", "may I?", "a", "may I?", "b"]
 
 
@@ -240,16 +253,14 @@ def test_a_helper_ends_when_its_pipe_does(sandbox: Sandbox, recorded: tuple[list
     assert kernels(sandbox) == []
 
 
-def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("kcoord.ahead._environment", lambda environ: dict(environ))
+def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(tmp_path: Path) -> None:
     settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
     ahead = WorkAhead(settings, Notices())
-    sleeper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    ahead._process = sleeper
-    assert sleeper.stdin is not None
-    pipe = sleeper.stdin.fileno()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reads = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        sleeper = subprocess.Popen(reads, stdin=theirs.fileno())
+    ahead._control, pipe = ours, ours.fileno()
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
@@ -266,15 +277,16 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(
     assert os.read(reading, 10) == b"closed"
     assert sleeper.poll() is None
     ahead.close()
-    assert sleeper.poll() is not None
+    assert sleeper.wait(20) == 0
     os.close(reading)
     os.close(writing)
 
 
+@pytest.mark.parametrize("executable", ["no python", "", None])
 def test_a_helper_that_cannot_start_is_told_once_and_the_rank_waits_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    executable: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    monkeypatch.setattr(sys, "executable", executable and str(tmp_path / executable))
     settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
     ahead, called = WorkAhead(settings, Notices()), []
     for _ in range(2):
@@ -283,6 +295,68 @@ def test_a_helper_that_cannot_start_is_told_once_and_the_rank_waits_on(
             waits()
     assert len(called) == 2
     assert caplog.text.count("nothing is compiled ahead") == 1
+
+
+WAITS_FOR_ALL = """
+import os
+from kcoord.ahead import WorkAhead
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+ahead = WorkAhead(Settings.from_environ(), Notices())
+with ahead.during(None) as waits:
+    waits()
+print("started", flush=True)
+input()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("no children")
+"""
+
+
+def test_a_script_that_waits_for_all_its_children_does_not_wait_for_the_helper(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    give(sandbox, recorded[0])
+    environment = sandbox.env(**hooked(sandbox, 0, KCOORD_PROFILE="six"))
+    rank = subprocess.Popen(
+        [sys.executable, "-c", WAITS_FOR_ALL], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    assert rank.stdout.readline() == "started\n"
+    eventually(lambda: helpers(sandbox), 60)
+    out, _ = rank.communicate("\n", timeout=60)
+    assert out == "no children\n"
+    eventually(lambda: not helpers(sandbox))
+
+
+def test_a_helper_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp_path: Path) -> None:
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six"}, local_dir=str(tmp_path), spawn="0", max_wait="7")
+    rank = {"RANK": "3", "MASTER_ADDR": "node", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "PMIX_RANK": "3",
+            "OMPI_COMM_WORLD_RANK": "3", "PATH": "/bin", "KCOORD_PROFILE": "six"}  # fmt: skip
+    found = kcoord.ahead._environment(settings, rank)
+    assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & found.keys()
+    assert (found["RANK"], found["PATH"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "/bin", "")
+    again = Settings.from_environ(found)
+    assert (again.local_dir, again.spawn, again.max_wait) == (tmp_path, False, 7.0)
+    assert (again.profile, again.ahead) == (None, 0)
+
+
+def test_a_module_that_reads_its_input_or_leaves_a_thread_holds_up_no_helper(sandbox: Sandbox) -> None:
+    (sandbox.root / "reads.py").write_text("import sys\nassert sys.stdin.read() == ''\nopen('read', 'w').close()\n")
+    (sandbox.root / "thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    )
+    give(
+        sandbox, [Recipe("triton", module, "f", {}, "cuda:90", 1.0, n) for n, module in enumerate(("thread", "reads"))]
+    )
+    process = helper(sandbox)
+    tell(process, "go")
+    assert process.wait(60) == 0
+    assert (sandbox.root / "read").exists()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def test_a_process_that_replays_the_profile_itself_has_no_helper(
@@ -371,6 +445,15 @@ def test_a_containers_limits_count(version: int, monkeypatch: pytest.MonkeyPatch
     assert limits.free_memory() == 3 << 20
 
 
+@pytest.mark.parametrize("text", [b"nonsense\n", b"0::/\xff\n", b"\n", b"7:\n"])
+def test_a_group_that_cannot_be_read_is_no_limit(text: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else the agent would not start."""
+    (tmp_path / "membership").write_bytes(text)
+    monkeypatch.setattr(limits, "_ROOT", tmp_path)
+    monkeypatch.setattr(limits, "_MEMBERSHIP", tmp_path / "membership")
+    assert limits.cores() == len(os.sched_getaffinity(0))
+
+
 def test_without_a_containers_limits_the_machines_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limits, "_MEMBERSHIP", tmp_path / "none")
     assert limits.cores() == len(os.sched_getaffinity(0))
@@ -431,6 +514,39 @@ def test_a_rank_that_waits_for_nobody_builds_no_launcher_ahead(sandbox: Sandbox)
     assert done.returncode == 0, done.stderr
     before, _, after = done.stdout.split()
     assert (before, after) == ("0", "1")
+
+
+def test_no_launcher_is_worth_initializing_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is forked afterwards could not use the GPU."""
+    import triton
+
+    from kcoord.backends import triton_launchers
+
+    asked: list[str] = []
+    initialized = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    driver = SimpleNamespace(
+        get_current_target=lambda: asked.append("target"), launcher_cls=SimpleNamespace(__module__="b")
+    )
+    source = SimpleNamespace(signature={"x": "*fp32"})
+    monkeypatch.setitem(sys.modules, "torch", initialized)
+    monkeypatch.setitem(sys.modules, "b", SimpleNamespace(make_launcher=1))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    triton_launchers.begin(source, None)
+    assert asked == []
+    initialized.cuda.is_initialized = lambda: True
+    triton_launchers.begin(source, None)
+    assert asked == ["target"]
+
+    built: list[Any] = []
+    kind = SimpleNamespace(__module__="b", is_active=lambda: asked.append("active"))
+    monkeypatch.setitem(triton.backends.backends, "nvidia", SimpleNamespace(driver=kind))
+    monkeypatch.setattr(sys.modules["b"], "CudaLauncher", SimpleNamespace(__module__="b"), raising=False)
+    monkeypatch.setattr(triton_launchers, "_build", lambda *given: built.append(given))
+    monkeypatch.setattr(triton_launchers, "_asked", set())
+    for device in ("/no/such/device", os.devnull):
+        monkeypatch.setitem(triton_launchers._DEVICES, "cuda", (device,))
+        triton_launchers.build(source, SimpleNamespace(backend="cuda", warp_size=32))
+    assert (len(built), asked) == (1, ["target"])
 
 
 def test_a_launcher_of_tensor_descriptors_waits_for_its_kernel() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -17,6 +18,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.agents import Node, in_thread, key_of, stage, until
+from tests.conftest import Sandbox
 
 THREADS = 16
 
@@ -26,6 +28,35 @@ def node() -> Iterator[Node]:
     with Node() as node:
         node.start()
         yield node
+
+
+RESTORED_SIGPIPE = """
+import signal, socket
+from kcoord.agent.client import AgentClient
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is piped into another program
+client = AgentClient(Settings.from_environ(), Notices())
+ours, theirs = socket.socketpair()
+theirs.close()
+client._give_back(ours)
+print(client.ask({"op": "status"}))
+"""
+
+
+def test_an_agent_that_has_gone_does_not_end_a_rank_that_restored_sigpipe(sandbox: Sandbox) -> None:
+    done = sandbox.run("-c", RESTORED_SIGPIPE, KCOORD_SPAWN="0")
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+@pytest.mark.parametrize("answer", [{}, {"op": 1}, {"op": "done", "told": 1}])
+def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object], sandbox: Sandbox) -> None:
+    client = AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices())
+    ours, theirs = socket.socketpair()
+    client._give_back(ours)
+    theirs.sendall(protocol.encode_frame(answer))
+    assert isinstance(client.claim(key_of("k"), sandbox.root / "k"), Alone)
+    theirs.close()
 
 
 # Threads.

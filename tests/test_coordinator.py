@@ -72,6 +72,15 @@ def test_a_loaded_handle_is_made_once_and_kept(coordinator: Coordinator) -> None
     assert len(loads) == 1
 
 
+def test_what_is_loaded_for_its_effects_is_loaded_once(coordinator: Coordinator) -> None:
+    """As `torch.ops.load_library`, which returns None."""
+    loads: list[kcoord.Artifact] = []
+    for compile in (write(b"code"), refuse):
+        assert coordinator.get_or_compile(key(), compile, load=loads.append) is None
+    assert len(loads) == 1
+    assert outcomes(coordinator) == {"requests": 2, "compiles": 1, "memory_hits": 1}
+
+
 def test_nested_directories_travel_and_links_do_not(coordinator: Coordinator) -> None:
     def nested(staging: Path) -> None:
         (staging / "a" / "b").mkdir(parents=True)

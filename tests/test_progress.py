@@ -9,11 +9,15 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kcoord.settings import Settings
 from kcoord.telemetry import progress
 from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
+from kcoord.warmup.overview import Overview
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 from tests.test_warmup import give, rank, record
 
@@ -91,6 +95,63 @@ def test_a_stream_that_is_closed_stops_the_lines_and_nothing_else() -> None:
     log.close()
     with shown("warm-up", SECONDS, 1, lambda: Look(1, 1), log):
         eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("Thread")])
+
+
+class _Plain:
+    """What scripts put into the place of sys.stderr: no `closed`, no `isatty`."""
+
+    said = ""
+
+    def write(self, text: str) -> int:
+        self.said += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_stream_that_can_do_no_more_than_write_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = _Plain()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with shown("warm-up", SECONDS, 1, lambda: Look(2, 2)):
+        eventually(lambda: "2 of 4 keys" in stream.said)
+
+
+def test_what_keeps_stderr_while_a_bar_is_shown_keeps_the_real_one(
+    terminal: tuple[int, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that is imported meanwhile may make a log handler of it."""
+    monkeypatch.setenv("TERM", "xterm")
+    mine, stream = terminal
+    before, said = (sys.stdout, sys.stderr), b""
+    with shown("warm-up llama", SECONDS, 1, lambda: Look(2, 1), stream):
+        while b"llama" not in said:
+            said += os.read(mine, 4096)
+        assert (sys.stdout, sys.stderr) == before
+
+
+def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
+    """It is asked in the thread that shows, and first of all for what the job had compiled before."""
+    asked: list[str] = []
+    counters = iter([5, 7])
+
+    def ask(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(threading.current_thread().name)
+        return {"counters": {"compiles": next(counters)}} if request["op"] == "stats" else {}
+
+    overview = Overview(SimpleNamespace(settings=Settings(), ask=ask), 4)  # type: ignore[arg-type]
+    log = io.StringIO()
+    looks: list[Look] = []
+
+    def look() -> Look:
+        if len(looks) < 2:
+            looks.append(overview.look())
+        return looks[-1]
+
+    with shown("warm-up", SECONDS, 1, look, log):
+        eventually(lambda: len(looks) == 2)
+    assert threading.current_thread().name not in asked
+    assert [look.compiled for look in looks] == [0, 2]
 
 
 def test_rank_0_shows_the_whole_job_and_the_others_nothing(sandbox: Sandbox) -> None:

@@ -224,6 +224,55 @@ def test_a_module_that_exits_when_it_is_imported_does_not_end_the_job(
     assert [reason for _, reason in report.failed] == ["SystemExit: 3"]
 
 
+def test_nothing_is_compiled_ahead_where_kcoord_is_off(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be compiled once more when it is used."""
+    begun = sandbox.root / "begun"
+    monkeypatch.setenv("BEGUN", str(begun))
+    profiled = profiled_module(monkeypatch, sandbox)
+    (sandbox.root / "everybodys").mkdir()
+    (sandbox.root / "everybodys").chmod(0o777)  # not used
+    for variable, value in (("KCOORD_DISABLE", "1"), ("KCOORD_LOCAL_DIR", str(sandbox.root / "everybodys"))):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            report = kcoord.warmup([(profiled.make, (1,))])
+            assert (report.compiled, report.failed) == (0, [])
+    assert not begun.exists()
+
+
+def test_a_file_system_that_hangs_does_not_hang_the_job(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    monkeypatch.setattr("kcoord.warmup.runner._LONGEST_READ", 0.2)
+    directory = sandbox.local / "profiles" / "hangs"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / "a.recipes")
+    assert kcoord.warmup("hangs").compiled == 0
+    assert "does the file system hang" in caplog.text
+    os.close(os.open(directory / "a.recipes", os.O_WRONLY))  # let the reader go
+
+
+ASKS_THE_GPU = """
+import sys, types
+torch = types.ModuleType("torch")  # one that says when it is asked for a GPU, which initializes CUDA
+torch.version = types.SimpleNamespace(cuda="13", hip=None)
+torch.cuda = types.SimpleNamespace(is_available=lambda: print("asked"))
+sys.modules["torch"] = torch
+from kcoord.warmup import runner
+runner._GPUS = (sys.argv[1],)
+report = runner.replay()
+print(report.compiled, report.failed)
+"""
+
+
+@pytest.mark.parametrize(("gpu", "said"), [(os.devnull, "0 []\n"), ("/no/gpu", "asked\n" * 2 + "2 []\n")])
+def test_before_the_script_begins_no_gpu_is_asked_for(sandbox: Sandbox, gpu: str, said: str) -> None:
+    """A script may choose its GPU by CUDA_VISIBLE_DEVICES, or fork; both are too late once CUDA is initialized."""
+    give(sandbox, record(sandbox, count=2))
+    done = sandbox.run("-c", ASKS_THE_GPU, gpu, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS))
+    assert done.stdout == said, done.stderr
+
+
 def test_an_empty_list_is_done_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
     report = kcoord.warmup([])
@@ -333,6 +382,25 @@ def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
     assert reports == [{"compiled": 0, "loaded": 6}] * 2, "the keys are those that the job asks for"
 
 
+def test_a_warm_up_without_hooks_sets_them(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    """Else each rank would compile all of it, for itself."""
+    give(sandbox, profile, "six")
+    code = "import sys, kcoord; r = kcoord.warmup('six'); print(r.compiled, r.loaded)"
+    done = [sandbox.run("-c", code, PYTHONPATH=path(PROGRAMS), HOME=str(sandbox.root)) for _ in range(2)]
+    assert [d.stdout for d in done] == ["6 0\n", "0 6\n"], done[0].stderr
+    own = sandbox.run("-c", code, PYTHONPATH=path(PROGRAMS), TRITON_CACHE_MANAGER="mine:Manager")
+    assert (own.stdout, "kcoord leaves Triton to it" in own.stderr) == ("0 0\n", True)
+
+
+def test_the_command_understands_its_processes_whatever_modules_print(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    give(sandbox, profile, "six")
+    text = (PROGRAMS / "kernels.py").read_text()
+    prints = "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nprint('{oops')\nprint('[1]')\nprint('{\"x\": 2}', flush=True)\n"
+    (sandbox.root / "kernels.py").write_text(f"{text}\n{prints}")
+    done = sandbox.run(*CLI, "warmup", "six", "--json", "--workers", "1", PYTHONPATH=path(sandbox.root))
+    assert json.loads(done.stdout)["compiled"] == 6, done.stderr
+
+
 def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, profile: list[Recipe]) -> None:
     changed = sandbox.root / "changed"
     changed.mkdir()
@@ -352,7 +420,7 @@ def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -
     assert "cuda:90" in done.stderr
 
 
-def test_a_kernel_of_the_script_itself_leaves_no_recipe() -> None:
+def test_a_kernel_that_cannot_be_imported_leaves_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.compiler import ASTSource
 
     from kcoord.backends.triton_recipes import recipe_of
@@ -371,5 +439,10 @@ def test_a_kernel_of_the_script_itself_leaves_no_recipe() -> None:
     kernels.broken.fn.__module__, kept = "__main__", kernels.broken.fn.__module__
     try:
         assert recipe_of(source, target, options, 1.0, 0) is None
+        (tmp_path / "another_script.py").write_text("raise AssertionError('run in the middle of a job')")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for elsewhere in ("another_script", "no_module_of_this_name"):
+            kernels.broken.fn.__module__ = elsewhere
+            assert recipe_of(source, target, options, 1.0, 0) is None
     finally:
         kernels.broken.fn.__module__ = kept

@@ -224,7 +224,9 @@ class AgentClient:
     def _exchange(
         self, connection: socket.socket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        connection.sendall(frame)
+        connection.sendall(
+            frame, socket.MSG_NOSIGNAL
+        )  # an agent that has gone must not end a script that restored SIGPIPE
         if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
             meanwhile()
         while True:
@@ -237,7 +239,10 @@ class AgentClient:
     def _frame(self, connection: socket.socket) -> dict[str, Any]:
         length = protocol.frame_length(_receive(connection, protocol.HEADER_BYTES))
         message = protocol.decode_body(_receive(connection, length))
-        for notice in message.pop("told", ()):
+        told = message.pop("told", [])
+        if not isinstance(message.get("op"), str) or not isinstance(told, list):
+            raise ProtocolError("the agent's answer is none")
+        for notice in told:
             self._notices.tell(str(notice))
         if message.get("op") == "refused" and "id" not in message:
             raise ProtocolError(str(message.get("why")))
@@ -254,7 +259,9 @@ class AgentClient:
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
-                connection.sendall(protocol.encode_frame(Identity.here(self._settings.job).hello()))
+                connection.sendall(
+                    protocol.encode_frame(Identity.here(self._settings.job).hello()), socket.MSG_NOSIGNAL
+                )
                 self._frame(connection)
             except (ConnectionError, EOFError) as error:
                 connection.close()

@@ -42,12 +42,13 @@ def free_memory() -> int:
 def _groups(controller: str) -> Iterator[Path]:
     """This process's group and those above it, of version 2 and of version 1's `controller`, as far as they are visible."""
     try:
-        lines = _MEMBERSHIP.read_text().splitlines()
+        lines = os.fsdecode(_MEMBERSHIP.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        if not path or (controllers and controller not in controllers.split(",")):
             continue
         root = _ROOT / controller if controllers else _ROOT
         group = root / path.lstrip("/")

@@ -43,7 +43,8 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--target") from None
     recipes = load_profile(settings, name)
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(recipes)))
+    seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
+    count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
     environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}
     environment.pop(variable("profile"), None)  # a warm-up records nothing
     begun = time.perf_counter()
@@ -51,7 +52,6 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         _Worker([name, *targets], {**environment, "RANK": str(n), "WORLD_SIZE": str(count)}) for n in range(count)
     ]
     console = Console(stderr=True, highlight=False)
-    seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     try:
         with shown(f"warm-up {name}", seconds, count, lambda: _look(workers_)) if not as_json else nullcontext():
             for worker in workers_:
@@ -61,9 +61,8 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             worker.stop()
     broken = [w.error for w in workers_ if w.report is None]
     if broken:
-        raise KcoordError(
-            f"{len(broken)} of {count} processes ended early: {broken[0].strip().splitlines()[-1:] or '?'}"
-        )
+        said = broken[0].strip().splitlines()[-1:] or ["it said nothing"]
+        raise KcoordError(f"{len(broken)} of {count} processes ended early: {said[0]}")
     summary = _summary([w.report for w in workers_ if w.report is not None], time.perf_counter() - begun)
     if as_json:
         print_json(summary)
@@ -91,7 +90,13 @@ class _Worker(threading.Thread):
         self.error = ""
         command = [sys.executable, "-m", "kcoord.warmup", *arguments]
         self._process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
@@ -110,12 +115,21 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # compilers print, too
-                said = json.loads(line)
+            said = _parsed(line)
+            if said is not None:
                 self.done, self.compiled = said.get("done", self.done), said.get("compiled", self.compiled)
                 self.report = said.get("report", self.report)
         self._process.wait()
         self._errors.join()
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """What a worker says; None for what compilers and modules print."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and said.keys() <= {"done", "compiled", "report"} else None
 
 
 def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -44,14 +44,17 @@ def shown(
 ) -> Iterator[None]:
     """Show what `look` sees while the block runs, in a thread of its own; `look` may block, and delays nothing.
 
-    `seconds` are the recorded seconds of each key. Goes to stderr; what cannot be written there is not shown.
+    The first look is at once, and shows nothing. `seconds` are the recorded seconds of each key. Goes to stderr; what cannot be
+    written there is not shown.
     """
     stream = sys.stderr if stream is None else stream
-    if stream is None or stream.closed or not seconds:
+    if stream is None or getattr(stream, "closed", False) or not seconds:
         yield
         return
     over = threading.Event()
-    show = _bar if stream.isatty() else _lines
+    show = (
+        _bar if hasattr(stream, "isatty") and stream.isatty() else _lines
+    )  # a script's own may have no more than `write`
     thread = threading.Thread(target=show, args=(title, seconds, ranks, look, stream, over), daemon=True)
     thread.start()
     try:
@@ -64,6 +67,7 @@ def shown(
 def _lines(
     title: str, seconds: Sequence[float], ranks: int, look: Callable[[], Look], stream: TextIO, over: threading.Event
 ) -> None:
+    look()
     wait = _FIRST
     while not over.wait(wait):
         wait = _IN_A_LOG
@@ -76,6 +80,7 @@ def _lines(
 def _bar(
     title: str, seconds: Sequence[float], ranks: int, look: Callable[[], Look], stream: TextIO, over: threading.Event
 ) -> None:
+    look()
     if over.wait(_FIRST):
         return
     from rich.console import Console
@@ -87,8 +92,10 @@ def _bar(
         TextColumn("{task.completed}/{task.total}"),
     ]
     columns += [TextColumn("{task.fields[more]}", markup=False), TimeElapsedColumn()]
+    # what the job prints, and whatever keeps sys.stderr while its module is imported, stays as it is
+    console = Console(file=stream)
     try:
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
             task = bar.add_task(title, total=len(seconds), more="")
             while True:
                 seen = look()

@@ -1,21 +1,20 @@
-"""``python -m kcoord.warmup.helper NAME SYS_PATH``: compiles keys of profile NAME while the rank that started it waits.
+"""Work ahead, the helper's side: compiles keys of a profile while the rank that started it waits (`kcoord.ahead`).
 
 The rank writes ``go`` and ``rest`` lines to its standard input. It takes the recipes in the order in which the job asked for
 them, so that what comes next is compiled next; what is there, or what another rank is at, is passed over. Before each compile it
-asks the agent for a permit. It ends with the rank, at once: the watching thread sees the pipe's end, or another parent.
+asks the agent for a permit. It ends with the rank: a thread watches the rank's end of the input, and the rank itself.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from kcoord.agent.client import AgentClient
+from kcoord.api import connect
 from kcoord.backends.base import notices
 from kcoord.backends.install import install
 from kcoord.errors import KcoordError
@@ -23,29 +22,31 @@ from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings
 from kcoord.warmup.tasks import Task, tasks_of
 
-_LOOK = 1.0  # seconds between two looks at the parent
 _ASK_AGAIN = 0.5  # seconds after a permit was refused
 
 
-def main(name: str, path: str) -> int:
-    sys.path[:] = json.loads(path)
+def main(name: str, rank: int) -> None:
+    """Compile what is left of the profile `name`, for the process `rank`, then end this process."""
     go = threading.Event()
-    threading.Thread(target=_obey, args=(go, os.getppid()), daemon=True).start()
-    settings = Settings.from_environ()
+    threading.Thread(target=_obey, args=(go, _input_of_ones_own(), rank), daemon=True).start()
     try:
+        settings = Settings.from_environ()
         tasks = upcoming(settings, name)
         install()
+        permits = AgentClient(settings, notices)  # of its own: a permit ends with its connection
+        work(tasks, go, lambda: permitted(permits), permits.close)
+        permits.close()
+        connect().close()  # it has something to report
     except KcoordError:
-        return 0  # a first job has none yet
-    permits = AgentClient(settings, notices)  # of its own: a permit ends with its connection
-    work(tasks, go, lambda: permitted(permits))
-    permits.close()
-    return 0
+        pass  # a first job has no profile yet
+    os._exit(0)  # not by way of the modules that were imported: they may wait for their threads, or speak for a rank
 
 
-def work(tasks: list[Task], go: threading.Event, may: Callable[[], bool]) -> None:
-    """Run `tasks`, each while `go` is set, and as soon as `may` says so."""
+def work(tasks: list[Task], go: threading.Event, may: Callable[[], bool], rests: Callable[[], None]) -> None:
+    """Run `tasks`, each while `go` is set, and as soon as `may` says so; ``rests()`` is called before a wait for `go`."""
     for task in tasks:
+        if not go.is_set():
+            rests()  # what this one may do, another one may meanwhile
         go.wait()
         while not may():
             time.sleep(_ASK_AGAIN)
@@ -71,20 +72,39 @@ def permitted(client: AgentClient) -> bool:
     return reply is not None and reply.get("op") == "permit" and reply.get("granted") is True
 
 
-def _obey(go: threading.Event, parent: int) -> None:
+def _input_of_ones_own() -> int:
+    """The standard input, moved to where neither a module nor a compiler reads it by mistake."""
+    control, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return control
+
+
+def _obey(go: threading.Event, control: int, rank: int) -> None:
+    watched = [control, *_life_of(rank)]
     commands = b""
     while True:
-        ready, _, _ = select.select([0], [], [], _LOOK)
-        if ready:
-            chunk = os.read(0, 4096)
-            if not chunk:
-                os._exit(0)
-            commands = (commands + chunk)[-4096:]
-            last = commands.split()[-1:]
-            (go.set if last == [b"go"] else go.clear)()
-        elif os.getppid() != parent:
+        ready, _, _ = select.select(watched, [], [])
+        chunk = _received(control) if control in ready else b""
+        if not chunk:
             os._exit(0)
+        commands = (commands + chunk)[-4096:]
+        last = commands.split()[-1:]
+        (go.set if last == [b"go"] else go.clear)()
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def _received(control: int) -> bytes:
+    try:
+        return os.read(control, 4096)
+    except OSError:  # reset: the rank has gone
+        return b""
+
+
+def _life_of(process: int) -> list[int]:
+    """What is readable once `process` has ended, whoever else holds its end of the input; nothing if the kernel has no pidfd."""
+    try:
+        return [os.pidfd_open(process)]
+    except ProcessLookupError:
+        os._exit(0)
+    except OSError:
+        return []

@@ -10,7 +10,7 @@ from kcoord.telemetry.progress import Look
 
 
 class Overview:
-    """Begin it before the walk: what the job compiled before is not the warm-up's.
+    """Look once before the walk: what the job had compiled by then is not the warm-up's. A look may take seconds.
 
     Not guaranteed: exact figures. Counters arrive after each compile, from other nodes about a second later and through Redis
     only; flights are this node's.
@@ -19,11 +19,14 @@ class Overview:
     def __init__(self, coordinator: Coordinator, keys: int) -> None:
         self._coordinator, self._keys = coordinator, keys
         self._job = Identity.here(coordinator.settings.job).job
-        self._before = self._compiles()
+        self._before: int | None = None
         self.walked = 0  # keys that this rank has behind it
 
     def look(self) -> Look:
-        compiled = min(self._keys, max(0, self._compiles() - self._before))
+        compiles = self._compiles()
+        if self._before is None:
+            self._before = compiles
+        compiled = min(self._keys, max(0, compiles - self._before))
         done = min(self._keys, max(self.walked, compiled))
         status = self._coordinator.ask({"op": "status"}) or {}
         flights = [f for f in status.get("flights", ()) if f.get("state") == "compiling"]

@@ -9,16 +9,21 @@ the others are still at.
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from kcoord.api import connect
 from kcoord.backends.base import notices
-from kcoord.errors import KcoordError
+from kcoord.backends.install import install
+from kcoord.errors import KcoordError, StoreError
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.parts import load_profile
+from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
 from kcoord.telemetry.progress import shown
 from kcoord.warmup.order import order
@@ -26,6 +31,9 @@ from kcoord.warmup.overview import Overview
 from kcoord.warmup.tasks import Call, tasks_of
 from kcoord.warmup.tasks import Task as Task
 
+T = TypeVar("T")
+_LONGEST_READ = 30.0  # seconds; profiles are all that a rank itself reads in the store, which may hang
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # there if the machine has any
 _RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
@@ -59,30 +67,68 @@ def warmup(
     were recorded, and need no GPU. While it lasts, rank 0 shows on stderr how far the whole job is; not with
     ``progress=False``, and with a function ``progress(done, all)`` each rank calls that after each key instead. A recipe that
     does not import or compile here is reported and skipped, and so is a profile that is not there yet, or cannot be read: nothing
-    of it can fail a job. Raises ValueError for what is no target. Not guaranteed: that everything is compiled when it returns;
-    what is missing is compiled when it is first used, as ever.
+    of it can fail a job. It hooks Triton if a recipe is Triton's, and does nothing where kcoord is off. Raises ValueError for a
+    target that is none. Not guaranteed: that everything is compiled when it returns; what is missing is compiled when it is used.
     """
     begun = time.perf_counter()
     parsed = [GPUTarget.parse(target) for target in targets]
-    items = _recipes(what) if isinstance(what, str) else list(what)
-    tasks = [task for item in items for task in tasks_of(item, parsed)]
-    coordinator, (rank, world) = connect(), _rank_and_world()
+    coordinator = connect()
+    if not coordinator.usable:
+        return Report()  # what is compiled now would be lost
+    if what == coordinator.settings.profile:
+        coordinator.ahead.retire()
+    title, items = (f"warm-up {what}", _recipes(what)) if isinstance(what, str) else ("warm-up", list(what))
+    return _compiled(title, items, parsed, progress, begun)
+
+
+def replay() -> Report | None:
+    """Warm up the profile that this job records, before its script begins; None if nothing was recorded yet.
+
+    Without what is compiled for the current device, on a machine with GPUs: which device that is the script has yet to say, and
+    asking initializes CUDA, after which what the script sets (``CUDA_VISIBLE_DEVICES``) comes too late.
+    """
+    begun = time.perf_counter()
+    coordinator = connect()
+    name = coordinator.settings.profile
+    if name is None or not coordinator.usable:
+        return None
     coordinator.ahead.retire()
-    with _told(progress, what, tasks, rank, world) as tell:
-        report = walk(tasks, rank, world, coordinator.settings.max_wait, tell)
+    try:
+        if not _read(lambda: name in profile_names(coordinator.settings)):
+            return None
+    except KcoordError as error:
+        notices.tell(f"nothing is warmed up: {error}")
+        return None
+    recipes = _recipes(name)
+    if any(Path(gpu).exists() for gpu in _GPUS):
+        recipes = [recipe for recipe in recipes if recipe.target]
+    return _compiled(f"warm-up {name}", recipes, [], True, begun)
+
+
+def _compiled(
+    title: str,
+    items: Sequence[Recipe | Call],
+    targets: Sequence[GPUTarget],
+    progress: Callable[[int, int], None] | bool,
+    begun: float,
+) -> Report:
+    rank, world = _rank_and_world()
+    tasks = [task for item in _shareable(items) for task in tasks_of(item, targets)]
+    with _told(progress, title, tasks, rank, world) as tell:
+        report = walk(tasks, rank, world, connect().settings.max_wait, tell)
     report.seconds = time.perf_counter() - begun
     return report
 
 
 @contextmanager
 def _told(
-    progress: Callable[[int, int], None] | bool, what: object, tasks: Sequence[Task], rank: int, world: int
+    progress: Callable[[int, int], None] | bool, title: str, tasks: Sequence[Task], rank: int, world: int
 ) -> Iterator[Callable[[int, int], None] | None]:
     """Yields what the walk is to call after each key."""
     if not isinstance(progress, bool):
         yield progress
         return
-    if not progress or rank or not tasks or connect().settings.disable:
+    if not progress or rank or not tasks:
         yield None
         return
     overview = Overview(connect(), len(tasks))
@@ -90,7 +136,6 @@ def _told(
     def walked(done: int, every: int) -> None:
         overview.walked = done
 
-    title = f"warm-up {what}" if isinstance(what, str) else "warm-up"
     with shown(title, [task.seconds for task in tasks], world, overview.look):
         yield walked
 
@@ -98,7 +143,10 @@ def _told(
 def walk(
     tasks: Sequence[Task], rank: int, world: int, max_wait: float, progress: Callable[[int, int], None] | None = None
 ) -> Report:
-    """One rank's way through `tasks`, which all ranks have, longest first; at its end it waits `max_wait` seconds at most."""
+    """One rank's way through `tasks`, which all ranks have, longest first.
+
+    At its end it waits for others, and begins no wait after `max_wait` seconds; each may last as long.
+    """
     report, done = Report(), 0
 
     def tell() -> None:
@@ -124,13 +172,37 @@ def walk(
 
 def _recipes(name: str) -> list[Recipe]:
     settings = connect().settings
-    if settings.disable:
-        return []
     try:
-        return load_profile(settings, name, notices)
+        return _read(lambda: load_profile(settings, name, notices))
     except KcoordError as error:
         notices.tell(f"nothing is warmed up: {error}")
         return []
+
+
+def _read(read: Callable[[], T]) -> T:
+    """What `read` returns, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
+    answers: queue.SimpleQueue[tuple[T] | KcoordError] = queue.SimpleQueue()
+
+    def begin() -> None:
+        try:
+            answers.put((read(),))
+        except KcoordError as error:
+            answers.put(error)
+
+    threading.Thread(target=begin, daemon=True).start()
+    try:
+        answer = answers.get(timeout=_LONGEST_READ)
+    except queue.Empty:
+        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?") from None
+    if isinstance(answer, KcoordError):
+        raise answer
+    return answer[0]
+
+
+def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:
+    """Without Triton's recipes where Triton's compiles are not shared: each rank would compile all of them."""
+    others = [item for item in items if not (isinstance(item, Recipe) and item.backend.startswith("triton"))]
+    return items if len(others) == len(items) or "triton" in install() else others
 
 
 def _try(task: Task, waits: bool, report: Report) -> str:

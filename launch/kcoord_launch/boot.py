@@ -68,18 +68,11 @@ def _warm_up() -> None:
 
 
 def _replay() -> None:
-    from kcoord.api import connect
-    from kcoord.profiles.parts import profile_names
-    from kcoord.warmup.runner import warmup
+    from kcoord.warmup.runner import replay
 
-    settings = connect().settings
-    if settings.disable:
-        return
-    connect().ahead.retire()
-    if settings.profile in profile_names(settings):
-        report = warmup(str(settings.profile))
-        if os.environ.get("RANK", "0") == "0":
-            print(f"kcoord: profile {settings.profile}, rank 0: {report}", file=sys.stderr, flush=True)
+    report = replay()
+    if report is not None and os.environ.get("RANK", "0") == "0":
+        print(f"kcoord: profile {os.environ['KCOORD_PROFILE']}, rank 0: {report}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
