@@ -3,76 +3,109 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kcoord.telemetry.job_names import directory_name, job_of
-from kcoord.telemetry.metrics import complete
+from kcoord.telemetry.metrics import COUNTERS, complete
 
 _KEPT = 7 * 86400.0  # seconds
+_LARGEST_FILE = 64 << 10  # bytes; it has a dozen numbers
+_LARGEST = 1e15  # of a counter
 
 
 class Ledger:
-    """``<local dir>/stats/<job>/<agent>.json``: what each agent counted. `agent` writes only its own."""
+    """``<local dir>/stats/<job>/<agent>.json``: what each agent counted. `agent` writes only its own. Thread-safe.
+
+    Every method but `add` and `mine` blocks for as long as the disk does.
+    """
 
     def __init__(self, local_dir: Path, agent: str) -> None:
         self._root, self._agent = local_dir / "stats", agent
+        self._lock = threading.Lock()  # protects the two below
         self._mine: dict[str, dict[str, float]] = {}
         self._unsaved: set[str] = set()
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
         """Add counters that a client reported; what is no counter is left out."""
-        sums = self._mine.setdefault(job, {})
-        for name in complete({}):
-            amount = counters.get(name, 0)
-            if isinstance(amount, (int, float)) and 0 <= amount < 1e15:
+        with self._lock:
+            sums = self._mine.setdefault(job, {})
+            for name, amount in sums_of(counters).items():
                 sums[name] = sums.get(name, 0) + amount
-        self._unsaved.add(job)
+            self._unsaved.add(job)
+
+    @property
+    def unsaved(self) -> bool:
+        return bool(self._unsaved)
 
     def save(self) -> list[str]:
-        """Write what has changed; returns those jobs. Raises OSError."""
-        changed, self._unsaved = sorted(self._unsaved), set()
-        for job in changed:
-            directory = self._root / directory_name(job)
-            directory.mkdir(parents=True, exist_ok=True)
-            fresh = directory / f".{self._agent}"
-            fresh.write_text(json.dumps(self._mine[job]))
-            fresh.replace(directory / f"{self._agent}.json")
+        """Write what has changed; returns those jobs. Raises OSError, and then the next call writes what this one did not."""
+        with self._lock:
+            changed, self._unsaved = sorted(self._unsaved), set()
+            sums = {job: dict(self._mine[job]) for job in changed}
+        left = set(changed)
+        try:
+            for job in changed:
+                self._write(self._root / directory_name(job), json.dumps(sums[job]))
+                left.discard(job)
+        finally:
+            with self._lock:
+                self._unsaved |= left
         return changed
 
+    def _write(self, directory: Path, text: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        fresh = directory / f".{self._agent}"
+        fresh.write_text(text)
+        fresh.replace(directory / f"{self._agent}.json")
+
     def mine(self, job: str) -> dict[str, float]:
-        return dict(self._mine.get(job, {}))
+        with self._lock:
+            return dict(self._mine.get(job, {}))
 
     def by_agent(self, job: str) -> dict[str, dict[str, float]]:
         """Each agent's counters of `job` on this node."""
-        found = {}
-        for path in sorted((self._root / directory_name(job)).glob("*.json")):
-            try:
-                sums = json.loads(path.read_text())
-            except (OSError, ValueError):
-                continue
-            if isinstance(sums, dict):
-                found[path.stem] = {k: v for k, v in sums.items() if isinstance(v, (int, float))}
-        if self._agent and job in self._mine:
-            found[self._agent] = self.mine(job)
+        found = {path.stem: _read(path) for path in sorted((self._root / directory_name(job)).glob("[!.]*.json"))}
+        if self._agent and (mine := self.mine(job)):
+            found[self._agent] = mine
         return found
 
     def jobs(self) -> list[str]:
         """Every job of the last week, on this node."""
-        on_disk = {job_of(p) for p in self._root.glob("*") if p.is_dir()}
-        return sorted(on_disk | self._mine.keys())
+        with self._lock:
+            mine = {directory_name(job): job for job in self._mine}
+        on_disk = {path.name: job_of(path) for path in self._root.glob("*") if path.is_dir()}
+        return sorted((on_disk | mine).values())  # of a long name the directory's holds only a part
 
     def forget_old(self) -> None:
-        """Remove what has not changed for a week. Raises OSError."""
-        for path in self._root.glob("*/*.json"):
-            if time.time() - path.stat().st_mtime > _KEPT:
-                path.unlink(missing_ok=True)
+        """Remove the jobs that have not changed for a week. What cannot be removed stays."""
+        for directory in self._root.glob("*"):
+            with suppress(OSError):  # another agent may be forgetting the same files
+                if time.time() - directory.stat().st_mtime > _KEPT:  # a change is a rename into it
+                    for path in directory.iterdir():
+                        path.unlink(missing_ok=True)
+                    directory.rmdir()
 
     def total(self, job: str | None) -> dict[str, Any]:
         """The sums of `job`, or of all jobs, over this node's agents."""
         jobs = [job] if job else self.jobs()
         return add_up({j: self.by_agent(j) for j in jobs})
+
+
+def sums_of(counters: Mapping[Any, Any]) -> dict[str, float]:
+    """The counters among what a client, a file or another node says; what is no counter is left out."""
+    found = {}
+    for name in COUNTERS:
+        amount = counters.get(name)
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+            continue
+        if 0 <= amount < _LARGEST:  # neither is true of NaN
+            found[name] = amount
+    return found
 
 
 def add_up(by_job: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -82,6 +115,17 @@ def add_up(by_job: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
     for by_agent in by_job.values():
         agents |= by_agent.keys()
         for sums in by_agent.values():
-            for name, amount in sums.items():
+            for name, amount in sums_of(sums).items():
                 total[name] = total.get(name, 0) + amount
     return {"jobs": sorted(by_job), "agents": len(agents), "counters": complete(total)}
+
+
+def _read(path: Path) -> dict[str, float]:
+    """The counters in a file; empty if it cannot be read, or is none."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
+            return {}
+        sums = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return sums_of(sums) if isinstance(sums, dict) else {}

@@ -6,9 +6,11 @@ The node's disk has a thread of its own here and the store another one, which ei
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import platform
+import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,8 @@ from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import KEY_DIGITS, Span, checked
 
 _MOST_JOBS = 64
-_MOST_PENDING = 1 << 20  # bytes of a job that a slow disk has not taken yet
+_MOST_PENDING = 4 << 20  # bytes of a job that a slow disk has not taken yet
+_SOON = 256 << 10  # bytes of a job that are written at once: ranks that end together deliver thousands of spans
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
 _REST = 20  # a copy that took long is not repeated for so many times as long
 _MOST_SHARED = 64  # files of a job on this node
@@ -34,13 +37,16 @@ _ROOM_FOR_DROPPED = 4096  # bytes at the end of a full file
 
 @dataclass
 class _Line:
-    """One job's file. `size`: bytes of it that are whole; `pending`: what follows them, in memory."""
+    """One job's file. `size`: bytes of it that are whole; `pending`: what follows them, in memory. `dropped`: spans that neither
+    has; the file knows of `told` others.
+    """
 
     job: str
     pending: bytearray
     path: Path
     size: int = 0
     dropped: int = 0
+    told: int = 0
     unshared: bool = False
 
 
@@ -56,7 +62,7 @@ class Timelines:
         self._sharing: asyncio.Task[None] | None = None
         self._share_at = time.monotonic() + _SHARE_EVERY
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
-        self._io.submit(self._forget_old)
+        self._io.submit(span_files.forget_old, local_dir)
 
     def add(self, who: Identity, message: Mapping[str, Any]) -> None:
         """Keep what a client's report says of its spans; what is no span is left out, and counted."""
@@ -90,6 +96,8 @@ class Timelines:
             dropped += len(spans)
         elif spans:
             line.pending += record
+            if len(line.pending) >= _SOON:
+                self._save_soon()
         line.dropped = min(line.dropped + dropped, span_files.MOST)
 
     def _open(self, job: str) -> _Line:
@@ -110,11 +118,18 @@ class Timelines:
 
     def pulse(self) -> None:
         """Begin to write what is pending, and to copy it to the store, unless that is under way or was done a moment ago."""
-        if (self._saving is None or self._saving.done()) and any(line.pending for line in self._lines.values()):
-            self._saving = self._begin(self._save())
+        for line in self._lines.values():
+            if line.dropped >= max(1, line.told):  # a few times a job, however long spans are dropped
+                self._tell_dropped(line)
+        if any(line.pending for line in self._lines.values()):
+            self._save_soon()
         due = time.monotonic() >= self._share_at and any(line.unshared for line in self._lines.values())
         if due and self._store is not None and (self._sharing is None or self._sharing.done()):
             self._sharing = self._begin(self._share())
+
+    def _save_soon(self) -> None:
+        if self._saving is None or self._saving.done():
+            self._saving = self._begin(self._save())
 
     async def drain(self, timeout: float) -> None:
         """Write and copy what is left, within `timeout` seconds; then no more is written."""
@@ -177,8 +192,7 @@ class Timelines:
         for line in list(self._lines.values()):
             if line.unshared and self._store is not None:
                 line.unshared = False
-                self._tell_dropped(line)
-                if not await self._in(self._store_io, functools.partial(self._copy, line.path.parent)):
+                if not await self._in(self._store_io, functools.partial(self._copy, line.path)):
                     line.unshared = True
         now = time.monotonic()
         self._share_at = now + max(_SHARE_EVERY, _REST * (now - begun))
@@ -186,27 +200,16 @@ class Timelines:
     def _tell_dropped(self, line: _Line) -> None:
         if line.dropped and line.size + len(line.pending) < span_files.LARGEST_FILE - 100:
             line.pending += span_files.report(span_files.process_of(0, None), [], line.dropped)
-            line.dropped = 0
+            line.told, line.dropped = line.told + line.dropped, 0
 
-    def _copy(self, directory: Path) -> bool:
-        """Copy this node's files of a job: ours, and those of an agent before us, or of processes without one. False: not now."""
+    def _copy(self, mine: Path) -> bool:
+        """Copy this node's files of a job: `mine`, those of an agent before us, and of processes without one. False: not now."""
         assert self._store is not None
-        there = span_files.roots(self._store, self._local_dir)[1] / directory.name
+        there = span_files.roots(self._store, self._local_dir)[1] / mine.parent.name
         try:
-            for path in sorted(directory.glob(f"*{span_files.SUFFIX}"))[:_MOST_SHARED]:
-                content = path.read_bytes()
-                if len(content) <= self._shared.get(path, 0):
-                    continue
-                there.mkdir(parents=True, exist_ok=True)
-                fresh = self._store / "v1" / "staging" / f"{staging_name()}{span_files.SUFFIX}"
-                try:
-                    fresh.write_bytes(content)
-                    fresh.replace(there / path.name)
-                except OSError:
-                    with suppress(OSError):
-                        fresh.unlink()
-                    raise
-                self._shared[path] = len(content)
+            others = sorted(mine.parent.glob(f"*{span_files.SUFFIX}"))
+            for path in [mine, *(p for p in others if p != mine)][:_MOST_SHARED]:
+                self._copy_one(path, there)
         except OSError as error:
             self._notices.tell(
                 f"the time line stays on this node: {store_error(error, there)}", about="time line in the store"
@@ -214,10 +217,38 @@ class Timelines:
             return False
         return True
 
-    def _forget_old(self) -> None:
-        with suppress(OSError):  # another agent may be forgetting the same files
-            span_files.forget_old(self._local_dir)
+    def _copy_one(self, path: Path, there: Path) -> None:
+        """Raises OSError."""
+        assert self._store is not None
+        try:
+            here = path.lstat()
+        except FileNotFoundError:  # somebody cleans this directory
+            return
+        if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
+            return
+        there.mkdir(parents=True, exist_ok=True)
+        if there.is_symlink():  # whoever may write to the store would choose where we write
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
+        if _size(there / path.name) != here.st_size:
+            content = path.read_bytes()
+            fresh = self._store / "v1" / "staging" / f"{staging_name()}{span_files.SUFFIX}"
+            try:
+                fresh.write_bytes(content)
+                fresh.replace(there / path.name)
+            except OSError:
+                with suppress(OSError):
+                    fresh.unlink()
+                raise
+        self._shared[path] = here.st_size
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
         found: Awaitable[Any] = asyncio.get_running_loop().run_in_executor(pool, work)
         return await found
+
+
+def _size(path: Path) -> int:
+    """Bytes; -1 if there is no such file."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return -1

@@ -1,0 +1,178 @@
+"""Who asks for which key, and what becomes of it: between the clients, the flights (who leads, who waits) and their errands."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from kcoord.agent import flights as fl
+from kcoord.agent import protocol
+from kcoord.agent.connections import Connection, Connections
+from kcoord.agent.errands import Errands
+from kcoord.agent.protocol import Identity, optional, seconds
+from kcoord.agent.protocol import field as take
+from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.manifest import Origin
+from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.telemetry.events import Notices
+
+_NAMES_REMEMBERED = 20_000
+_UNKNOWN = "?:?"
+
+Lost = Callable[[Identity, str, str, float], None]
+"""``lost(who, digest, name, seconds)``: the process `who` ended while it compiled ``backend:kernel``, for so long."""
+
+
+class Claims:
+    """Answers `claim`, `publish`, `fail` and `give_up`. A claim waits at most `max_wait` seconds."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        flights: fl.Flights,
+        errands: Errands,
+        notices: Notices,
+        max_wait: float,
+        lost: Lost,
+    ) -> None:
+        self._connections, self._flights, self._errands, self._notices = connections, flights, errands, notices
+        self._max_wait, self._lost = max_wait, lost
+        self._waiting: dict[int, Connection] = {}  # claim → who made it
+        self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
+
+    def claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        if connection not in self._connections:
+            raise ProtocolError("the process that made this connection has ended")
+        digest, home = protocol.digest(message), protocol.directory(message, "home")
+        waits = optional(message, "wait", bool) is not False
+        self._remember(digest, f"{take(message, 'backend', str)}:{take(message, 'name', str)}")
+        now, who = time.monotonic(), connection.label(platform.node())
+        claim = self._connections.new_id()
+        claimant = fl.Claimant(claim, connection.id, digest, str(home), who, now + self._max_wait, waits)
+        connection.pending[claim] = request
+        self._waiting[claim] = connection
+        self.carry_out(self._flights.claim(claimant, now))
+
+    def publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        home, staging = protocol.directory(message, "home"), protocol.directory(message, "staging")
+        key, token = protocol.key(message), take(message, "token", str)
+        origin = Origin.here(connection.who.pid, connection.who.rank, take(message, "device", str))
+        took = seconds(message, "compile_seconds")
+        leads = self._flights.landing(key.digest, token)
+        publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
+        landing = self._land(connection, request, key, token if leads else "", publish)
+        self._connections.answer_later(connection, request, landing)
+
+    def fail(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        log_text = take(message, "log", str)[-protocol.LONGEST_LOG :].encode("utf-8", "replace").decode()
+        where = connection.label(platform.node())
+        digest, token = take(message, "digest", str), take(message, "token", str)
+        self._connections.send(connection, {"op": "done", "id": request})
+        self.carry_out(self._flights.failed(digest, token, log_text, where, time.monotonic()))
+
+    def give_up(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self._connections.send(connection, {"op": "done", "id": request})
+        digest, token = take(message, "digest", str), take(message, "token", str)
+        self.carry_out(self._flights.given_up(digest, token, time.monotonic()))
+
+    def gone(self, connection: Connection) -> None:
+        """A client has ended: its claims are void, and what it led has another leader."""
+        for claim in connection.pending:
+            self._waiting.pop(claim, None)
+        now = time.monotonic()
+        for flight in self._flights:
+            if flight.leader is not None and flight.leader.owner == connection.id and flight.state is fl.State.LEADING:
+                name = self._names.get(flight.key, _UNKNOWN)
+                self._lost(connection.who, flight.key, name, now - flight.led_since)
+        self.carry_out(self._flights.gone(connection.id, now))
+
+    def tick(self) -> None:
+        """Let those go who have waited for long enough. Call it about once a second."""
+        self.carry_out(self._flights.tick(time.monotonic()))
+
+    def carry_out(self, actions: list[fl.Action]) -> None:
+        for action in actions:
+            if isinstance(action, fl.Tell):
+                self._tell(action.claimant, action.told)
+            else:
+                self._errands.start(action)
+
+    def status(self) -> list[dict[str, Any]]:
+        """What is under way, for people."""
+        now = time.monotonic()
+        return [
+            {
+                "key": f.key,
+                "name": self._names.get(f.key, "?"),
+                "state": "waiting for another node" if f.remote else f.state.value,
+                "leader": f.leader.who if f.leader else f.remote,
+                "seconds": round(now - (f.led_since if f.leader else f.since), 3),
+                "waiting": [w.who for w in f.waiters.values()],
+            }
+            for f in self._flights
+        ]
+
+    def _remember(self, digest: str, name: str) -> None:
+        self._names.pop(digest, None)
+        if len(self._names) >= _NAMES_REMEMBERED:
+            del self._names[next(iter(self._names))]
+        self._names[digest] = name
+
+    async def _land(
+        self,
+        connection: Connection,
+        request: int,
+        key: CacheKey,
+        token: str,
+        publish: Callable[[], Awaitable[Artifact]],
+    ) -> None:
+        why = "an error in the agent; its log has it"
+        try:
+            artifact = await publish()
+            why = ""
+        except (ArtifactInvalid, StoreError) as error:
+            why = str(error)
+            self._notices.tell(f"not published: {why}")
+            self._connections.send(connection, {"op": "refused", "id": request, "why": why})
+        finally:
+            if why and token:  # whatever went wrong: nobody waits for a flight that does not land
+                why = f"it was compiled, but could not be published: {why}"
+                where = connection.label(platform.node())
+                self.carry_out(self._flights.failed(key.digest, token, why, where, time.monotonic()))
+        if not why:
+            self._connections.send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
+            self.carry_out(self._flights.landed(key.digest, str(artifact.path)))
+
+    def _tell(self, claimant: fl.Claimant, told: fl.Told) -> None:
+        connection = self._waiting.pop(claimant.id, None)
+        if connection is None:
+            if isinstance(told, fl.Leads):  # it left in this very moment; its end frees the flight
+                self.carry_out(self._flights.gone(claimant.owner, time.monotonic()))
+            return
+        if isinstance(told, fl.IsReady) and told.home != claimant.home:
+            self._waiting[claimant.id] = connection
+            self._connections.begin(connection, self._copy_then_tell(claimant, told))
+            return
+        request = connection.pending.pop(claimant.id)
+        answer: dict[str, Any] = {"id": request}
+        if isinstance(told, fl.IsReady):
+            answer |= {"op": "ready", "source": told.source}
+        elif isinstance(told, fl.Leads):
+            answer |= {"op": "lead", "token": told.token}
+        elif isinstance(told, fl.HasFailed):
+            answer |= {"op": "failed", "log": told.log, "where": told.where}
+        elif isinstance(told, fl.IsBusy):
+            answer |= {"op": "busy"}
+        else:
+            answer |= {"op": "alone", "why": told.reason}
+        self._connections.send(connection, answer)
+
+    async def _copy_then_tell(self, claimant: fl.Claimant, told: fl.IsReady) -> None:
+        done = await self._errands.bring_home(claimant.key, Path(told.home), Path(claimant.home))
+        here = fl.IsReady(told.source, claimant.home)
+        self._tell(claimant, here if done else fl.IsAlone(f"it cannot be copied to {claimant.home}"))
