@@ -33,6 +33,7 @@ def as_json(sandbox: Sandbox, *arguments: str, **more: str | None) -> Any:
 def agent(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
     process = sandbox.start(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or process.poll() is not None)
+    sandbox.run(*KCOORD, "status", "--json")  # it answers once it serves, and minds signals
     yield process
     if process.poll() is None:
         process.terminate()

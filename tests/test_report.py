@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import re
+from array import array
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import kcoord
 from kcoord.coordinator import Coordinator
 from kcoord.settings import Settings
-from kcoord.telemetry.findings import findings_of, why_again
+from kcoord.telemetry.findings import Miss, findings_of, why_again
 from kcoord.telemetry.report import page
 from kcoord.telemetry.spans import Process, Span
 from kcoord.telemetry.trace import Row, Timeline
@@ -111,11 +113,11 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     assert "never compiled before" in seen.text
 
 
-def make(sandbox: Sandbox, job: str, **factors: Any) -> None:
+def make(sandbox: Sandbox, job: str, name: str = "scale", **factors: Any) -> None:
     """A job that compiles one kernel of this key."""
     settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_JOB": job})
     coordinator = Coordinator(settings)
-    key = kcoord.CacheKey.of("test", "scale", **factors)
+    key = kcoord.CacheKey.of("test", name, **factors)
     coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
     coordinator.close()
     eventually(lambda: any(p.stat().st_size for p in (sandbox.local / "traces" / job).glob("*.spans")))
@@ -133,7 +135,7 @@ def test_a_miss_is_explained_by_the_nearest_earlier_artifact(sandbox: Sandbox) -
     assert misses(sandbox, "first") == [{"reason": "never compiled before", "differences": [], "kernels": ["scale"]}]
     (second,) = misses(sandbox, "second")
     assert second["differences"] == [["options warps", "4", "8"]]
-    assert second["reason"] == "an earlier artifact differs in this"
+    assert second["reason"] == "compiled before, with another value of this factor"
     seen = Text((sandbox.root / "kcoord-second.html").read_text()).text
     assert "options warps 4 8" in seen
 
@@ -163,7 +165,7 @@ def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
     assert found.saved_seconds == pytest.approx(12 * 1.8)
     text = Text(page(small(), found, [])).text
     assert "12 loads saved 21.6 s of compiling" in text
-    assert "its compiler raised an exception" in text
+    assert "the compiler raised an exception" in text
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_a_leader_that_was_lost_explains_the_second_compile_and_is_told() -> Non
     assert not found.duplicates, "it was made once"
     assert (len(found.compiled[0].waiters), found.compiled[0].longest_wait) == (1, 1.9)
     assert [k.name for k in found.failures] == ["kernel_1"]
-    assert "its process ended meanwhile" in Text(page(timeline, found, [])).text
+    assert "the process ended while it compiled" in Text(page(timeline, found, [])).text
 
 
 def test_clocks_that_disagree_are_told_and_those_that_agree_are_not() -> None:
@@ -202,8 +204,11 @@ def test_clocks_that_disagree_are_told_and_those_that_agree_are_not() -> None:
     assert findings_of(job(0)).clocks == []
     ((compiler, waiter, by),) = findings_of(job(-5)).clocks
     assert (compiler, waiter, by) == ("a", "b", pytest.approx(4.9))
-    assert "The clocks of a and b differ by at least 4.90 s" in Text(page(job(-5), findings_of(job(-5)), [])).text
-    assert "clocks of" not in Text(page(job(0), findings_of(job(0)), [])).text
+    assert (
+        "The clock of b is at least 4.90 s behind that of a: by these clocks a wait"
+        in Text(page(job(-5), findings_of(job(-5)), [])).text
+    )
+    assert "The clock of" not in Text(page(job(0), findings_of(job(0)), [])).text
 
 
 def test_a_leader_that_was_told_late_to_lead_did_not_wait_for_anybody() -> None:
@@ -229,7 +234,7 @@ def test_a_job_of_nothing_but_loads_and_one_of_garbage_have_a_page() -> None:
     loads = rows({("a", 0): [span("load", 1, 0, 0.001, saved=2)]})
     assert "Nothing had to be compiled. 1 load saved 2.00 s" in Text(page(loads, findings_of(loads), [])).text
     empty = Timeline("j", problems=["x: torn"])
-    assert "Nothing had to be compiled" in page(empty, findings_of(empty), [])
+    assert "Nothing that this job left could be read" in page(empty, findings_of(empty), [])
 
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",
@@ -257,6 +262,76 @@ def test_the_page_needs_nothing_but_itself() -> None:
     html = page(small(), findings_of(small()), [])
     assert not re.search(r"""(src|href)=|url\(|@import|https?://""", html)
     assert "default-src 'none'" in html
+
+
+def test_texts_that_are_no_unicode_are_written_all_the_same(tmp_path: Path) -> None:
+    timeline = small()
+    timeline.job, timeline.problems = "j\udcff", ["/x/\udcff\n: torn"]
+    found = findings_of(timeline)
+    strange = Miss("r", (("env X\udcff", "\udcff" * 9999, "\x1b"),), tuple(found.compiled[:1]))
+    html = page(timeline, found, [strange])
+    html.encode()
+    assert html.count("\N{REPLACEMENT CHARACTER}") < 1000
+
+
+def test_a_long_name_that_spans_cut_is_explained_as_well(sandbox: Sandbox) -> None:
+    name = "triton_poi_fused_" + "add_" * 60
+    for block in (64, 128):
+        make(sandbox, f"job{block}", name, block=block)
+    (found,) = misses(sandbox, "job128")
+    assert found["differences"] == [["block", "64", "128"]]
+
+
+def unpacked(html: str) -> tuple[array[float], array[float], dict[str, Any]]:
+    """The begins and lengths that the script draws, in seconds, and all data."""
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])  # type: ignore[index]
+    begin, length = array("d"), array("f")
+    begin.frombytes(base64.b64decode(data["begin"]))
+    length.frombytes(base64.b64decode(data["length"]))
+    return begin, length, data
+
+
+def test_a_clock_that_is_decades_off_makes_no_other_row_coarse() -> None:
+    timeline = rows({("a", 0): [span("compile", 1, -1.7e9, 1)], ("b", 1): [span("load", 2, 0.25, 0.0001)]})
+    begin, length, _ = unpacked(page(timeline, findings_of(timeline), []))
+    assert begin[1] - 1.7e9 == pytest.approx(0.25, abs=1e-6)
+    assert length[1] == pytest.approx(0.0001)
+
+
+def test_of_too_many_spans_the_shortest_are_not_drawn_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = [span("load", n, n, 0.001 * (n + 1)) for n in range(6)] + [span("wait", n, n, 1.0 + n) for n in range(6)]
+    timeline = rows({("a", 0): [*spans, span("compile", 0, 50, 0.0001)]})
+    for most, drawn in ((13, 13), (10, 10), (7, 7), (4, 4), (1, 1)):
+        monkeypatch.setattr("kcoord.telemetry.drawing._MOST_DRAWN", most)
+        html = page(timeline, findings_of(timeline), [])
+        begin, length, _ = unpacked(html)
+        assert len(begin) == len(length) == drawn
+        assert ("are not drawn" in html) == (drawn < 13)
+        assert "Load: 6, " in html
+        assert max(begin) == 50, "the compile is there"
+
+
+def test_a_node_whose_clock_is_off_is_told_once() -> None:
+    nodes = {
+        (f"n{n}", n): [span("compile", n, 0, 2), *(span("wait", k, 0.1, 2) for k in range(8) if k != n)]
+        for n in range(8)
+    }
+    nodes["late", 8] = [span("wait", k, -5, 2) for k in range(8)]
+    nodes["early", 9] = [span("compile", 9, 9, 2)]
+    for n in range(8):
+        nodes[f"n{n}", n].append(span("wait", 9, 2, 2))
+    timeline = rows(nodes)
+    text = Text(page(timeline, findings_of(timeline), [])).text
+    assert text.count("The clock of") == 2
+    assert re.search(r"The clock of late is at least 5.00 s behind those of n\d, n\d, n\d and 5 more", text)
+    assert re.search(r"The clock of early is at least 7.00 s ahead of those of n\d, n\d, n\d and 5 more", text)
+
+
+def test_explain_prints_a_strangers_texts_as_they_are_and_whole(sandbox: Sandbox) -> None:
+    make(sandbox, "j", "[/b]", **{"[/red]": "x" * 190, "esc": "\x1b[31m"})
+    done = run(sandbox, "explain", "[/b]")
+    assert "[/red]: " + "x" * 190 in done.stdout.replace("'", "")
+    assert "\x1b" not in done.stdout
 
 
 # In a browser

@@ -492,3 +492,100 @@ def test_a_week_later_a_job_is_forgotten_on_the_node(tmp_path: Path) -> None:
         os.utime(path, (time.time() - age * 86400,) * 2)
     span_files.forget_old(tmp_path)
     assert [p.name for p in (tmp_path / "traces").iterdir()] == ["new"]
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
+    for job in ("a", "b", "c"):
+        span_files.write_own(tmp_path, job, "agent", Process("n", 1, 0), [span().to_wire()], 0)
+        os.utime(tmp_path / "traces" / job / "agent.spans", (1e9,) * 2)
+    (tmp_path / "traces/a/gone.spans").symlink_to("/nowhere")
+    (tmp_path / "traces/b/directory").mkdir()
+    os.utime(tmp_path / "traces/b/directory", (1e9,) * 2)
+    span_files.forget_old(tmp_path)
+    assert not list((tmp_path / "traces").glob("*/agent.spans"))
+
+
+def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_path: Path) -> None:
+    async def work() -> None:
+        timelines = Timelines(None, tmp_path, "agent", Notices())
+        for rank in range(8):
+            for n in range(4):
+                timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
+            await asyncio.sleep(0.01)  # as frames arrive: the loop runs, and no pulse comes
+        await timelines.drain(10)
+
+    in_agent(work)
+    found = [span_files.read(path) for path in tmp_path.rglob("*.spans")]
+    assert [(f.dropped, sum(len(s) for _, s in f.reports)) for f in found] == [(0, 32_000)]
+
+
+def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        timelines = Timelines(None, tmp_path, "agent", Notices())
+        for n in range(2000):
+            timelines.add(WHO, {"spans": [span(n).to_wire()] if n < 2 else [], "dropped": 1})
+            timelines.pulse()
+            await timelines._save()
+        await timelines.drain(10)
+
+    in_agent(work)
+    (path,) = tmp_path.rglob("*.spans")
+    assert span_files.read(path).dropped == 2000
+    assert path.stat().st_size < 2000, "a few records, not one each time"
+
+
+# The store
+
+
+def share(store: Path, local: Path, notices: Notices | None = None) -> None:
+    """One agent's life: it keeps a span, and copies what this node has of the job."""
+
+    async def work() -> None:
+        timelines = Timelines(store, local, "z-agent", notices or Notices())
+        timelines.add(WHO, line(0))
+        await timelines.drain(10)
+
+    in_agent(work)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store/v1/staging").mkdir(parents=True)
+    return tmp_path / "store"
+
+
+def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(tmp_path: Path, store: Path) -> None:
+    for n in range(100):
+        span_files.write_own(tmp_path / "local", "job", f"a-{n:03}", Process("n", n, 0), [span().to_wire()], 0)
+    share(store, tmp_path / "local")
+    assert (store / "v1/traces/job/z-agent-1.spans").exists()
+
+
+def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
+    span_files.write_own(tmp_path / "local", "job", "a", Process("n", 1, 0), [span().to_wire()], 0)
+    share(store, tmp_path / "local")
+    there = store / "v1/traces/job/a.spans"
+    before = there.stat().st_ino
+    share(store, tmp_path / "local")
+    assert there.stat().st_ino == before
+
+
+def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, store: Path) -> None:
+    directory = tmp_path / "local/traces/job"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / "a.spans")  # to open it would wait for ever
+    (directory / "b.spans").symlink_to("/etc/passwd")
+    (directory / "c.spans").write_bytes(b"x" * (span_files.LARGEST_FILE + 1))
+    share(store, tmp_path / "local")
+    assert [p.name for p in (store / "v1/traces/job").iterdir()] == ["z-agent-1.spans"]
+
+
+def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (store / "v1/traces").mkdir()
+    (store / "v1/traces/job").symlink_to(tmp_path / "elsewhere")
+    notices = Notices()
+    share(store, tmp_path / "local", notices)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert "it is a symbolic link" in notices.since(0)[0][0]
+    assert not list((store / "v1/staging").iterdir())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import kcoord
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
-from kcoord.telemetry.job_names import directory_name
+from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.spans import Process, Span
 from kcoord.telemetry.trace import Row, Timeline, chrome_events, jobs, lanes, load_timeline
 from tests.conftest import PROGRAMS, Sandbox
@@ -124,9 +126,9 @@ def test_the_jobs_are_listed_newest_first_and_an_unknown_one_names_them(sandbox:
     assert [j["job"] for j in listed] == ["elsewhere", "a/b", "new [red]", "old"]
     assert "new [red]" in run(sandbox, "report").stdout
     error = run(sandbox, "trace", "other", code=1).stderr
-    assert "no time line of job 'other': there are a/b, new [red], old" in error
+    assert "no time line of job 'other'; these jobs have one: a/b, new [red], old" in error
     assert len(error.splitlines()) == 1
-    assert "1 spans" in run(sandbox, "trace", "a/b").stdout
+    assert "1 span of 1 rank" in run(sandbox, "trace", "a/b").stdout
 
 
 def test_threads_that_overlap_get_rows_of_their_own_and_what_is_nested_stays() -> None:
@@ -179,3 +181,99 @@ def test_a_store_that_cannot_be_listed_is_one_line(tmp_path: Path) -> None:
     settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_STORE": str(tmp_path / "nowhere")})
     with pytest.raises(kcoord.KcoordError, match="no job has left one"):
         load_timeline(settings, "j")
+
+
+STRANGE = ("..", "", "x" * 300, "é" * 300, "\udcff", "a\x1b[31m\nb", "%2E", "[/red]")
+
+
+def test_every_job_that_is_listed_can_be_named_and_no_name_writes_to_the_terminal(sandbox: Sandbox) -> None:
+    for job in STRANGE:
+        save(sandbox.local, job, "n", {0: [span("a", 0, 1)]})
+        assert directory_name(job_of(sandbox.local / directory_name(job))) == directory_name(job)
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
+    listed = jobs(settings)
+    assert len(listed) == len(STRANGE)
+    for job in listed:
+        assert len(list(load_timeline(settings, job.job).spans())) == 1
+    table = run(sandbox, "trace").stdout
+    assert "\x1b" not in table
+    assert "[/red]" in table
+    error = run(sandbox, "trace", "other", code=1).stderr
+    assert len(error.splitlines()) == 1
+    assert "1 compile" in run(sandbox, "report", os.fsdecode(b"\xff"), "-o", "r.html").stdout
+
+
+def test_what_others_left_in_the_store_hides_no_job(sandbox: Sandbox) -> None:
+    root = sandbox.root / "store" / "v1"
+    save(root, "mine", "n", {0: [span("a", 0, 1)]})
+    broken = save(root, "theirs", "n", {0: [span("a", 0, 1)]})
+    broken.with_name("gone.spans").symlink_to("/nowhere")
+    broken.with_name("round.spans").symlink_to("round.spans")
+    (root / "traces/file").write_text("")
+    (root / "traces/loop").symlink_to("loop")
+    settings = Settings.from_environ(
+        {"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_STORE": str(sandbox.root / "store")}
+    )
+    assert {j.job for j in jobs(settings)} == {"mine", "theirs"}
+    assert len(list(load_timeline(settings, "theirs").spans())) == 1
+    save(sandbox.local, "file", "n", {0: [span("a", 0, 1)]})
+    found = load_timeline(settings, "file")
+    assert len(list(found.spans())) == 1, "what this node has is shown all the same"
+    assert "Not a directory" in found.problems[0]
+
+
+def test_a_job_that_has_just_begun_is_not_called_unknown(sandbox: Sandbox) -> None:
+    save(sandbox.local, "j", "n", {})
+    assert "nothing in it yet" in run(sandbox, "trace", "j", code=1).stderr
+
+
+def test_the_output_replaces_files_only(sandbox: Sandbox) -> None:
+    save(sandbox.local, "j", "n", {0: [span("a", 0, 1)]})
+    for command in ("trace", "report"):
+        for directory in (".", "/"):
+            assert "it is a directory" in run(sandbox, command, "j", "-o", directory, code=1).stderr
+        pipe = sandbox.root / f"{command}.pipe"
+        os.mkfifo(pipe)
+        with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+            run(sandbox, command, "j", "-o", str(pipe))
+            assert reader.communicate()[0]
+        assert pipe.is_fifo(), "it was written to, not replaced"
+    assert not list(sandbox.root.glob(".kcoord-*"))
+    assert run(sandbox, "report", "j", "-o", "-").stdout.startswith("<!doctype html>")
+    assert "give -o a file" in run(sandbox, "report", "j", "-o", "-", "--json", code=2).stderr
+
+
+def test_hours_leave_out_the_earlier_runs_of_a_job(sandbox: Sandbox) -> None:
+    now = time.time() - 1e9
+    save(sandbox.local, "j", "n", {0: [span("old", now - 9000, 1), span("new", now - 60, 1)]})
+    os.utime(save(sandbox.local, "j", "m", {1: [span("older", now - 9000, 1)]}), (1e9,) * 2)
+    assert "3 spans of 2 ranks" in run(sandbox, "trace", "j").stdout
+    assert "1 span of 1 rank;" in run(sandbox, "trace", "j", "--hours", "1").stdout
+    assert json.loads(run(sandbox, "report", "j", "--hours", "1", "--json").stdout)["compiles"] == 1
+    assert "ask for more --hours" in run(sandbox, "trace", "j", "--hours", "0.001", code=1).stderr
+    assert "--hours" in run(sandbox, "trace", "j", "--hours", "0", code=2).stderr
+
+
+def test_rows_hold_no_overlap_whatever_overlaps() -> None:
+    chance = random.Random(5)
+    for nested in (False, True):
+        spans = sorted(
+            (span("", chance.randint(0, 99), chance.randint(0, 20)) for _ in range(2000)), key=lambda s: s.begin
+        )
+        found = lanes(spans, nested=nested)
+        assert sorted(map(id, spans)) == sorted(id(s) for row in found for s in row)
+        for row in found:
+            for n, one in enumerate(row):
+                for other in row[n + 1 :]:
+                    assert other.begin >= one.end or (nested and other.end <= one.end)
+
+
+def test_a_domain_that_all_nodes_share_is_left_out_of_a_report(tmp_path: Path) -> None:
+    def names(*nodes: str) -> list[str]:
+        rows = [Row(Process(node, 1, n), [span("a", 0, 1)]) for n, node in enumerate(nodes)]
+        return Timeline("j", rows).with_short_names().nodes
+
+    assert names("a.x.org", "b.x.org") == ["a", "b"]
+    assert names("a.x.org", "a.y.org") == ["a.x.org", "a.y.org"]
+    assert names("a", "b.x.org") == ["a", "b.x.org"]
+    assert names(".x", "") == [".x", ""]

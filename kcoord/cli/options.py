@@ -16,6 +16,8 @@ from kcoord.telemetry.events import Notices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ON_DISK = ("store", "local_dir")
+"""Of commands that ask no agent."""
 WHERE = ("store", "local_dir", "redis_url", "socket", "namespace")
 ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -10,13 +11,13 @@ import click
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.relatives import nearest, telling_differences
-from kcoord.cli.jobs import file_name, list_jobs, written
-from kcoord.cli.options import WHERE, json_flag, print_json, settings_flags
+from kcoord.cli.jobs import STDOUT, file_name, hours_flag, list_jobs, since, written
+from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.settings import Settings
-from kcoord.telemetry.findings import Findings, Kernel, Miss, findings_of, grouped
-from kcoord.telemetry.report import page, waiting_share
-from kcoord.telemetry.spans import KEY_DIGITS
+from kcoord.telemetry.findings import Findings, Miss, findings_of, grouped
+from kcoord.telemetry.report import page, seconds, waiting_share
+from kcoord.telemetry.spans import KEY_DIGITS, plain_text
 from kcoord.telemetry.trace import Timeline, load_timeline
 
 _Why = tuple[str, tuple[tuple[str, str, str], ...]]
@@ -24,13 +25,19 @@ _Why = tuple[str, tuple[tuple[str, str, str], ...]]
 
 @click.command("report")
 @click.argument("job", required=False)
-@click.option("-o", "--output", metavar="FILE", help="Default: kcoord-JOB.html.")
+@click.option("-o", "--output", metavar="FILE", help="Where to write it. Default: kcoord-JOB.html; '-' is stdout.")
 @click.option(
-    "--misses/--no-misses", default=True, help="Say why kernels were compiled: reads the manifest of every artifact."
+    "--misses/--no-misses",
+    default=True,
+    show_default=True,
+    help="Say why kernels were compiled; this reads a small file of every artifact in the store, which may be slow there.",
 )
+@hours_flag
 @json_flag
-@settings_flags(*WHERE)
-def command(job: str | None, output: str | None, misses: bool, as_json: bool, **flags: str | None) -> None:
+@settings_flags(*ON_DISK)
+def command(
+    job: str | None, output: str | None, misses: bool, hours: float | None, as_json: bool, **flags: str | None
+) -> None:
     """Write one HTML page about JOB: its time line, the slowest kernels, the seconds saved, and why each kernel was compiled.
 
     The page needs no network and nothing beside it. Without JOB, list the jobs that have left a time line, newest first.
@@ -39,7 +46,9 @@ def command(job: str | None, output: str | None, misses: bool, as_json: bool, **
     if job is None:
         list_jobs(settings, as_json)
         return
-    timeline = load_timeline(settings, job)
+    if as_json and output == STDOUT:
+        raise click.UsageError("--json and '-o -' both want stdout: give -o a file")
+    timeline = load_timeline(settings, job, since(hours)).with_short_names()
     found = findings_of(timeline)
     explained = explain(settings, timeline, found) if misses else []
     path = Path(output) if output else file_name(job, ".html")
@@ -50,7 +59,10 @@ def command(job: str | None, output: str | None, misses: bool, as_json: bool, **
         return
     for problem in timeline.problems:
         click.echo(f"kcoord: not read: {problem}", err=True)
-    click.echo(f"{path}: job {job}, {found.compiles:,} compiles, {found.saved_seconds:,.1f} s of compiling saved")
+    if output == STDOUT:
+        return
+    what = f"{found.compiles:,} compile{'s' * (found.compiles != 1)}, {seconds(found.saved_seconds)} of compiling saved"
+    click.echo(f"{path}: job {plain_text(job)}, {what}")
 
 
 def explain(settings: Settings, timeline: Timeline, found: Findings) -> list[Miss]:
@@ -61,35 +73,30 @@ def explain(settings: Settings, timeline: Timeline, found: Findings) -> list[Mis
     try:
         manifests = artifacts_of(settings)
     except (KcoordError, OSError) as error:
-        timeline.problems.append(f"why kernels were compiled: {error}")
+        timeline.problems.append(f"artifacts, so that it is not known why kernels were compiled: {error}")
         return []
     by_key = {m.key.digest[:KEY_DIGITS]: m for m in manifests}
     relatives: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
     for manifest in manifests:
         relatives[manifest.key.backend, manifest.key.name].append(manifest)
-    return grouped((*_why(k, by_key, relatives[k.backend, k.name], timeline.begin), k) for k in found.compiled)
+    return grouped((*_why(by_key.get(k.key), relatives, timeline.begin), k) for k in found.compiled)
 
 
-def _why(kernel: Kernel, by_key: dict[str, Manifest], relatives: list[Manifest], began: float) -> _Why:
-    mine = by_key.get(kernel.key)
+def _why(mine: Manifest | None, by_name: Mapping[tuple[str, str], list[Manifest]], began: float) -> _Why:
     if mine is None:
-        return "their artifacts are not in the store or on this node, so nothing can be said", ()
+        return "what they made is neither in the store nor on this node, so nothing can be said", ()
     if mine.origin.created < began:
-        return (
-            "artifacts of these very keys were there before: they could not be had, or were not right for this GPU",
-            (),
-        )
+        return "compiled before with this very key: it could not be fetched, or was not right for this GPU", ()
+    relatives = by_name[mine.key.backend, mine.key.name]  # the manifest's: a span's name may be cut
     older = [m for m in relatives if m.origin.created < began]
     theirs = nearest(older, mine) or nearest(relatives, mine)
     if theirs is None:
         return "never compiled before", ()
     differences = tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in telling_differences(theirs, mine))
-    what = (
-        "an earlier artifact differs"
-        if older
-        else "new in this job, which has compiled others of the same name that differ"
-    )
-    return f"{what} in {'this' if len(differences) == 1 else 'these'}", differences
+    which = "this factor" if len(differences) == 1 else "these factors"
+    if older:
+        return f"compiled before, with another value of {which}", differences
+    return f"new in this job, which has compiled another of the same name that differs in {which}", differences
 
 
 def _facts(timeline: Timeline, found: Findings, explained: list[Miss]) -> dict[str, object]:

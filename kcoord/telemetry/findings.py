@@ -212,6 +212,12 @@ def where(process: Process) -> str:
     return f"{process.node}, {process.label()}"
 
 
+def places(placed: Iterable[Placed]) -> str:
+    """Where they were, for people: the first three in time."""
+    found = list(dict.fromkeys(where(process) for process, _ in sorted(placed, key=lambda p: p[1].begin)))
+    return "; ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
 def grouped(misses: Iterable[tuple[str, tuple[tuple[str, str, str], ...], Kernel]]) -> list[Miss]:
     """Kernels with one and the same reason together; those that took longest first."""
     groups: dict[tuple[str, tuple[tuple[str, str, str], ...]], list[Kernel]] = defaultdict(list)

@@ -1,9 +1,10 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const numbers = text => new Uint32Array(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer);
-  const offset = numbers(data.offset), begin = numbers(data.begin), length = numbers(data.length), what = numbers(data.what);
-  const rows = data.rows, keys = data.keys, tick = data.tick;
+  const numbers = (text, Kind) => new Kind(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer);
+  const offset = numbers(data.offset, Uint32Array), what = numbers(data.what, Uint32Array);
+  const begin = numbers(data.begin, Float64Array), length = numbers(data.length, Float32Array); // seconds
+  const rows = data.rows, keys = data.keys;
   // `what`: bits 0-1 kind, 2-4 outcome, 5-7 lane, 8-31 key
   const KINDS = ["load", "fetch", "wait", "compile"];
   const SAID = ["loaded from the node's disk", "fetched from the store", "waited", "compiled"];
@@ -26,19 +27,27 @@
   const seconds = s => {
     if (s < 0.0995) return `${(s * 1e3).toFixed(s < 0.01 ? 2 : 1)} ms`;
     if (s < 120) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
-    if (s < 7200) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+    if (s < 7200) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
     return `${(s / 3600).toFixed(1)} h`;
   };
   const clock = (s, step) => {
     if (whole.to < 300) return `${s.toFixed(Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9))))} s`;
     const sign = s < 0 ? "-" : "", t = Math.abs(s), two = n => String(n).padStart(2, "0");
-    const rest = step < 1 ? (t % 60).toFixed(3).padStart(6, "0") : two(Math.floor(t % 60));
+    const rest = step < 1 ? (Math.floor(t % 60 * 1e3) / 1e3).toFixed(3).padStart(6, "0") : two(Math.floor(t % 60));
     return `${sign}${Math.floor(t / 3600)}:${two(Math.floor(t / 60) % 60)}:${rest}`;
   };
   const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const pixel = hex => { // little-endian RGBA, as every browser's ImageData has it
     const n = parseInt(hex.slice(1), 16);
     return ((255 << 24) | ((n & 255) << 16) | (((n >> 8) & 255) << 8) | (n >> 16)) >>> 0;
+  };
+
+  /* As much of a text as has room; empty if that is next to nothing. */
+  const fitted = (text, room) => {
+    if (context.measureText(text).width <= room) return text;
+    let end = text.length;
+    while (end > 0 && context.measureText(`${text.slice(0, end)}…`).width > room) end--;
+    return end > 1 ? `${text.slice(0, end)}…` : "";
   };
 
   function paint() {
@@ -105,7 +114,7 @@
     for (let row = first; row < last; row++) {
       const lanes = rows[row].lanes, rowTop = (row - view.top) * rowPixels + gap, inner = rowPixels - 2 * gap;
       for (let i = offset[row]; i < offset[row + 1]; i++) {
-        const from = (begin[i] * tick - view.from) * perSecond, to = from + length[i] * tick * perSecond;
+        const from = (begin[i] - view.from) * perSecond, to = from + length[i] * perSecond;
         if (to < 0 || from >= w) continue;
         const code = what[i], kind = code & 3, bad = FAILED[(code >> 2) & 7] && kind === 3;
         const dim = !shown[code >>> 8];
@@ -160,32 +169,31 @@
       const lanes = rows[row].lanes;
       if (rowHeight / lanes < 13) continue;
       for (let i = offset[row]; i < offset[row + 1]; i++) {
-        const x0 = Math.max(gutter, x(begin[i] * tick)), x1 = Math.min(width, x((begin[i] + length[i]) * tick));
+        const x0 = Math.max(gutter, x(begin[i])), x1 = Math.min(width, x(begin[i] + length[i]));
         const code = what[i], kind = code & 3;
         if (x1 - x0 < 40 || kind !== 3 || !shown[code >>> 8]) continue;
-        const room = x1 - x0 - 8;
-        let name = keys[code >>> 8].name;
-        if (context.measureText(name).width > room) {
-          while (name.length > 1 && context.measureText(name + "…").width > room) name = name.slice(0, -1);
-          name += "…";
-        }
+        const name = fitted(keys[code >>> 8].name, x1 - x0 - 8);
+        if (!name) continue;
         const middle = y(row, rowHeight) + rowHeight * (((code >> 5) & 7) + 0.5) / lanes;
         if (FAILED[(code >> 2) & 7]) { // text on hatching needs a ground
           context.fillStyle = colour("page");
           context.fillRect(x0 + 2, middle - 7, context.measureText(name).width + 4, 14);
           context.fillStyle = ink;
         } else context.fillStyle = on;
-        if (name.length > 2) context.fillText(name, x0 + 4, middle + 0.5);
+        context.fillText(name, x0 + 4, middle + 0.5);
       }
     }
   }
 
   function paintLabels(rowHeight, ink, quiet, line) {
+    let room = gutter - 16;
     context.save();
     context.beginPath();
     context.rect(0, AXIS, gutter - 4, height - AXIS);
     context.clip();
     if (rowHeight >= LABELLED) {
+      const seen = rows.slice(Math.floor(view.top), Math.ceil(view.bottom));
+      room -= Math.max(...seen.map(row => context.measureText(row.label).width)) + 6;
       context.textAlign = "right";
       context.fillStyle = quiet;
       for (let row = Math.max(0, Math.floor(view.top)); row < Math.min(rows.length, view.bottom); row++) {
@@ -200,7 +208,7 @@
       const top = Math.max(AXIS, y(node.first, rowHeight)), end = Math.min(height, y(node.first + node.rows, rowHeight));
       if (end <= AXIS || top >= height || n % every) return;
       const at = rowHeight >= LABELLED ? top + Math.min(rowHeight, end - top) / 2 : (top + end) / 2;
-      context.fillText(node.name, 6, Math.min(Math.max(at, AXIS + 7), height - 6));
+      context.fillText(fitted(node.name, room), 6, Math.min(Math.max(at, AXIS + 7), height - 6));
     });
     context.restore();
     context.strokeStyle = line;
@@ -288,7 +296,7 @@
   function spanAt({ row, at, perPixel }) {
     let best = -1, score = -1;
     for (let i = offset[row]; i < offset[row + 1]; i++) {
-      const from = begin[i] * tick, to = from + length[i] * tick;
+      const from = begin[i], to = from + length[i];
       if (from > at + 2 * perPixel) break;
       if (to < at - 2 * perPixel || !shown[what[i] >>> 8]) continue;
       const inside = from <= at && to >= at, mine = (inside ? 8 : 0) + (what[i] & 3);
@@ -305,8 +313,8 @@
     if (i < 0) return;
     const code = what[i], key = keys[code >>> 8], kind = code & 3, outcome = data.outcomes[(code >> 2) & 7];
     const lines = [
-      `${SAID[kind]} in ${seconds(length[i] * tick)}${outcome === "ok" ? "" : `: ${ENDED[outcome]}`}`,
-      `${rows[spot.row].title}, at ${clock(begin[i] * tick, 1e-3)}`,
+      `${SAID[kind]} in ${seconds(length[i])}${outcome === "ok" ? "" : `: ${ENDED[outcome]}`}`,
+      `${rows[spot.row].title}, at ${clock(begin[i], 1e-3)}`,
       `${key.backend}, key ${key.key}`,
     ];
     if (kind !== 3 && key.by) lines.push(`compiled by ${key.by}`);
@@ -358,7 +366,11 @@
       top: chosen.rowsToo ? Math.floor(row(chosen.y)) : view.top, bottom: chosen.rowsToo ? Math.ceil(row(chosen.y + chosen.h)) : view.bottom,
     });
   });
-  canvas.addEventListener("dblclick", () => look(whole));
+  const lookAtAll = () => {
+    episode.value = "all";
+    look(whole);
+  };
+  canvas.addEventListener("dblclick", lookAtAll);
   canvas.addEventListener("wheel", event => {
     if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
     event.preventDefault();
@@ -366,7 +378,7 @@
   }, { passive: false });
   canvas.addEventListener("keydown", event => {
     const act = {
-      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => look(whole), Escape: () => look(whole),
+      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: lookAtAll, Escape: lookAtAll,
       ArrowLeft: () => move(-0.2, 0), ArrowRight: () => move(0.2, 0), ArrowUp: () => move(0, -0.2), ArrowDown: () => move(0, 0.2),
     }[event.key];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -375,7 +387,7 @@
   });
   document.getElementById("closer").addEventListener("click", () => zoom(0.5));
   document.getElementById("wider").addEventListener("click", () => zoom(2));
-  document.getElementById("all").addEventListener("click", () => { filter.value = ""; choose(-1); look(whole); });
+  document.getElementById("all").addEventListener("click", () => { filter.value = ""; choose(-1); lookAtAll(); });
   filter.addEventListener("input", () => { choose(-1); remember(); });
   document.addEventListener("click", event => {
     const button = event.target.closest("button.kernel");

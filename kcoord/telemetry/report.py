@@ -11,26 +11,23 @@ import hashlib
 import json
 import re
 import time
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 import kcoord
-from kcoord.telemetry.findings import Findings, Kernel, Miss, Placed, where, why_again
-from kcoord.telemetry.spans import KINDS, OUTCOMES, Span
-from kcoord.telemetry.trace import Row, Timeline, lanes
+from kcoord.telemetry.drawing import drawing
+from kcoord.telemetry.findings import Findings, Kernel, Miss, places, why_again
+from kcoord.telemetry.spans import KINDS, plain_text
+from kcoord.telemetry.trace import Timeline
 
-_MOST_DRAWN = 1_500_000  # spans; of more, the shortest loads are left out
 _MOST_ROWS = 200  # of a table
 _SLOWEST = 20  # kernels that are shown without being asked for
-_MOST_LANES = 8
 _FEW = 6  # kernels whose names need not be asked for
-_MOST_NOTES = 20_000
-_MOST_EPISODES = 100
-_TICKS = 4_000_000_000
+_LONGEST_VALUE = 300  # characters of a factor
+_LONGEST_PROBLEM = 1200
+_MOST_CLOCKS = 5  # nodes
 _SWATCHES = {
     "compile": "M0 0h22v14h-22z",
     "wait": "M0 4h22v6h-22z",
@@ -47,13 +44,14 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss]) -> str:
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     sections = (_slowest(found, keys), _misses(misses, keys), _duplicates(found, keys), _failures(found, keys))
-    data, left_out = _data(timeline, found)
-    label = f"The time line of job {timeline.job}: {len(timeline.rows)} rows; the tables below say what is in it."
+    data, left_out = drawing(timeline, found)
+    job = plain_text(timeline.job)
+    label = f"The time line of job {job}: {len(timeline.rows)} rows; the tables below say what is in it."
     values = {
         "script_hash": f"sha256-{digest}",
         "script": script,
-        "title": escape(f"kcoord: job {timeline.job}"),
-        "heading": escape(f"Job {timeline.job}"),
+        "title": escape(f"kcoord: job {job}"),
+        "heading": escape(f"Job {job}"),
         "when": escape(_when(timeline)),
         "sentence": escape(_sentence(timeline, found)),
         "figures": "".join(
@@ -90,13 +88,20 @@ def _date(when: float) -> str:
 
 def _sentence(timeline: Timeline, found: Findings) -> str:
     n = len(found.compiled)
+    failed, lost = sum(bool(k.failures) for k in found.kernels), sum(bool(k.lost) for k in found.kernels)
+    if not timeline.rows:
+        return "Nothing that this job left could be read."
     if not n:
-        text = "Nothing had to be compiled."
+        text = "Nothing was compiled." if failed or lost else "Nothing had to be compiled."
     else:
         once = "" if found.duplicates else ", each once," if n > 1 else ", once,"
         text = f"{_several(n, 'kernel was', 'kernels were')} compiled{once} in {seconds(found.compile_seconds)} of compiling."
     if found.duplicates:
         text += f" {_several(len(found.duplicates), 'of them was', 'of them were')} compiled more than once."
+    if failed:
+        text += f" {_several(failed, 'kernel', 'kernels')} failed to compile."
+    if lost:
+        text += f" {_several(lost, 'kernel', 'kernels')} had a compile that was lost with its process."
     if found.loads:
         text += f" {_several(found.loads, 'load', 'loads')} saved {seconds(found.saved_seconds)} of compiling."
     if timeline.ranks > 1:
@@ -108,7 +113,7 @@ def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
     nodes, parts = len(timeline.nodes), len(found.episodes)
     in_parts = "" if parts == 1 else f", in {parts} parts"
     return [
-        (_several(nodes, "node", "nodes", number=False), f"{nodes}"),
+        (_several(nodes, "node", "nodes", number=False), f"{nodes:,}"),
         (_several(timeline.ranks, "rank", "ranks", number=False), f"{timeline.ranks:,}"),
         (f"from the first request to the last{in_parts}", seconds(timeline.end - timeline.begin)),
         ("compiles", f"{found.compiles:,}"),
@@ -122,25 +127,43 @@ def _notes(timeline: Timeline, found: Findings) -> str:
     notes = []
     if timeline.dropped:
         notes.append(f"{_several(timeline.dropped, 'span is', 'spans are')} missing: there were more than are kept.")
-    notes += [f"Not read: {problem}." for problem in timeline.problems[:10]]
+    notes += [f"Not read: {plain_text(problem, _LONGEST_PROBLEM)}." for problem in timeline.problems[:10]]
     if len(timeline.problems) > 10:
         notes.append(f"{len(timeline.problems) - 10} more files were not read.")
-    for compiler, waiter, by in found.clocks[:5]:
-        notes.append(
-            f"The clocks of {compiler} and {waiter} differ by at least {seconds(by)}: a wait on {waiter} ends before the "
-            f"compile on {compiler} that it waited for. Their rows are drawn as their clocks say."
-        )
-    if len(found.clocks) > 5:
-        notes.append(f"The clocks of {len(found.clocks) - 5} more pairs of nodes differ.")
+    notes += _clocks(found.clocks)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>' if notes else ""
+
+
+def _clocks(differences: Sequence[tuple[str, str, float]]) -> list[str]:
+    """A line for each node that differs, those first that differ from the most others."""
+    notes: list[str] = []
+    left = list(differences)
+    while left and len(notes) < _MOST_CLOCKS:
+        ahead, behind = Counter(a for a, _, _ in left), Counter(b for _, b, _ in left)
+        (early, earlier), (late, later) = ahead.most_common(1)[0], behind.most_common(1)[0]
+        if later >= earlier:
+            node, how, others = late, "behind", {a: by for a, b, by in left if b == late}
+        else:
+            node, how, others = early, "ahead of", {b: by for a, b, by in left if a == early}
+        left = [pair for pair in left if node not in pair[:2]]
+        named = ", ".join(list(others)[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+        that = "that" if len(others) == 1 else "those"
+        notes.append(
+            f"The clock of {node} is at least {seconds(max(others.values()))} {how} {that} of {named}: by these clocks a wait "
+            "ended before the compile that it waited for. Each row is drawn by its own node's clock."
+        )
+    if left:
+        notes.append("The clocks of more nodes differ.")
+    return notes
 
 
 def _legend(found: Findings) -> str:
     items = []
     for kind in reversed(KINDS):
-        text = f"{kind.capitalize()}: {found.count_of.get(kind, 0):,}, {seconds(found.seconds_of.get(kind, 0.0))}"
-        items.append(_swatch(kind) + escape(text))
+        count = found.count_of.get(kind, 0)
+        text = f"{count:,}, {seconds(found.seconds_of[kind])}" if count else "none"
+        items.append(_swatch(kind) + escape(f"{kind.capitalize()}: {text}"))
     in_vain = [span.seconds for k in found.kernels for _, span in (*k.failures, *k.lost)]
     if in_vain:
         items.append(
@@ -164,7 +187,7 @@ def _caption(left_out: int) -> str:
         "wait, a fetch, a load. Times are by each node's own clock."
     )
     if left_out:
-        text += f" The {left_out:,} shortest loads are not drawn."
+        text += f" {left_out:,} spans, the shortest loads first, are not drawn; the sums and tables have them."
     return f'A row for each rank. <span class="screen">{hands}</span> {escape(text)}'
 
 
@@ -175,7 +198,7 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
     heads = (
         "kernel",
         "backend",
-        "#compile",
+        "#compile time",
         "compiled by",
         "#ranks waited",
         "#longest wait",
@@ -185,9 +208,9 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
     )
     rows = [
         (
-            _button(kernel, keys), escape(kernel.backend), seconds(kernel.seconds), escape(_by(kernel.compiles)),
+            _button(kernel, keys), escape(kernel.backend), seconds(kernel.seconds), escape(places(kernel.compiles)),
             f"{len(kernel.waiters):,}" if kernel.waiters else "0", seconds(kernel.longest_wait) if kernel.waiters else "",
-            f"{kernel.loads:,}", seconds(kernel.saved), _digest(kernel),
+            f"{kernel.loads:,}", seconds(kernel.saved) if kernel.loads else "", _digest(kernel),
         )
         for kernel in compiled[:_MOST_ROWS]
     ]  # fmt: skip
@@ -207,12 +230,16 @@ def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
         parts.append(f"<h3>{escape(_several(len(miss.kernels), 'kernel', 'kernels'))}, {seconds(miss.seconds)}: ")
         parts.append(f"{escape(miss.reason)}</h3>")
         if miss.differences:
-            rows = [[f"<code>{escape(text)}</code>" for text in difference] for difference in miss.differences]
+            texts = [[plain_text(text, _LONGEST_VALUE) for text in difference] for difference in miss.differences]
+            rows = [[f"<code>{escape(text)}</code>" for text in difference] for difference in texts[:_MOST_ROWS]]
             parts.append(_table(("factor", "before", "now"), rows))
         names = ", ".join(f"{_button(k, keys)} {_digest(k)}" for k in miss.kernels[:_MOST_ROWS])
         many = len(miss.kernels) > _FEW
         parts.append(f"<details><summary>their names</summary><p>{names}</p></details>" if many else f"<p>{names}</p>")
-    about = "Each kernel is compared to the nearest earlier artifact of the same name in the store and on this node."
+    about = (
+        "Each kernel is compared to the most similar one of its name that was compiled earlier and is still in the store or on "
+        "this node. A factor is anything that the compiled code depends on; if one differs, the kernel has to be compiled again."
+    )
     return f'<section><h2>Why they were compiled</h2><p class="quiet">{about}</p>{"".join(parts)}</section>'
 
 
@@ -222,7 +249,7 @@ def _duplicates(found: Findings, keys: dict[int, int]) -> str:
         return ""
     rows = [
         (
-            _button(k, keys), f"{len(k.compiles)}", seconds(k.more_than_once), escape(_by(k.compiles)),
+            _button(k, keys), f"{len(k.compiles)}", seconds(k.more_than_once), escape(places(k.compiles)),
             "<br>".join(escape(reason) for reason in why_again(k)),
         )
         for k in duplicates[:_MOST_ROWS]
@@ -237,23 +264,18 @@ def _failures(found: Findings, keys: dict[int, int]) -> str:
     rows = []
     for kernel in found.failures[:_MOST_ROWS]:
         for what, placed in (
-            ("its compiler raised an exception", kernel.failures),
-            ("its process ended meanwhile", kernel.lost),
+            ("the compiler raised an exception", kernel.failures),
+            ("the process ended while it compiled", kernel.lost),
         ):
             if placed:
                 total = sum(span.seconds for _, span in placed)
                 rows.append(
-                    (_button(kernel, keys), escape(what), f"{len(placed)}", seconds(total), escape(_by(placed)))
+                    (_button(kernel, keys), escape(what), f"{len(placed)}", seconds(total), escape(places(placed)))
                 )
     if not rows:
         return ""
     table = _table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
-    return f"<section><h2>Not compiled</h2>{table}</section>"
-
-
-def _by(placed: Iterable[Placed]) -> str:
-    places = list(dict.fromkeys(where(process) for process, _ in sorted(placed, key=lambda p: p[1].begin)))
-    return "; ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+    return f"<section><h2>Failed or lost</h2>{table}</section>"
 
 
 def _button(kernel: Kernel, keys: dict[int, int]) -> str:
@@ -272,76 +294,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td{k}>{c}</td>" for c, k in zip(row, kinds, strict=True)) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _data(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
-    """What the script draws, and the number of spans that it does not. Arrays are of 32 bits, little-endian."""
-    origin, wall = timeline.begin, timeline.end - timeline.begin
-    tick = max(1e-6, wall / _TICKS)
-    number = {f"{k.key}:{k.backend}:{k.name}": n for n, k in enumerate(found.kernels)}
-    shortest, left_out = _shortest_drawn(timeline), 0
-    offset, begin, length, what = array("I", [0]), array("I"), array("I"), array("I")
-    notes: dict[int, str] = {}
-    rows = []
-    for row in timeline.rows:
-        drawn = [s for s in row.spans if s.kind != "load" or s.seconds >= shortest]
-        left_out += len(row.spans) - len(drawn)
-        lane_of, several = _lanes(drawn)
-        for n, span in enumerate(drawn):
-            key, lane = number[f"{span.key}:{span.backend}:{span.name}"], lane_of.get(n, 0)
-            if span.note and len(notes) < _MOST_NOTES:
-                notes[len(begin)] = span.note
-            begin.append(int((span.begin - origin) / tick))
-            length.append(int(span.seconds / tick))
-            what.append(key << 8 | lane << 5 | OUTCOMES.index(span.outcome) << 2 | KINDS.index(span.kind))
-        offset.append(len(begin))
-        title = f"{row.process.node}, {timeline.title(row.process)}, pid {row.process.pid}"
-        rows.append({"label": timeline.title(row.process), "title": title, "lanes": several})
-    episodes = [[b - origin, e - origin] for b, e in found.episodes]
-    begins = sorted(span.begin for _, span in timeline.spans())
-    counts = [bisect_right(begins, e) - bisect_left(begins, b) for b, e in found.episodes[:_MOST_EPISODES]] or [0]
-    data = {
-        "tick": tick, "seconds": wall, "rows": rows, "nodes": _nodes(timeline.rows), "outcomes": OUTCOMES, "notes": notes,
-        "keys": [{"name": k.name, "backend": k.backend, "key": k.key, "by": _by(k.compiles)} for k in found.kernels],
-        "offset": _packed(offset), "begin": _packed(begin), "length": _packed(length), "what": _packed(what),
-        "episodes": episodes[:_MOST_EPISODES], "busiest": counts.index(max(counts)),
-    }  # fmt: skip
-    return data, left_out
-
-
-def _shortest_drawn(timeline: Timeline) -> float:
-    """Loads shorter than this are not drawn."""
-    total = sum(len(row.spans) for row in timeline.rows)
-    if total <= _MOST_DRAWN:
-        return 0.0
-    loads = sorted(span.seconds for _, span in timeline.spans() if span.kind == "load")
-    return loads[min(len(loads) - 1, total - _MOST_DRAWN)] if loads else 0.0
-
-
-def _lanes(spans: list[Span]) -> tuple[dict[int, int], int]:
-    """The lane of each span by its number, where it is not the first; and the number of lanes."""
-    found = lanes(spans, nested=False)
-    if len(found) == 1:
-        return {}, 1
-    of = {id(span): min(n, _MOST_LANES - 1) for n, lane in enumerate(found) for span in lane}
-    return {n: of[id(span)] for n, span in enumerate(spans)}, min(len(found), _MOST_LANES)
-
-
-def _nodes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for n, row in enumerate(rows):
-        if not found or found[-1]["name"] != row.process.node:
-            found.append({"name": row.process.node, "first": n, "rows": 0})
-        found[-1]["rows"] += 1
-    return found
-
-
-def _packed(numbers: array[int]) -> str:
-    assert numbers.itemsize == 4
-    if (1).to_bytes(2, "little") != array("H", [1]).tobytes():
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def seconds(amount: float) -> str:

@@ -58,12 +58,12 @@ def write_own(local_dir: Path, job: str, name: str, process: Process, wire: list
 
 
 def forget_old(local_dir: Path) -> None:
-    """Remove this node's files that have not changed for a week. Raises OSError."""
+    """Remove this node's files that have not changed for a week. What cannot be removed stays."""
     for path in roots(None, local_dir)[0].glob("*/*"):
-        if time.time() - path.stat().st_mtime > _KEPT:
-            path.unlink(missing_ok=True)
-            with suppress(OSError):  # it holds another's
-                path.parent.rmdir()
+        with suppress(OSError):  # another agent may be forgetting the same files, or it is no file
+            if time.time() - path.lstat().st_mtime > _KEPT:
+                path.unlink()
+                path.parent.rmdir()  # unless it holds another's
 
 
 @dataclass

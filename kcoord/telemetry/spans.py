@@ -166,11 +166,11 @@ def checked(wire: Any, most: int = MOST_AT_ONCE) -> tuple[list[Span], int]:
     return found, len(wire) - len(found)
 
 
-def plain_text(value: Any) -> str:
-    """A stranger's text, short and of characters that print. Raises ValueError if it is no text."""
+def plain_text(value: Any, most: int = _LONGEST_TEXT) -> str:
+    """A stranger's text, at most `most` characters, all of which print. Raises ValueError if it is no text."""
     if not isinstance(value, str):
         raise ValueError(f"{type(value).__name__} is no text")
-    text = value if len(value) <= _LONGEST_TEXT else value[: _LONGEST_TEXT - 1] + "…"
+    text = value if len(value) <= most else value[: most - 1] + "…"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return sys.intern(text)  # a job's files name the same kernel a thousand times

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,19 @@ from kcoord.errors import KcoordError
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.job_names import directory_name, job_of
-from kcoord.telemetry.spans import Process, Span
+from kcoord.telemetry.spans import Process, Span, plain_text
 
 _TOLERANCE = 1e-6  # seconds: what a float of today's Unix time cannot tell apart
+_MOST_NAMED = 20  # jobs in an error's line
+_LONGEST_PATH = 1000
+_MOST_LANES_SEARCHED = 32
 
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A job that has left a time line: its name, when that was written last (Unix seconds), and by how many agents."""
+    """A job that has left a time line: its name, when that was written last (Unix seconds), and in how many files: one of each
+    agent, and of each process that needed none.
+    """
 
     job: str
     updated: float
@@ -78,6 +84,14 @@ class Timeline:
             for span in row.spans:
                 yield row.process, span
 
+    def with_short_names(self) -> Timeline:
+        """The same, its nodes named without the domain that all of them share: ``gpu-3``, not ``gpu-3.cluster.example.com``."""
+        short = {node: node.partition(".")[0] for node in self.nodes}
+        if len({node.partition(".")[2] for node in short}) != 1 or "" in short.values():
+            return self  # of one domain no two have the same first part
+        rows = [Row(replace(row.process, node=short[row.process.node]), row.spans) for row in self.rows]
+        return Timeline(self.job, rows, self.dropped, self.problems)
+
     def title(self, process: Process) -> str:
         """The row's name: with the pid if the rank has had several processes."""
         if process.rank is None:
@@ -92,23 +106,40 @@ class Timeline:
 
 
 def jobs(settings: Settings) -> list[JobSeen]:
-    """The jobs that have a time line on this node or in the store, newest first. Raises `KcoordError`."""
+    """The jobs that have a time line on this node or in the store, newest first. Raises `KcoordError`.
+
+    What cannot be read, in a store that others write to, is left out.
+    """
     updated: dict[str, float] = {}
     names: dict[str, set[str]] = defaultdict(set)
     for root in span_files.roots(settings.store, settings.local_dir):
-        try:
-            for path in root.glob(f"*/*{span_files.SUFFIX}"):
-                job = job_of(path.parent)
-                updated[job] = max(updated.get(job, 0.0), path.stat().st_mtime)
-                names[job].add(path.name)
-        except OSError as error:
-            raise KcoordError(f"{root}: it cannot be read: {error.strerror}") from error
-    found = [JobSeen(job, when, len(names[job])) for job, when in updated.items()]
-    return sorted(found, key=lambda j: (-j.updated, j.job))
+        for directory in _listed(root):
+            job = job_of(directory)
+            try:
+                found = [p for p in directory.iterdir() if p.suffix == span_files.SUFFIX]
+                # copies are renamed into the store's directory, which changes it; a node's own few files grow
+                files = [directory] if root != settings.local_dir / "traces" else found
+                written = [path.stat().st_mtime for path in files]
+            except OSError:  # not a directory, another user's, or being removed
+                continue
+            if found:
+                names[job].update(p.name for p in found)
+                updated[job] = max(updated.get(job, 0.0), *written)
+    return sorted((JobSeen(j, when, len(names[j])) for j, when in updated.items()), key=lambda j: (-j.updated, j.job))
 
 
-def load_timeline(settings: Settings, job: str) -> Timeline:
-    """The time line of `job` from all files of this node and of the store.
+def _listed(root: Path) -> list[Path]:
+    """What is in `root`; nothing if it is not there. Raises `KcoordError`."""
+    try:
+        return list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KcoordError(f"{root}: it cannot be read: {error.strerror}") from error
+
+
+def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
+    """The time line of `job` from all files of this node and of the store; of it what began after `since` (Unix seconds).
 
     Not guaranteed: that it is whole. An agent writes once a second, and to the store twice a minute and at its end. What cannot
     be read is left out, and `problems` says so. Raises `KcoordError` if there is nothing, naming the jobs that there are. Blocks
@@ -116,37 +147,59 @@ def load_timeline(settings: Settings, job: str) -> Timeline:
     """
     timeline = Timeline(job)
     by_process: dict[Process, list[Span]] = defaultdict(list)
-    for path in _files(settings, job):
+    files = _files(settings, job, since, timeline.problems)
+    for path in files:
+        name = plain_text(str(path), _LONGEST_PATH)
         try:
             found = span_files.read(path)
         except OSError as error:
-            timeline.problems.append(f"{path}: it cannot be read: {error.strerror}")
+            timeline.problems.append(f"{name}: it cannot be read: {error.strerror}")
             continue
         if found.problem:
-            timeline.problems.append(f"{path}: {found.problem}")
+            timeline.problems.append(f"{name}: {found.problem}")
         timeline.dropped += found.dropped
         for process, spans in found.reports:
-            by_process[process] += spans
-    timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items()])
+            by_process[process] += spans if not since else [s for s in spans if s.begin >= since]
+    timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items() if s])
     if not timeline.rows and not timeline.problems:
-        there = ", ".join(j.job for j in jobs(settings)[:20])
-        raise KcoordError(
-            f"there is no time line of job {job!r}: {f'there are {there}' if there else 'no job has left one'}"
-        )
+        if since:
+            raise KcoordError(f"job {job!r} has left nothing in that time: ask for more --hours")
+        raise KcoordError(_nothing(settings, job, bool(files)))
     return timeline
 
 
-def _files(settings: Settings, job: str) -> list[Path]:
-    """Of two copies of a file the longer one: the store's is made from the node's, some time before or after it is removed."""
+def _nothing(settings: Settings, job: str, begun: bool) -> str:
+    if begun:
+        return f"the time line of job {job!r} has nothing in it yet: its agents write what its ranks did once a second"
+    there = [plain_text(j.job) for j in jobs(settings)]
+    if not there:
+        where = (
+            "in the store and on this node" if settings.store else "on this node, and KCOORD_STORE (--store) is not set"
+        )
+        return f"there is no time line of job {job!r}: no job has left one {where}"
+    more = f" and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else ""
+    return f"there is no time line of job {job!r}; these jobs have one: {', '.join(there[:_MOST_NAMED])}{more}"
+
+
+def _files(settings: Settings, job: str, since: float, problems: list[str]) -> list[Path]:
+    """Those that were written after `since`; of two copies the longer one: the store's is made from the node's, some time before
+    or after that is removed.
+    """
     found: dict[str, tuple[int, Path]] = {}
     for root in span_files.roots(settings.store, settings.local_dir):
         try:
-            for path in (root / directory_name(job)).glob(f"*{span_files.SUFFIX}"):
-                size = path.stat().st_size if path.is_file() else -1
-                if size > found.get(path.name, (-1, path))[0]:
-                    found[path.name] = size, path
-        except OSError as error:
-            raise KcoordError(f"{root}: it cannot be read: {error.strerror}") from error
+            there = _listed(root / directory_name(job))
+        except KcoordError as error:
+            problems.append(str(error))
+            continue
+        for path in there:
+            if path.suffix == span_files.SUFFIX and path.is_file():
+                try:
+                    about = path.stat()
+                except OSError:  # it has been removed this very moment
+                    continue
+                if about.st_mtime >= since and about.st_size > found.get(path.name, (-1, path))[0]:
+                    found[path.name] = about.st_size, path
     return [path for _, path in sorted(found.values(), key=lambda f: f[1].name)]
 
 
@@ -171,18 +224,35 @@ def lanes(spans: Iterable[Span], *, nested: bool) -> list[list[Span]]:
     """
     rows: list[list[Span]] = []
     open_until: list[list[float]] = []  # for each row, the ends of the spans that are open there, outermost first
+    free: list[int] = []  # rows with nothing open
+    busy: list[tuple[float, int]] = []  # the other rows, by the end of their outermost span
     for span in spans:
-        for row, ends in zip(rows, open_until, strict=True):
-            while ends and ends[-1] <= span.begin + _TOLERANCE:
-                ends.pop()
-            if not ends or (nested and span.end <= ends[-1]):
-                row.append(span)
-                ends.append(span.end)
-                break
-        else:
-            rows.append([span])
-            open_until.append([span.end])
+        while busy and busy[0][0] <= span.begin + _TOLERANCE:
+            heappush(free, heappop(busy)[1])
+        around = _row_around(span, open_until, free[0] if free else len(rows)) if nested else None
+        if around is not None:
+            open_until[around].append(span.end)
+            rows[around].append(span)
+            continue
+        if not free:
+            rows.append([])
+            open_until.append([])
+            free.append(len(rows) - 1)
+        row = heappop(free)
+        heappush(busy, (span.end, row))
+        open_until[row] = [span.end]
+        rows[row].append(span)
     return rows
+
+
+def _row_around(span: Span, open_until: list[list[float]], before: int) -> int | None:
+    """The first row, before row `before`, with a span that `span` lies within."""
+    for row, ends in enumerate(open_until[: min(before, _MOST_LANES_SEARCHED)]):
+        while ends and ends[-1] <= span.begin + _TOLERANCE:
+            ends.pop()
+        if ends and span.end <= ends[-1]:
+            return row
+    return None
 
 
 def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -204,7 +274,7 @@ def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def write_chrome(timeline: Timeline, write: Any) -> int:
     """Write the whole trace through ``write(text)``, piece by piece; returns the number of spans."""
-    about = {"job": timeline.job, "begin_unix_seconds": timeline.begin, "dropped_spans": timeline.dropped}
+    about = {"job": plain_text(timeline.job), "begin_unix_seconds": timeline.begin, "dropped_spans": timeline.dropped}
     write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [')
     spans, separator = 0, "\n"
     for event in chrome_events(timeline):
