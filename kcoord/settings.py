@@ -20,11 +20,8 @@ from kcoord.errors import SettingsError
 
 PROTOCOL_VERSION = 1
 _LONGEST_SOCKET_PATH = 100  # sockaddr_un holds 108 bytes; leave room for a lock file's suffix
+LONGEST_JOB = 200  # characters of a job's name
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
-
-
-def _text(value: str) -> str:
-    return value
 
 
 def _path(value: str) -> Path:
@@ -90,6 +87,12 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _job(value: str) -> str:
+    if len(value) > LONGEST_JOB or not value.isprintable():
+        raise ValueError(f"it must be at most {LONGEST_JOB} characters, all of which print")
+    return value
+
+
 def profile_name(value: str) -> str:
     """`value`, if a profile may have this name, which is a directory's name too. Raises ValueError."""
     if value.startswith("."):
@@ -149,7 +152,7 @@ class Settings:
     memory_entries: int = _setting(4096, _count, "count", "Loaded artifacts that a rank keeps in memory.")
     spawn: bool = _setting(True, _switch, "0 or 1", "Whether a rank that finds no agent starts one.")
     job: str | None = _setting(
-        None, _text, "name", "Names the job in statistics; equal on all its nodes. "
+        None, _job, "name", "Names the job in statistics; equal on all its nodes. "
         "Default: the launcher's job id.")  # fmt: skip
     profile: str | None = _setting(
         None, profile_name, "name", "Compiles are recorded under this name, and `kcoord-torchrun` compiles what was "

@@ -175,6 +175,24 @@ def test_ls_lists_artifacts_and_explain_says_why_two_differ(sandbox: Sandbox) ->
     assert "no artifact has the key" in kcoord(sandbox, "explain", "nothing", code=1).stderr
 
 
+def test_a_kernels_name_is_no_command_to_the_terminal(sandbox: Sandbox) -> None:
+    code = "import kcoord; kcoord.connect().get_or_compile(kcoord.CacheKey.of('b', '\\x1b[2J[red]k[/]', a=1), "
+    code += "lambda staging: (staging / 'f').write_text('x'))"
+    done = sandbox.run("-c", code)
+    assert done.returncode == 0, done.stderr
+    digest = as_json(sandbox, "ls")[0]["digest"]
+    for shown in (kcoord(sandbox, "ls").stdout, kcoord(sandbox, "explain", digest).stdout):
+        assert "\x1b" not in shown
+        assert "[2J[red]k[/]" in shown
+
+
+@pytest.mark.parametrize("job", ["x" * 201, "a\nb"], ids=["long", "newline"])
+def test_a_jobs_name_that_cannot_be_shown_is_refused_where_it_is_set(sandbox: Sandbox, job: str) -> None:
+    done = kcoord(sandbox, "exec", "--job", job, "--", "true", code=2)
+    assert "at most 200 characters" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
     store = {"KCOORD_STORE": str(sandbox.root / "store")}
     sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "2", **store)

@@ -211,3 +211,12 @@ def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> N
     flag = f"--kcoord-store={tmp_path / 'flag'}"
     done = sandbox.run(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
     assert witnesses(done.stdout) == [{"store": str(tmp_path / "flag")}]
+
+
+def test_a_rendezvous_id_of_any_form_names_the_job() -> None:
+    from kcoord.settings import Settings
+    from kcoord_launch.supervise import job_name
+
+    name = job_name(Settings(), "x" * 1000 + "\n")
+    assert Settings.from_environ({"KCOORD_JOB": name}).job == name, "the ranks accept it"
+    assert "\n" not in job_name(Settings(), "a\nb")

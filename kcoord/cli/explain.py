@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.relatives import nearest, telling_differences
-from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
+from kcoord.cli.options import ON_DISK, json_flag, print_json, printable, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.settings import Settings
-from kcoord.telemetry.spans import plain_text
-
-_LONGEST = 2000  # characters of a text
 
 
 @click.command("explain")
@@ -45,7 +41,7 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
         return
     console = Console(highlight=False, soft_wrap=True)  # a line that is cut cannot be searched for
     if not other:
-        console.print(f"[bold]{_safe(mine.key.name)}[/] ({_safe(mine.key.backend)}) {mine.key.digest}")
+        console.print(f"[bold]{printable(mine.key.name)}[/] ({printable(mine.key.backend)}) {mine.key.digest}")
         for factor in (*mine.key.factors, *mine.explained.details):
             _print(console, factor, "  ")
     if theirs is None:
@@ -53,16 +49,11 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
         return
     console.print(f"from {theirs.key.digest[:12]} to {mine.key.digest[:12]}:")
     for difference in differences or [FactorDiff("nothing", "equal", "equal")]:
-        console.print(f"  {_safe(str(difference))}")
-
-
-def _safe(text: str) -> str:
-    """A stranger's text, for a terminal."""
-    return escape(plain_text(text, _LONGEST))
+        console.print(f"  {printable(str(difference))}")
 
 
 def _print(console: Console, factor: Factor, indent: str) -> None:
-    console.print(f"{indent}{_safe(factor.name)}" + ("" if factor.parts else f": {_safe(factor.text)}"))
+    console.print(f"{indent}{printable(factor.name)}" + ("" if factor.parts else f": {printable(factor.text)}"))
     for part in factor.parts:
         _print(console, part, indent + "  ")
 

@@ -6,12 +6,11 @@ import time
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import WHERE, json_flag, print_json, settings_flags
+from kcoord.cli.options import WHERE, json_flag, print_json, printable, settings_flags
 from kcoord.settings import Settings
 
 
@@ -41,7 +40,7 @@ def command(name: str, as_json: bool, **flags: str | None) -> None:
             f"{m.size:,}",
             f"{m.compile_seconds:.2f}",
         )
-        table.add_row(*map(escape, what), _age(m.origin.created), escape(f"{m.origin.host}{rank}"))
+        table.add_row(*map(printable, what), _age(m.origin.created), printable(f"{m.origin.host}{rank}"))
     console = Console()
     console.print(table)
     console.print(

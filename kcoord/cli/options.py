@@ -13,6 +13,7 @@ from kcoord.agent.client import AgentClient
 from kcoord.errors import AgentUnavailable
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.spans import plain_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,6 +38,13 @@ def settings_flags(*names: str) -> Callable[[F], F]:
 
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def printable(text: str, most: int = 2000) -> str:
+    """A stranger's text, for a terminal that knows rich's markup: nothing in it is a command."""
+    from rich.markup import escape
+
+    return str(escape(plain_text(text, most)))
 
 
 def print_json(document: Any) -> None:

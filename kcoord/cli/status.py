@@ -8,10 +8,9 @@ from typing import Any
 import click
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, json_flag, no_agent, print_json, settings_flags
+from kcoord.cli.options import WHERE, ask_agent, json_flag, no_agent, print_json, printable, settings_flags
 from kcoord.settings import Settings
 
 _REFRESH = 0.5  # seconds
@@ -58,7 +57,7 @@ def _picture(status: dict[str, Any]) -> Group:
     for flight in status["flights"]:
         waiting = flight["waiting"]
         shown = ", ".join(waiting[:4]) + (f" and {len(waiting) - 4} more" if len(waiting) > 4 else "")
-        who, seconds = escape(flight["leader"]), f"{flight['seconds']:.1f}"
-        table.add_row(escape(flight["name"]), flight["state"], who, seconds, escape(shown))
+        who, seconds = printable(flight["leader"]), f"{flight['seconds']:.1f}"
+        table.add_row(printable(flight["name"]), flight["state"], who, seconds, printable(shown))
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
-    return Group(*lines, *(escape(f"! {notice}") for notice in status["notices"]))
+    return Group(*lines, *(printable(f"! {notice}") for notice in status["notices"]))

@@ -24,9 +24,10 @@ from kcoord.artifacts.local import make_private
 from kcoord.artifacts.store import Store
 from kcoord.backends.install import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import FIELDS, LONGEST_JOB, Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import summary
+from kcoord.telemetry.spans import plain_text
 
 _SECRETS = ("redis_url",)
 _STOP_TIMEOUT = 20.0
@@ -92,7 +93,7 @@ def job_name(settings: Settings, given: str | None = None) -> str:
         os.environ.get("LSB_JOBID"),
     ):
         if name and name != "none":
-            return name
+            return plain_text(name, LONGEST_JOB)
     return uuid.uuid4().hex[:12]
 
 
