@@ -110,12 +110,14 @@ def sandboxed() -> Iterator[Sandbox]:
     try:
         yield box
         for process in box.processes():
-            if "kcoord.agent" in process.cmdline():
-                process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
+                if "kcoord.agent" in process.cmdline():
+                    process.terminate()
         eventually(lambda: not box.processes(), what="all processes of the test ended")
     finally:
         for process in box.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(root, ignore_errors=True)
 
 
