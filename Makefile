@@ -25,7 +25,7 @@ test: setup
 test-tritons: setup
 	for version in $(TRITONS); do \
 	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
-	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/test_triton.py tests/stale/test_triton.py tests/test_triton_key.py || exit 1; \
+	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/test_triton.py tests/stale/test_triton.py tests/test_triton_key.py tests/test_ahead.py tests/test_autotune.py || exit 1; \
 	done
 
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).

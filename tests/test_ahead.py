@@ -530,7 +530,8 @@ def test_no_launcher_is_worth_initializing_cuda(monkeypatch: pytest.MonkeyPatch)
     source = SimpleNamespace(signature={"x": "*fp32"})
     monkeypatch.setitem(sys.modules, "torch", initialized)
     monkeypatch.setitem(sys.modules, "b", SimpleNamespace(make_launcher=1))
-    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    config = triton.runtime.driver
+    monkeypatch.setattr(config, "_active" if hasattr(config, "_active") else "active", driver)
     triton_launchers.begin(source, None)
     assert asked == []
     initialized.cuda.is_initialized = lambda: True

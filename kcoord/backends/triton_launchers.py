@@ -51,15 +51,22 @@ class _Metadata:
 @fails_open(lambda source, target: None)
 def begin(source: Any, target: Any) -> None:
     """Begin to build the launcher of `source` for a `target` that this process runs on, in a thread."""
-    driver = getattr(
-        triton.runtime.driver, "_active", None
-    )  # not `active`: that would start a driver where there is no GPU
+    driver = _driver()
     launcher = getattr(driver, "launcher_cls", None)
     torch = sys.modules.get("torch")
     if torch is not None and not torch.cuda.is_initialized():
         return  # asking for the target would
     if driver is not None and _is_known(launcher, source.signature) and driver.get_current_target() == target:
         threading.Thread(target=_build, args=(launcher, source, target.warp_size), daemon=True).start()
+
+
+def _driver() -> Any | None:
+    """The driver that this process has begun to use; none is started, as asking for `active` would."""
+    config = triton.runtime.driver
+    if hasattr(config, "_active"):
+        return config._active
+    active = config.active  # Triton 3.4: a proxy, which is empty until it is used, or what somebody has set
+    return vars(active).get("_obj") if "_init_fn" in vars(active) else active
 
 
 @fails_open(lambda source, target: None)
