@@ -9,36 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from benchmarks.cluster.profile import kernels
-
-SM90 = GPUTarget("cuda", 90, 32)
-
-
-def build(kernel: Any, constants: dict[str, Any], options: dict[str, int]) -> None:
-    def kind(name: str) -> str:
-        if name in constants:
-            return "constexpr"
-        return "*fp32" if name.endswith("_ptr") else "fp32" if name in ("scale", "eps") else "i32"
-
-    signature = {name: kind(name) for name in kernel.arg_names}
-    attrs = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(signature.values()) if k in ("*fp32", "i32")}
-    triton.compile(ASTSource(kernel, signature, constexprs=constants, attrs=attrs), target=SM90, options=options)
-
-
-def cpu_seconds() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usages)
+from benchmarks.cluster.profile import build, cpu_seconds, kernels
 
 
 def main(mode: str, count: str, directory: str) -> None:

@@ -1,7 +1,8 @@
 """Work ahead: while a rank waits for a key, a process beside it compiles upcoming keys of the profile.
 
 The rank's side. The process (`kcoord.warmup.helper`) is started when the rank first waits, works only while it waits, and ends
-with it. It cannot delay the rank's wake-up: nothing here waits for it. What it may use of the node the agent decides, key by key.
+with it. Nothing here waits for it, so that it cannot delay the rank's wake-up; only its start takes a millisecond or two, once.
+What it may use of the node the agent decides, key by key.
 
 It is no child of the rank: a training script may wait for all its children, or be surprised by one that it did not start.
 """
@@ -29,9 +30,8 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "  # nothing is imported from the working directory before it is replaced
     "from kcoord.warmup.helper import main; main(sys.argv[1], int(sys.argv[2]))"
 )
-_BESIDE = (
-    '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'  # a shell's background job has no standard input of its own
-)
+# a shell's background job has no standard input of its own
+_BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
 _START = 5.0  # seconds that the shell may take for that; it takes one or two milliseconds
 
 
@@ -40,9 +40,8 @@ class WorkAhead:
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        self._lock = (
-            threading.RLock()
-        )  # protects all below; a signal's handler may come to wait while its thread is in here
+        # protects all below; a signal's handler may come to wait while its thread is in here
+        self._lock = threading.RLock()
         self._waiting = 0
         self._wanted = settings.profile is not None and settings.ahead > 0 and not settings.disable
         self._control: socket.socket | None = None  # the helper ends when this does

@@ -52,23 +52,30 @@ def kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
             )
 
 
-def main() -> None:
+def build(kernel: Any, constants: dict[str, Any], options: dict[str, int]) -> None:
+    """Compile one of `kernels` for sm_90."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    def kind(name: str, constants: dict[str, Any]) -> str:
+    def kind(name: str) -> str:
         if name in constants:
             return "constexpr"
         return "*fp32" if name.endswith("_ptr") else "fp32" if name in ("scale", "eps") else "i32"
 
+    signature = {name: kind(name) for name in kernel.arg_names}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(signature.values()) if k in ("*fp32", "i32")}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attrs)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def main() -> None:
+    import triton
+
     def seconds(kernel: Any, constants: dict[str, Any], options: dict[str, int]) -> float:
-        signature = {n: kind(n, constants) for n in kernel.arg_names}
-        attrs = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(signature.values()) if k in ("*fp32", "i32")}
-        source = ASTSource(kernel, signature, constexprs=constants, attrs=attrs)
-        begun = _cpu_seconds()
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        return round(_cpu_seconds() - begun, 3)
+        begun = cpu_seconds()
+        build(kernel, constants, options)
+        return round(cpu_seconds() - begun, 3)
 
     recorded = []
     with tempfile.TemporaryDirectory(prefix="kcb-") as directory:
@@ -86,7 +93,8 @@ def main() -> None:
     RECORDED.write_text(f'{{"what": {json.dumps(what)},\n"kernels": [\n{lines}\n]}}\n')
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Of this process, and of the assemblers that it started."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in usages)
 

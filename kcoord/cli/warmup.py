@@ -21,8 +21,6 @@ from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.progress import Look, shown
 
-_TELL_EVERY = 2.0  # seconds
-
 
 @click.command("warmup")
 @click.argument("name")
