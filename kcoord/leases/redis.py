@@ -35,7 +35,7 @@ _LONGEST_LOG = 32 << 10  # characters
 _CONNECTIONS = 8  # of one agent: thousands of nodes share a server that takes 10,000
 _REMEMBERED = 10_000
 
-# KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), manifest, log, where
+# KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), ttl (ms), manifest, log, where
 # ARGV     op, token, and then
 #   acquire  holder, ttl_ms, limit_ms, void manifest or ''  → {'W', fence} | {'R', manifest} | {'F', log, where}
 #                                                             | {'L', holder, ms left}
@@ -50,20 +50,22 @@ _SCRIPT = """
 local key, op, token = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit')
+local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit', 'ttl')
 local state, owner = held[1], held[2]
 
 local function lease(holder, ttl_ms, limit_ms)
   local fence = math.max((tonumber(held[3]) or 0) + 1, now)
   redis.call('DEL', key)
   redis.call('HSET', key, 'state', 'L', 'token', token, 'holder', holder,
-             'fence', string.format('%.0f', fence), 'limit', string.format('%.0f', now + limit_ms * 1000))
+             'fence', string.format('%.0f', fence), 'limit', string.format('%.0f', now + limit_ms * 1000), 'ttl', ttl_ms)
   redis.call('PEXPIRE', key, math.min(ttl_ms, limit_ms))
   return string.format('%.0f', fence)
 end
 
 if op == 'acquire' then
   local holder, ttl_ms, limit_ms, void = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+  -- a server's clock that was set back would keep what is to end for as much longer
+  if redis.call('PTTL', key) > (tonumber(held[5]) or math.huge) then redis.call('PEXPIRE', key, held[5]) end
   if state == 'R' then
     local manifest = redis.call('HGET', key, 'manifest')
     if manifest ~= void then return {'R', manifest} end
@@ -80,7 +82,7 @@ end
 
 if op == 'ready' then
   redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'R', 'manifest', ARGV[3], 'fence', held[3] or '0')
+  redis.call('HSET', key, 'state', 'R', 'manifest', ARGV[3], 'fence', held[3] or '0', 'ttl', ARGV[4])
   redis.call('PEXPIRE', key, tonumber(ARGV[4]))
   redis.call('PUBLISH', key, 'ready')
   return 1
@@ -95,12 +97,13 @@ end
 if state ~= 'L' or owner ~= token then return 0 end
 
 if op == 'renew' then
-  local left_ms = (tonumber(held[4]) - now) / 1000
+  -- the holder's own clock never goes back: whichever limit comes first holds
+  local left_ms = math.min((tonumber(held[4]) - now) / 1000, tonumber(ARGV[5]))
   if left_ms <= 0 then return 0 end
   redis.call('PEXPIRE', key, math.floor(math.min(tonumber(ARGV[3]), left_ms)) + 1)
 elseif op == 'fail' then
   redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'F', 'log', ARGV[3], 'where', ARGV[4], 'fence', held[3])
+  redis.call('HSET', key, 'state', 'F', 'log', ARGV[3], 'where', ARGV[4], 'fence', held[3], 'ttl', ARGV[5])
   redis.call('PEXPIRE', key, tonumber(ARGV[5]))
   redis.call('PUBLISH', key, 'failed')
 elseif op == 'release' then

@@ -82,7 +82,7 @@ class Interposer:
     def fail(self, call: str, *, below: Path, error: int, times: int | None = None, done: bool = False) -> Fault:
         """`call` on a path at or below `below` fails with `error`, `times` times (None: until `Fault.end`).
 
-        A rename and a link are told by their target. `done`: the call is made all the same, as an NFS request that was sent twice.
+        A rename and a link are told by their target. `done`: the call is made all the same, as a resent NFS request.
         """
         return self._add(call, below, error=error, left=-1 if times is None else times, done=int(done))
 
