@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 
@@ -78,7 +78,11 @@ class LeaseService(abc.ABC):
 
     @abc.abstractmethod
     async def renew(self, key: str, token: str) -> bool:
-        """Hold on for another TTL. False: another token has it, or the hard limit has passed."""
+        """Hold on for another TTL. False: another token has it, the hard limit has passed, or the token has given it up.
+
+        A service that several nodes share takes a free lease again (it may have been emptied), also for a token that it does
+        not know: that is how what was leased in another service is made known in this one.
+        """
 
     @abc.abstractmethod
     async def ready(self, key: str, token: str, manifest: str) -> None:
@@ -98,6 +102,13 @@ class LeaseService(abc.ABC):
 
     async def ping(self) -> None:  # noqa: B027 - a service in memory always answers
         """Return if the service answers. Raises `LeaseUnavailable`."""
+
+    def breakers(self) -> list[dict[str, Any]]:
+        """For people: the breakers of a chain of services, the first one's first; empty if there is one service only.
+
+        Each has `service`, `state` (``"open"``: it is not used now), `opened` and `closed` (how often), and the latest `why`.
+        """
+        return []
 
     async def close(self) -> None:  # noqa: B027 - most services hold nothing
         """Let go of connections. Leases that are still held run out by themselves."""
@@ -182,6 +193,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
     is cancelled must not go on waiting.
     """
     task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda t: t.cancelled() or t.exception())  # seen, also if we are cancelled twice
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     finally:

@@ -1,7 +1,9 @@
-"""A breaker between two lease services: the first one serves, and while it cannot, the second.
+"""A breaker between two lease services: the first one serves, and while it cannot, the second, which may be a breaker itself.
 
-Losing the first service loses efficiency only: what was leased there may be compiled once more. A background probe finds
-out when it is back, so that no claim ever waits for a dead server.
+Losing the first service loses efficiency only. What this agent holds is made known to the service that takes over, by renewing it
+there at once; a key whose waiter was faster than its holder is compiled once more. A background probe finds out when the first is
+back, so that no claim ever waits for a dead server. It takes two answers in a row: after the first one every agent makes known in
+the service that is back what it holds, and after the second one uses it, so that coming back costs no compile.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AsyncExitStack, suppress
+from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, LeaseService, Watch
+from kcoord.leases.base import Answer, LeaseService, Watch, Won
 
 _T = TypeVar("_T")
 
@@ -25,51 +28,77 @@ class Failover(LeaseService):
     def __init__(self, first: LeaseService, second: LeaseService, tell: Callable[[str], object]) -> None:
         self._first, self._second, self._tell = first, second, tell
         self._probe: asyncio.Task[None] | None = None
+        self._handover: asyncio.Task[None] | None = None  # to the second; new leases are taken there after it
+        self._held: dict[tuple[str, str], None] = {}  # keys and tokens, in whichever service
+        self._returning = False  # the first has answered, and knows what this agent holds, but does not serve yet
+        self._opened = self._closed = 0
         self._why = ""
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self._second.name if self.open else self._first.name
+        return self.serving.name
 
     @property
     def open(self) -> bool:
         """Whether the second service serves now."""
         return self._probe is not None
 
+    @property
+    def serving(self) -> LeaseService:
+        return self._second if self.open else self._first
+
+    def breakers(self) -> list[dict[str, Any]]:
+        state = "open" if self.open else "closed"
+        counts = {"opened": self._opened, "closed": self._closed}
+        return [{"service": self._first.name, "state": state, **counts, "why": self._why}, *self._second.breakers()]
+
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        return await self._either(lambda s: s.acquire(key, token, holder, void=void))
+        answer = await self._either(lambda s: s.acquire(key, token, holder, void=void))
+        if isinstance(answer, Won):
+            self._held[key, token] = None
+        return answer
 
     async def renew(self, key: str, token: str) -> bool:
-        if self.open:
-            await self._second.renew(key, token)  # it may have been leased there
-            return True  # not known to be lost; the first service says so when it is back
-        try:
-            return await self._first.renew(key, token)
-        except LeaseUnavailable as error:
-            self._trip(error)
-            return True
+        if not self.open:
+            try:
+                return await self._first.renew(key, token)
+            except LeaseUnavailable as error:
+                self._trip(error)
+        await self._second.renew(key, token)  # it was leased there, or is made known there now
+        return True  # not known to be lost; the first service says so when it is back
 
     async def ready(self, key: str, token: str, manifest: str) -> None:
-        await self._either(lambda s: s.ready(key, token, manifest))
+        await self._end(key, token, lambda s: s.ready(key, token, manifest))
 
     async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        return await self._either(lambda s: s.fail(key, token, log, where))
+        return await self._end(key, token, lambda s: s.fail(key, token, log, where))
 
     async def release(self, key: str, token: str) -> bool:
-        try:
-            return await self._either(lambda s: s.release(key, token))
-        finally:
-            await self._second.release(key, token)
+        return await self._end(key, token, lambda s: s.release(key, token))
 
     def watch(self, key: str) -> Watch:
-        return self._second.watch(key) if self.open else _FirstWatch(self, self._first.watch(key))
+        return _Watch(self, key)
+
+    async def ping(self) -> None:
+        await self._either(lambda s: s.ping())
 
     async def close(self) -> None:
         if self._probe is not None:
-            self._probe.cancel()
+            self._probe.cancel()  # and what it waits for
             await asyncio.gather(self._probe, return_exceptions=True)
         await self._first.close()
         await self._second.close()
+
+    async def _end(self, key: str, token: str, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
+        """End a lease where leases are now, and in the service that does not serve now what it may hold of it."""
+        self._held.pop((key, token), None)
+        try:
+            return await self._either(command)
+        finally:
+            with suppress(LeaseUnavailable):
+                await self._second.release(key, token)
+                if self.open and self._returning:
+                    await command(self._first)
 
     async def _either(self, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
         if not self.open:
@@ -77,46 +106,76 @@ class Failover(LeaseService):
                 return await command(self._first)
             except LeaseUnavailable as error:
                 self._trip(error)
+        if self._handover is not None:
+            await asyncio.wait({self._handover})
         return await command(self._second)
 
     def _trip(self, error: LeaseUnavailable) -> None:
         if self.open:
             return
-        self._tell(f"{self._first.name} cannot be used ({error}); {self._second.name} coordinates until it is back")
-        self._probe = asyncio.create_task(self._until_back())
+        self._opened, self._why = self._opened + 1, str(error)
+        self._handover = asyncio.create_task(self._make_known(self._second))
+        self._probe = asyncio.create_task(self._until_back(self._handover))
+        self._tell(f"{self._first.name} cannot be used ({error}); until it is back, coordination is by {self.name}")
 
-    async def _until_back(self) -> None:
+    async def _until_back(self, handover: asyncio.Task[None]) -> None:
+        with suppress(LeaseUnavailable):
+            await handover
         while True:
             await asyncio.sleep(_PROBE_EVERY * random.uniform(0.9, 1.1))
+            answered = self._returning
             try:
                 await self._first.ping()
+                self._returning = True
+                await self._make_known(self._first)
             except LeaseUnavailable:
+                self._returning = False
                 continue
-            self._probe = None
-            self._tell(f"{self._first.name} is back and coordinates again")
-            return
+            if answered:
+                break
+        self._handover, self._returning = None, False
+        self._probe, self._closed = None, self._closed + 1
+        self._tell(f"coordination by {self._first.name} is back")
+
+    async def _make_known(self, service: LeaseService) -> None:
+        """Take in `service` what this agent holds. What is left in the other one ends with its flight, or by its TTL.
+
+        A token that was released meanwhile takes nothing: that is in the contract of `renew`.
+        """
+        await asyncio.gather(*(service.renew(key, token) for key, token in list(self._held)))
 
 
-class _FirstWatch(Watch):
-    """The first service's watch; without one, every call of `changed` is a reason to ask again, after its time-out."""
+class _Watch(Watch):
+    """The watch of whichever service serves; when that changes, there is a reason to ask again."""
 
-    def __init__(self, failover: Failover, watch: Watch) -> None:
-        self._failover, self._watch, self._entered = failover, watch, False
+    def __init__(self, failover: Failover, key: str) -> None:
+        self._failover, self._key = failover, key
+        self._entered = AsyncExitStack()  # of the watch
+        self._watch: Watch | None = None
+        self._service: LeaseService | None = None
 
-    async def __aenter__(self) -> _FirstWatch:
-        try:
-            await self._watch.__aenter__()
-            self._entered = True
-        except LeaseUnavailable as error:
-            self._failover._trip(error)
+    async def __aenter__(self) -> _Watch:
+        await self._follow()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._entered:
-            await self._watch.__aexit__(*exc)
+        await self._entered.aclose()
 
     async def changed(self, timeout: float) -> bool:
-        if self._entered:
+        if self._watch is not None and self._service is self._failover.serving:
             return await self._watch.changed(timeout)
-        await asyncio.sleep(min(timeout, 0.05))
+        await self._follow()
+        if self._watch is None:
+            await asyncio.sleep(min(timeout, 0.05))
         return True
+
+    async def _follow(self) -> None:
+        service = self._failover.serving
+        self._watch, self._service = None, service
+        await self._entered.aclose()
+        try:
+            self._watch = await self._entered.enter_async_context(service.watch(self._key))
+        except LeaseUnavailable as error:
+            if service is not self._failover._first:
+                raise
+            self._failover._trip(error)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.conftest import interposer, interposing_library  # noqa: F401 - fixtures
 from tests.redis_server import RedisServer, find_redis_server
 
 

@@ -1,4 +1,4 @@
-"""Redis first, this node's own leases while it is away."""
+"""Redis first; while it is away lease files, if there is a store; this node's own leases if nothing else is left."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from kcoord.artifacts.store import Store
+from kcoord.cli import status
+from kcoord.errors import LeaseUnavailable
 from kcoord.leases import failover
 from kcoord.leases.base import LeaseService, Ready, Wait, Won
 from kcoord.leases.failover import Failover
+from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
 from tests.leases.conformance import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting
@@ -205,5 +210,203 @@ def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer
             await service.acquire("k", "a", "host-a")
             assert asyncio.all_tasks() > before
         assert asyncio.all_tasks() == before
+
+    bounded(scenario())
+
+
+# Three services: Redis, lease files, this node.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    Store(tmp_path / "store").open()
+    return tmp_path / "store"
+
+
+@asynccontextmanager
+async def chain_at(url: str, store: Path, lines: list[str], **times: float) -> AsyncIterator[Failover]:
+    times = {**_TIMES, **times}
+    without_redis = Failover(FileLeases(store, **times), LocalLeases(**times), lines.append)
+    service = Failover(RedisLeases(url, "kcoord:test", **times), without_redis, lines.append)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+def markers(store: Path) -> list[str]:
+    return [p.stem for p in store.glob("v1/leases/*/*.lease")]
+
+
+async def until_there(store: Path, key: str) -> None:
+    deadline = time.monotonic() + BOUND
+    while key not in markers(store):
+        assert time.monotonic() < deadline, "nobody made the lease known"
+        await asyncio.sleep(0.01)
+
+
+def test_without_redis_agents_coordinate_by_lease_files(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with chain_at(redis_server.url, store, lines) as one, chain_at(redis_server.url, store, []) as other:
+            redis_server.kill()
+            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+            assert one.name == "lease files"
+            assert len(lines) == 1
+            assert "Redis cannot be used" in lines[0]
+            assert lines[0].endswith("coordination is by lease files")
+            waiter = await waiting(other, "k", "b")
+            await one.ready("k", "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+
+    bounded(scenario())
+
+
+def test_what_an_agent_holds_is_made_known_in_lease_files_as_soon_as_redis_is_lost(
+    redis_server: RedisServer, store: Path
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
+            for key in ("held", "ended"):
+                assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            await one.release("ended", "a")
+            redis_server.kill()
+            await one.acquire("another", "a", "host-a")  # finds out
+            await until_there(store, "held")
+            assert isinstance(await other.acquire("held", "b", "host-b"), Wait)
+            assert isinstance(await other.acquire("ended", "b", "host-b"), Won)
+            assert await one.renew("held", "a")
+            assert await one.release("held", "a")
+            assert isinstance(await other.acquire("held", "b", "host-b"), Won)
+
+    bounded(scenario())
+
+
+def test_redis_that_is_back_costs_no_second_leader(redis_server: RedisServer, store: Path) -> None:
+    """One agent leads since Redis was away, the other asks all the time: before, during and after Redis comes back."""
+
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
+            redis_server.kill()
+            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+            redis_server.start()
+            started, after = time.monotonic(), 0
+            while after < 5:
+                assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+                assert time.monotonic() - started < 10.0, "Redis does not coordinate again within 10 s"
+                after += not (one.open or other.open)
+                await asyncio.sleep(0.02)
+            assert one.name == other.name == "Redis"
+            assert await one.renew("k", "a")
+            await one.ready("k", "a", "m")
+            assert markers(store) == [], "a lease was left in the files"
+            assert await other.acquire("k", "b", "host-b") == Ready("m")
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lease_that_went_back_to_redis_ends_in_the_files_by_its_ttl(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, [], ttl=1.0) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            redis_server.start()
+            deadline = time.monotonic() + BOUND
+            while markers(store) or service.open:
+                assert await service.renew("k", "a")
+                assert time.monotonic() < deadline, "the files still have it"
+                await asyncio.sleep(0.05)
+            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+            redis_server.kill()
+            assert await service.renew("k", "a")
+            await until_there(store, "k")  # Redis lost once more: and made known once more
+
+    bounded(scenario())
+
+
+@pytest.mark.parametrize("periods", [(1.0, 0.7), (0.7, 1.0)])
+def test_who_finds_redis_back_first_leaves_time_for_the_others_to_make_their_leases_known(
+    shared_redis: RedisServer, store: Path, monkeypatch: pytest.MonkeyPatch, periods: tuple[float, float]
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(shared_redis.url, store, []) as one, chain_at(shared_redis.url, store, []) as other:
+            for service, period in zip((one, other), periods, strict=True):
+                monkeypatch.setattr(failover, "_PROBE_EVERY", period)
+                service._trip(LeaseUnavailable("its cable was pulled, and is back"))
+                await asyncio.sleep(0)  # its probe begins
+            key = some_key()
+            assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            deadline = time.monotonic() + BOUND
+            while one.open or other.open:
+                assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_waiter_follows_from_redis_to_the_files_and_back(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as service:
+            files = service._second._first  # type: ignore[attr-defined]
+
+            async def until_watched(*, in_files: bool) -> None:
+                deadline = time.monotonic() + BOUND
+                while bool("k" in files._keys and files._keys["k"].events) is not in_files:
+                    assert time.monotonic() < deadline, "the waiter watches the wrong service"
+                    await asyncio.sleep(0.01)
+
+            await service.acquire("k", "a", "host-a")
+            waiter = await waiting(service, "k", "b")
+            await until_watched(in_files=False)
+            redis_server.kill()
+            await service.acquire("another", "a", "host-a")
+            await until_there(store, "k")
+            await until_watched(in_files=True)
+            redis_server.start()
+            await until(service, is_open=False)
+            await until_watched(in_files=False)
+            assert not waiter.done()
+            await service.ready("k", "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with chain_at(redis_server.url, store, lines) as service:
+            assert [(b["service"], b["state"], b["opened"]) for b in service.breakers()] == [
+                ("Redis", "closed", 0),
+                ("lease files", "closed", 0),
+            ]
+            redis_server.kill()
+            (store / "v1").rename(store / "away")
+            answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
+            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert service.name == "this node"
+            assert len(lines) == 2
+            assert "lease files cannot be used" in lines[1]
+            assert "create it, or mount it" in lines[1]
+            assert lines[1].endswith("coordination is by this node")
+            shown = status._coordinators({"coordinates": service.name, "breaker": service.breakers()})
+            assert shown == "this node (Redis: away, 1×; lease files: away, 1×)"
+            (store / "away").rename(store / "v1")
+            deadline = time.monotonic() + BOUND
+            while service.name != "lease files":
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            redis_server.start()
+            await until(service, is_open=False)
+            assert lines[2:] == ["coordination by lease files is back", "coordination by Redis is back"]
+            assert [(b["state"], b["opened"], b["closed"]) for b in service.breakers()] == [("closed", 1, 1)] * 2
+            assert "Redis" not in service.breakers()[1]["why"]
 
     bounded(scenario())

@@ -1,0 +1,296 @@
+"""The files of one key: a marker, which is the lease, and an outcome. All of this blocks for as long as the file system does.
+
+The marker is `filelock.SoftFileLease`'s: made by ``O_CREAT | O_EXCL``, touched by its heartbeat, and taken over at once where its
+process can be seen to be dead. What filelock does not do is done here: it swaps an expired marker for its own by exchanging two
+names, which NFS refuses, and it keeps an empty marker (its writer died, or its disk was full) for ever. So a marker that nobody
+has touched for its duration is moved aside, and the key is free for everybody.
+
+How long a marker has been untouched is judged by this process's monotonic clock: the clocks of hosts need not agree. A marker
+that has changed did so between two looks at it; its modification time says when, by the file system's own clock, and is believed
+within these bounds only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import msgpack
+
+from kcoord.artifacts.publish import staging_name
+from kcoord.artifacts.reading import read_plain
+from kcoord.errors import ArtifactInvalid, LeaseUnavailable
+from kcoord.leases.base import Failed, Ready, Wait
+
+_LARGEST_OUTCOME = 256 << 10  # bytes
+_LONGEST_LOG = 32 << 10  # characters
+_LONGEST_WORD = 1 << 10
+_LONGEST_DURATION = 3600.0  # seconds; what a marker says of itself is believed up to here
+_TRIES = 3
+_UNREADABLE = (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)  # a symbolic link, a socket, another user's file
+_SOMEBODY = "another node"
+
+
+class NotALease(Exception):
+    """What is in the marker's place is no file that could be moved aside: nobody leases this key."""
+
+
+@dataclass
+class _Marker:
+    """A marker as this process knows it. It was touched between `after` and `seen`; times are this process's, in seconds."""
+
+    identity: tuple[int, int, int]  # inode, modification and change time
+    host: str
+    duration: float
+    after: float
+    seen: float
+    looked: float  # the latest look began then, and found it as it is
+    touched: float | None  # found out only if it matters
+
+
+class KeyFiles:
+    """One key's files in `directory`, for one thread at a time (`changes` excepted). Raises OSError.
+
+    `staging` is where files are made before they get their names: on the same file system, and swept by the agents.
+    """
+
+    def __init__(self, directory: Path, staging: Path, name: str, ttl: float, failure_ttl: float) -> None:
+        self._directory, self._staging = directory, staging
+        self._marker = directory / f"{name}.lease"
+        self._outcome = directory / f"{name}.outcome"
+        self._ttl, self._failure_ttl = ttl, failure_ttl
+        self._lease = filelock.SoftFileLease(self._marker, lease_duration=ttl, thread_local=False)
+        self._known: _Marker | None = None  # another holder's
+
+    def attempt(self, void: str | None) -> Ready | Failed | Wait | None:
+        """The outcome, if there is one; else who has the lease; else None: it is ours now. `void` is no outcome.
+
+        Raises `NotALease`, and `LeaseUnavailable` if the holder lives by another TTL.
+        """
+        found = self._read_outcome(void) or self._take()
+        if found is not None:
+            return found
+        try:
+            found = self._read_outcome(void)  # it may have been written before we took the lease
+            if found is None:
+                self._forget_outcome()
+                return None
+        except BaseException:
+            self.release()
+            raise
+        self.release()
+        return found
+
+    def standing(self, void: str | None) -> Ready | Failed | bool:
+        """Of a lease that was taken here: the outcome that ended it, else whether it is still ours."""
+        outcome = self._read_outcome(void)
+        if outcome is not None:
+            return outcome
+        owner = self._lease.owner
+        return owner is not None and owner.token == self._lease.token
+
+    def release(self) -> None:
+        """Remove the marker, if it is ours."""
+        self._lease.release(force=True)
+
+    def announce(self, outcome: Ready | Failed) -> None:
+        """Write the outcome, whole or not at all. A directory in its place stays: then nobody is told."""
+        if isinstance(outcome, Ready):
+            stated = {"state": "ready", "manifest": outcome.manifest}
+        else:
+            stated = {"state": "failed", "log": _utf8(outcome.log[-_LONGEST_LOG:]), "where": _utf8(outcome.where)}
+        look_up(self._directory)
+        fresh = self._staging / f"{staging_name()}.part"
+        try:
+            fresh.write_bytes(msgpack.packb(stated))
+            fresh.replace(self._outcome)
+        except IsADirectoryError:
+            return
+        finally:
+            fresh.unlink(missing_ok=True)
+        os.utime(self._directory)  # an NFS client that cached "missing" looks again
+
+    def changes(self) -> object:
+        """A value that is another one when the lease has another holder, or none, or the outcome is another."""
+        look_up(self._directory)
+        marker, outcome = _stat(self._marker), _stat(self._outcome)
+        return marker and marker.st_ino, outcome and _identity(outcome)
+
+    # The outcome.
+
+    def _read_outcome(self, void: str | None) -> Ready | Failed | None:
+        look_up(self._directory)
+        try:
+            outcome = _parse(read_plain(self._outcome, _LARGEST_OUTCOME))
+            if isinstance(outcome, Failed):
+                age = file_system_now(self._staging) - self._outcome.lstat().st_mtime
+                return outcome if abs(age) < self._failure_ttl else None
+        except (FileNotFoundError, PermissionError, ArtifactInvalid):
+            return None
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # replaced or removed while it was read
+                return None
+            raise
+        return None if outcome is None or outcome.manifest == void else outcome
+
+    def _forget_outcome(self) -> None:
+        """What is there is void, expired or garbage."""
+        with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+            self._outcome.unlink()
+
+    # The marker.
+
+    def _take(self) -> Wait | None:
+        for _ in range(_TRIES):
+            foreign = False
+            try:
+                self._lease.acquire(blocking=False)
+            except filelock.Timeout:
+                pass
+            except filelock.LeaseSettingsMismatch:
+                foreign = True
+            except (IsADirectoryError, PermissionError) as error:
+                if isinstance(error, PermissionError) and not os.access(self._directory, os.W_OK):
+                    raise
+                raise NotALease(f"{self._marker}: {error.strerror}") from error
+            else:
+                self._known = None
+                return None
+            marker = self._observe(foreign)
+            if marker is None:
+                continue  # given back in this very moment
+            left = self._left(marker)
+            if left > 0:
+                return Wait(marker.host, left)
+            self._set_aside(marker)
+        return Wait(_SOMEBODY, 0.05)  # others are faster
+
+    def _observe(self, foreign: bool) -> _Marker | None:
+        """Look at another's marker, and remember it. `foreign`: its holder has another TTL, which matters if it lives."""
+        began, before = time.monotonic(), self._known
+        found = _stat(self._marker)
+        if found is None:
+            self._known = None
+            return None
+        if before is not None and before.identity == _identity(found):
+            before.looked = began
+            return before
+        changed = before is not None and before.identity[0] == found.st_ino
+        if changed and foreign:
+            raise LeaseUnavailable(
+                f"{self._marker}: its holder's KCOORD_LEASE_TTL is not this node's {self._ttl:g} s: "
+                "set the same on every node"
+            )
+        owner, now = self._lease.owner, time.monotonic()
+        host, duration = _SOMEBODY, self._ttl
+        if owner is not None:
+            host = owner.hostname.partition("?")[0] or _SOMEBODY
+            duration = min(max(owner.lease_duration or 0.0, self._ttl), _LONGEST_DURATION)
+        after = before.looked if changed and before is not None else now
+        touched = None if changed else now  # at the first look nothing is known: it gets its whole time
+        self._known = _Marker(_identity(found), host, duration, after, now, began, touched)
+        return self._known
+
+    def _left(self, marker: _Marker) -> float:
+        """Seconds until the marker has expired; not above 0 if it has."""
+        now = time.monotonic()
+        if marker.touched is None and marker.after + marker.duration <= now:
+            age = file_system_now(self._staging) - marker.identity[1] / 1e9
+            marker.touched = min(max(time.monotonic() - age, marker.after), marker.seen)
+        start = marker.after if marker.touched is None else marker.touched
+        return start + marker.duration - now
+
+    def _set_aside(self, marker: _Marker) -> None:
+        """Take an expired marker away. One that was touched, or replaced, in this moment is put back."""
+        self._known = None
+        aside = self._staging / f"{staging_name()}.part"
+        try:
+            self._marker.rename(aside)
+            found = _stat(aside)
+            if found is not None and _identity(found)[:2] != marker.identity[:2]:
+                with suppress(FileExistsError):
+                    os.link(aside, self._marker, follow_symlinks=False)
+        except FileNotFoundError:
+            return  # another was faster; or NFS resent the rename, and it is done
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def look_up(directory: Path) -> None:
+    """Open `directory`, so that an NFS client forgets which names were missing in it. It, and its parent, are made."""
+    try:
+        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        for missing in (directory.parent, directory):  # no further up: a store that is not mounted stays so
+            with suppress(FileExistsError):
+                missing.mkdir()
+
+
+def probe(root: Path, staging: Path) -> None:
+    """Return if files with something in them can be made, and given names below `root`."""
+    look_up(root / "00")
+    fresh = staging / f"{staging_name()}.part"
+    named = root / "00" / fresh.name
+    try:
+        fresh.write_bytes(bytes(256))
+        fresh.replace(named)
+    finally:
+        fresh.unlink(missing_ok=True)
+        named.unlink(missing_ok=True)
+
+
+def file_system_now(staging: Path) -> float:
+    """The file system's own clock, in seconds: to be compared with its modification times, and with nothing else."""
+    probe = staging / f"{staging_name()}.part"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        probe.unlink()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What is at `path` now; opening a file asks the NFS server, which `lstat` for up to a minute does not."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            with suppress(FileNotFoundError):
+                return path.lstat()
+        elif error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _parse(content: bytes) -> Ready | Failed | None:
+    """None: not an outcome."""
+    try:
+        stated = msgpack.unpackb(content)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
+        return None
+    if not isinstance(stated, dict):
+        return None
+    manifest, log, where = stated.get("manifest"), stated.get("log"), stated.get("where")
+    if stated.get("state") == "ready" and isinstance(manifest, str) and 0 < len(manifest) <= _LONGEST_WORD:
+        return Ready(manifest)
+    if stated.get("state") == "failed" and isinstance(log, str) and isinstance(where, str):
+        return Failed(log[-_LONGEST_LOG:], where[:_LONGEST_WORD])
+    return None
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

