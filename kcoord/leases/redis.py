@@ -8,31 +8,36 @@ Timeline of what the token is for::
     agent A  acquire(a) → Won            …partitioned…           ready(a): a fact, accepted
     agent B                    acquire(b) → Wait  …TTL…  → Won   renew(b) → 1
     agent A                                                      renew(a) → 0: lost, A's compile goes on, harmless
+
+When the server's clock is set: forward, what it holds ends early; a holder takes its lease again at its next renewal, unless a
+waiter came first, which costs one compile more. Back: what somebody asks for lasts no longer than its whole TTL from then on,
+and a lease never longer than its limit by its holder's own clock. Fences do not grow over a clock that was set back *and* a key
+that was gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
-from kcoord.leases.redis_news import COMMAND_TIMEOUT, News, Subscription, twice
+from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, ended, monotonic, within
+from kcoord.leases.redis_client import COMMAND_TIMEOUT, CONNECTIONS, NONSENSE, connect, repeated, why
+from kcoord.leases.redis_news import News, Subscription
+from kcoord.telemetry.events import log
 
 T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
-_CONNECTIONS = 8  # of one agent: thousands of nodes share a server that takes 10,000
 _REMEMBERED = 10_000
 
 # KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), ttl (ms), manifest, log, where
@@ -45,11 +50,43 @@ _REMEMBERED = 10_000
 #   release                                                 → 1 | 0
 # Every change is published on the channel named like the key. An expired lease is a hash that is gone. `renew` takes
 # the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it. A hash
-# that the hard limit removed is gone as well: so the holder says how much of its limit is left.
+# that the hard limit removed is gone as well: so the holder says how much of its limit is left. What is no hash of ours is
+# deleted, and the error KCOORD-FOREIGN says what it was: then the key is free, and whoever called asks again.
+_FOREIGN = "KCOORD-FOREIGN"
 _SCRIPT = """
 local key, op, token = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+
+local function foreign()
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'none' then return nil end
+  if kind ~= 'hash' then return 'a ' .. kind end
+  local names = {'state', 'token', 'holder', 'fence', 'limit', 'ttl', 'manifest', 'log', 'where'}
+  local values, has = redis.call('HMGET', key, unpack(names)), {}
+  for n, name in ipairs(names) do has[name] = values[n] end
+  local function number(name)
+    local text = has[name]
+    return text and #text <= 16 and string.find(text, '^%d+$') and tonumber(text) < 9e15  -- a double holds it and its successor
+  end
+  if redis.call('PTTL', key) < 0 then return 'a hash that never expires' end
+  if not (number('fence') and number('ttl')) then return 'a hash without a number that it needs' end
+  if has.state == 'L' then
+    if has.token and has.holder and number('limit') then return nil end
+  elseif has.state == 'R' then
+    -- it comes back as the void of the next claim: so nothing that changes when it is decoded
+    if has.manifest and string.find(has.manifest, '^[%w._-]+$') and #has.manifest <= 256 then return nil end
+  elseif has.state == 'F' then
+    if has.log and has.where then return nil end
+  end
+  return 'a hash in no state that there is'
+end
+local found = foreign()
+if found then
+  redis.call('DEL', key)
+  return redis.error_reply('KCOORD-FOREIGN ' .. found)
+end
+
 local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit', 'ttl')
 local state, owner = held[1], held[2]
 
@@ -75,7 +112,8 @@ if op == 'acquire' then
     return {'W', held[3]}
   elseif state == 'L' then
     local left_ms = redis.call('PTTL', key)
-    if left_ms >= 0 then return {'L', redis.call('HGET', key, 'holder'), left_ms} end
+    -- 0: on a replica, where nothing expires, this is one that ended
+    if left_ms > 0 then return {'L', redis.call('HGET', key, 'holder'), left_ms} end
   end
   return {'W', lease(holder, ttl_ms, limit_ms)}
 end
@@ -131,42 +169,57 @@ _ENDED = _Held("", 0, 0.0)
 
 
 class RedisLeases(LeaseService):
-    """Leases in one Redis. `prefix` starts every key that it uses."""
+    """Leases in one Redis. `prefix` starts every key that it uses; `tell` gets one line for people, once.
+
+    Raises `SettingsError` if the URL has an option that there is not.
+    """
 
     name = "Redis"
 
-    def __init__(self, url: str, prefix: str, *, ttl: float, limit: float, failure_ttl: float) -> None:
-        self._prefix = prefix
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        *,
+        ttl: float,
+        limit: float,
+        failure_ttl: float,
+        tell: Callable[[str], object] = log.warning,
+    ) -> None:
+        self._prefix, self._tell, self._told = prefix, tell, False
         self._ttl_ms, self._limit_ms = int(ttl * 1000), int(limit * 1000)
         self._failure_ms = int(failure_ttl * 1000)
-        # redis-py's defaults run from waiting for ever (5) to retrying for a minute (8): state all of them
-        self._redis = aioredis.Redis.from_url(
-            url,
-            socket_timeout=COMMAND_TIMEOUT,
-            socket_connect_timeout=COMMAND_TIMEOUT,
-            **({} if url.startswith("unix:") else {"socket_keepalive": True}),
-            health_check_interval=0,
-            retry=Retry(NoBackoff(), 0),
-            retry_on_error=[],
-            max_connections=_CONNECTIONS,
-            encoding_errors="replace",
-            decode_responses=False,
-            protocol=2,
-        )
+        self._redis, self._sentinels = connect(url)
         self._news = News(self._redis)
-        self._slots = asyncio.Semaphore(_CONNECTIONS - 2)  # the pool refuses what it has no connection for
+        self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # the pool refuses what it has no connection for
+        self._trial: asyncio.Future[None] | None = None
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}:lease:{key}"
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        await self._tried_once()
         answer = _parse(await self._run(key, "acquire", token, holder, self._ttl_ms, self._limit_ms, void or ""))
         if isinstance(answer, Won):
             held = self._held.get((key, token))
             if held is None or held.fence != answer.fence:
                 self._hold(key, token, _Held(holder, answer.fence, monotonic() + self._limit_ms / 1000))
         return answer
+
+    async def _tried_once(self) -> None:
+        """Before the first lease: what only some nodes come to need, such as SUBSCRIBE, would else divide those that have it
+        from those that were refused."""
+        if self._trial is None:
+            self._trial = asyncio.ensure_future(self.ping())
+            self._trial.add_done_callback(
+                lambda trial: trial.cancelled() or trial.exception()
+            )  # all who wait may be cancelled
+        try:
+            await asyncio.shield(self._trial)
+        except LeaseUnavailable:
+            self._trial = None
+            raise
 
     async def renew(self, key: str, token: str) -> bool:
         held = self._held.get((key, token))
@@ -195,7 +248,14 @@ class RedisLeases(LeaseService):
         return held
 
     async def ping(self) -> None:
-        await self._bounded(lambda: cast(Awaitable[Any], self._redis.ping()))
+        """A lease is taken and released, and a subscription confirmed.
+
+        PING is no question: a replica, a full server, or one whose user may not write or subscribe, answers it.
+        """
+        key = f"ping-{uuid.uuid4().hex}"
+        async with self.watch(key):
+            await self._run(key, "acquire", key, key, self._ttl_ms, self._limit_ms, "")
+            await self._run(key, "release", key)
 
     def watch(self, key: str) -> Watch:
         return Subscription(self._news, self._key(key))
@@ -222,30 +282,51 @@ class RedisLeases(LeaseService):
         if not (read or fields):
             return {}
         replies = await self._bounded(exchange)
-        stored = replies[-1] if read else {}
         found: dict[str, dict[str, float]] = {}
-        for field, value in stored.items():
-            who, _, counter = field.decode(errors="replace").rpartition("|")
-            try:
+        try:
+            for field, value in replies[-1].items() if read else ():
+                who, _, counter = field.decode(errors="replace").rpartition("|")
                 found.setdefault(who, {})[counter] = float(value)
-            except ValueError as error:
-                raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
+        except NONSENSE as error:
+            raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
         return found
 
     async def server_version(self) -> str:
-        """As INFO gives it. Raises `LeaseUnavailable`."""
-        info = await self._bounded(lambda: self._redis.info("server"))
+        """As INFO gives it; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
+        try:
+            info = await self._bounded(lambda: self._redis.info("server"))
+        except LeaseUnavailable as error:
+            if isinstance(error.__cause__, NoPermissionError):
+                return "unknown"
+            raise
         return str(info.get("redis_version", "unknown"))
 
     async def close(self) -> None:
+        if self._trial is not None:
+            await ended({self._trial})
         await self._news.close()
-        try:
-            await within(COMMAND_TIMEOUT, self._redis.aclose())
-        except (RedisError, OSError, asyncio.TimeoutError):
-            return  # the server is gone, and with it the connection
+        for client in (self._redis, *self._sentinels):
+            try:
+                await within(COMMAND_TIMEOUT, client.aclose())
+            except (RedisError, OSError, asyncio.TimeoutError):
+                continue  # the server is gone, and with it the connection
 
     async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
         name = self._key(key)
+        try:
+            return await self._script(name, op, token, *args)
+        except ResponseError as error:
+            what = str(error).partition(_FOREIGN)[2].strip()
+        if not self._told:
+            self._told = True
+            self._tell(f"Redis held {what} under {name}, which kcoord did not write; such keys are removed")
+        try:
+            return await self._script(name, op, token, *args)
+        except ResponseError as error:
+            raise LeaseUnavailable(f"somebody else writes to {name} in Redis: {error}") from error
+
+    async def _script(self, name: str, op: str, token: str, *args: str | int) -> Any:
+        """Raises `LeaseUnavailable`, and ResponseError for a key that was not kcoord's and is free now."""
         try:
             return await self._bounded(lambda: self._redis.evalsha(_SHA, 1, name, op, token, *args))
         except NoScriptError:
@@ -258,17 +339,22 @@ class RedisLeases(LeaseService):
             raise
         except asyncio.TimeoutError:
             raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
-        except (RedisError, OSError, ValueError) as error:
-            raise LeaseUnavailable(f"{type(error).__name__}: {error}") from error
+        except (RedisError, OSError, *NONSENSE) as error:
+            if isinstance(error, ResponseError) and _FOREIGN in str(error):
+                raise
+            if "READONLY" in str(error):  # there is another master now, and perhaps its address where ours came from
+                with suppress(RedisError, OSError, asyncio.TimeoutError):
+                    await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
+            raise LeaseUnavailable(why(error)) from error
 
     async def _in_turn(self, command: Callable[[], Awaitable[T]]) -> T:
         async with self._slots:
-            return await twice(command, self._redis)
+            return await repeated(command, self._redis)
 
 
 def _parse(reply: Any) -> Answer:
     try:
-        kind, *rest = (part.decode() if isinstance(part, bytes) else part for part in reply)
+        kind, *rest = (part.decode(errors="replace") if isinstance(part, bytes) else part for part in reply)
         if None in rest:
             raise ValueError(f"{reply!r} lacks a field")
         if kind == "W":

@@ -1,0 +1,124 @@
+"""From ``KCOORD_REDIS_URL`` to a client whose every wait has an end.
+
+redis-py's defaults run from waiting for ever (5) to retrying for a minute (8): all of them are stated here. TCP's own would
+keep a connection to a host that vanished for two hours if nothing is sent on it, and for a quarter of an hour if something is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis.asyncio as aioredis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from kcoord.errors import SettingsError
+from kcoord.redis_url import Sentinels
+
+T = TypeVar("T")
+
+COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
+CONNECTIONS = 8  # of one agent: thousands of nodes share a server that takes 10,000
+_SENTINEL_TIMEOUT = 1.0  # seconds; one of them may be gone, and the next is asked within the same command
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 15,  # seconds
+    socket.TCP_KEEPINTVL: 5,  # seconds
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 10_000,  # milliseconds that what was sent may stay unacknowledged
+}
+NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What redis-py raises, beside its own errors, when it reads something that no Redis says."""
+_TRIES = 10
+_HUNG_UP = ("max number of clients", "Connection lost", "closed by server", "reset by peer", "Broken pipe")
+
+
+def connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
+    """A client for the master, and clients of the sentinels that know which one that is, if there are any.
+
+    Nothing is sent yet. Raises `SettingsError` if redis-py refuses an option of the URL.
+    """
+    try:
+        return _connect(url)
+    except (TypeError, ValueError, RedisError) as error:
+        raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {error}") from None
+
+
+def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
+    sentinels = Sentinels.of(url)
+    options: dict[str, Any] = {
+        "socket_timeout": COMMAND_TIMEOUT,
+        "socket_connect_timeout": COMMAND_TIMEOUT,
+        "socket_keepalive": True,
+        "socket_keepalive_options": _KEEPALIVE,
+        "health_check_interval": 0,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "encoding_errors": "replace",
+        "decode_responses": False,
+        "protocol": 2,
+    }
+    if url.startswith("unix:"):
+        del options["socket_keepalive"], options["socket_keepalive_options"]
+    if sentinels is None:
+        client = aioredis.Redis.from_url(url, **options)
+        clients: list[aioredis.Redis] = []
+    else:
+        client, clients = _through(sentinels, options)
+    pool = client.connection_pool
+    pool.max_connections = CONNECTIONS
+    pool.connection_kwargs.update(options)  # an option in the URL wins otherwise, also one that waits for ever
+    for each in (client, *clients):
+        each.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    return client, clients
+
+
+def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
+    stated = dict(parse_url(sentinels.options))
+    del stated["host"]
+    if stated.pop("connection_class", None) is not None:
+        stated["ssl"] = True
+    shared = {name: value for name, value in stated.items() if name.startswith("ssl")}
+    patience = {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
+    asked = {**options, **shared, **patience, "username": sentinels.username, "password": sentinels.password}
+    known = Sentinel(list(sentinels.addresses), sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    client = known.master_for(sentinels.service, **{**options, **stated})
+    return client, list(known.sentinels)
+
+
+async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) -> T:
+    """What `command` returns; it must be one that may be repeated.
+
+    A restart breaks connections, and that says nothing about the server. One at its `maxclients` hangs up on a new connection,
+    often before it can say why, and serves those that it has: one of ours may be free in a moment.
+    """
+    for attempt in range(_TRIES):
+        try:
+            return await command()
+        except RedisConnectionError as error:
+            if attempt:
+                if not any(words in str(error) for words in _HUNG_UP):
+                    raise
+                await asyncio.sleep(0.05)
+            # redis-py takes the last one first, also if that is the one that was refused a moment ago
+            client.connection_pool._available_connections.sort(key=lambda connection: connection.is_connected)
+    return await command()
+
+
+def why(error: BaseException) -> str:
+    """One line for people, and the same line for the same cause, so that it is told once."""
+    text, cause = str(error), error.__cause__ or error.__context__
+    if isinstance(error, MasterNotFoundError):
+        text = text.partition(" : ")[0]  # then come redis-py's objects, with their addresses in memory
+    elif "@user_script" in text:  # Redis 6 says where in the script first, Redis 7 last
+        text = re.sub(r"^.*@user_script: ?\d+: -?| script: .*$", "", text)
+    elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:  # redis-py 5 gives its number only
+        text = f"{text} {cause}"
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,91 @@
+"""``KCOORD_REDIS_URL``: what is accepted, what it says, and how it is shown without its password. Imports no Redis client."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_SENTINEL_PORT = 26379
+_PORTS = range(1, 65536)
+_UNREADABLE = "it cannot be parsed: in a password, write / ? # @ : as %2F %3F %23 %40 %3A"
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """``redis+sentinel://[user:password@]host[:port][,host[:port]…]/service[/db]``, ``rediss+sentinel://`` with TLS to all.
+
+    The credentials are the master's; the sentinels' own are ``?sentinel_username=…&sentinel_password=…``. `options` is the URL
+    of a plain Redis with the credentials, the database and the rest of the query; its host means nothing.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    service: str
+    options: str
+    username: str | None = None
+    password: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Sentinels | None:
+        """None if the URL is not of sentinels. Raises ValueError, with nothing in it that may be secret."""
+        parts = urlsplit(url)
+        scheme, _, kind = parts.scheme.partition("+")
+        if kind != "sentinel":
+            return None
+        credentials, at, hosts = parts.netloc.rpartition("@")
+        service, _, db = parts.path.lstrip("/").partition("/")
+        if not service:
+            raise ValueError("it names no service: redis+sentinel://host:26379,host:26379/service/0")
+        if db and not db.isdecimal():
+            raise ValueError("what follows the service must be the number of a database")
+        query = parse_qsl(parts.query)
+        own = {name: value for name, value in query if name in ("sentinel_username", "sentinel_password")}
+        rest = urlencode([(name, value) for name, value in query if name not in own])
+        return cls(
+            tuple(_address(host) for host in hosts.split(",")),
+            unquote(service),
+            f"{scheme}://{credentials}{at}master/{db or 0}" + (f"?{rest}" if rest else ""),
+            own.get("sentinel_username"),
+            own.get("sentinel_password"),
+        )
+
+
+def parse_redis_url(value: str) -> str:
+    """`value`, if a client can be made from it. Raises ValueError, with nothing in it that may be secret."""
+    try:
+        parts = urlsplit(value)
+    except ValueError:  # its text may hold a part of the password
+        raise ValueError(_UNREADABLE) from None
+    if parts.scheme not in SCHEMES:
+        raise ValueError(
+            "it must look like redis://[user:password@]host:port/0, rediss://…, unix:///path "
+            "or redis+sentinel://host:port,host:port/service"
+        )
+    if parts.scheme != "unix" and Sentinels.of(value) is None:
+        _address(parts.netloc.rpartition("@")[2])
+    return value
+
+
+def without_password(url: str) -> str:
+    """One line without credentials. `url` may be malformed: a password with an unescaped slash, no scheme at all."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    if "@" in rest:
+        rest = "***@" + rest.rpartition("@")[2]
+    shown = scheme + separator + re.sub(r"(?i)(username|password)=[^&]*", r"\1=***", rest)
+    return shown if shown.isprintable() else repr(shown)
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # its text may hold a part of the password
+        raise ValueError(_UNREADABLE) from None
+    if not host:
+        raise ValueError("it names no host")
+    if port is not None and port not in _PORTS:
+        raise ValueError(_UNREADABLE)
+    return host, port or _SENTINEL_PORT

