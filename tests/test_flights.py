@@ -6,24 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from kcoord.agent.flights import (
+from kcoord.agent.actions import (
     Action,
     Announce,
+    AskHedge,
     AskLease,
     Claimant,
+    EndHedge,
     EndLease,
     FailLease,
     Fetch,
-    Flights,
     HasFailed,
     IsAlone,
     IsBusy,
     IsReady,
     Leads,
     Look,
-    State,
     Tell,
 )
+from kcoord.agent.flights import Flights, State
 from kcoord.leases.base import Failed, Ready, Won
 
 KEY = "key"
@@ -142,9 +143,9 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
 def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.must_wait(KEY, 1, "node 2")
+    flights.must_wait(KEY, 1, "node 2", 0.0)
     assert [f.remote for f in flights] == ["node 2"]
-    flights.must_wait(KEY, 7, "node 3")
+    flights.must_wait(KEY, 7, "node 3", 0.0)
     assert [f.remote for f in flights] == ["node 2"]
     flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
     assert [f.remote for f in flights] == [""]
@@ -189,16 +190,16 @@ def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
     assert list(flights) == []
-    assert flights.must_wait(KEY, 1, "node 2") == []
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     other = replace(HURRIED, id=5, owner=15)
     assert flights.claim(other, 1.9) == [Tell(other, IsBusy())]
     assert list(flights) == []
@@ -208,7 +209,7 @@ def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_
 def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     assert flights.claim(A, 1.0) == [AskLease(KEY, 2)]
     assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
 
@@ -217,7 +218,7 @@ def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> 
 def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(news: Won | Ready | Failed) -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", until=1000.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
     flights.lease_answered(KEY, 1, news, 0.5)
     flights.gone(A.owner, 0.5)
     flights.looked(KEY, 1, None, 0.5)
@@ -229,7 +230,7 @@ def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(news: 
 def test_what_this_node_landed_is_not_taken_to_be_under_way_elsewhere() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", until=2.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     flights.landed(KEY, "/elsewhere")
     assert flights.claim(HURRIED, 1.0) == [AskLease(KEY, 3)]
 
@@ -239,7 +240,7 @@ def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
     for n in range(3):
         key = f"{KEY}{n}"
         flights.claim(replace(HURRIED, id=20 + n, key=key), 0.0)
-        flights.must_wait(key, n + 1, "node 2", until=2.0)
+        flights.must_wait(key, n + 1, "node 2", 0.0, until=2.0)
     flights.tick(2.0)
     assert flights._elsewhere == {}
 
@@ -248,8 +249,8 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
     flights.claim(B, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy())]
-    assert flights.must_wait(KEY, 1, "node 2") == []
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy())]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     flights.lease_answered(KEY, 1, Won(2), 1.0)
     assert flights.looked(KEY, 1, None, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
 
@@ -269,7 +270,7 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_
     flights.claim(HURRIED, 0.0)
     flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
     assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert flights.must_wait(KEY, 1, "node 2") == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
 
 
 # Looking and fetching.
@@ -486,7 +487,7 @@ def test_a_wait_is_bounded() -> None:
 def test_a_wait_for_another_node_is_bounded_and_then_given_up() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.must_wait(KEY, 1, "node 2")
+    flights.must_wait(KEY, 1, "node 2", 0.0)
     actions = flights.tick(MAX_WAIT)
     assert set(told(actions)) == {A.id}
     assert errands(actions) == [EndLease(KEY, 1)]
@@ -523,3 +524,168 @@ def test_an_unforeseen_error_of_an_errand_does_not_stop_a_leader() -> None:
     assert flights.derailed(1) == []
     assert flights.derailed(9) == []
     assert flights.landing(KEY, token)
+
+
+SLOW = 8.0
+SLOW_A, SLOW_B, SLOW_C = (replace(c, hedge_after=SLOW) for c in (A, B, C))
+
+
+def slow_flight() -> Flights:
+    """A leads, B and C wait, and the right to hedge has been asked for."""
+    flights = new_flights()
+    for claimant in (SLOW_A, SLOW_B, SLOW_C):
+        flights.claim(claimant, 0.0)
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.looked(KEY, 1, None, 0.0)
+    assert flights.tick(SLOW - 0.1) == []
+    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+    return flights
+
+
+def hedged_flight() -> tuple[Flights, str, str]:
+    """A leads, B hedges, C waits; the leader's token and the hedge's."""
+    flights = slow_flight()
+    (tell,) = flights.hedge_answered(KEY, 1, True, SLOW)
+    assert isinstance(tell, Tell)
+    assert isinstance(tell.told, Leads)
+    assert tell.claimant is SLOW_B
+    assert tell.told.hedges
+    flight = flights.get(KEY)
+    assert flight is not None
+    return flights, flight.token, tell.told.token
+
+
+def test_a_slow_compile_is_hedged_by_the_first_who_waits() -> None:
+    flights, token, hedge_token = hedged_flight()
+    assert token != hedge_token
+    assert flights.tick(SLOW + 1) == []
+
+
+def test_the_right_to_hedge_is_asked_for_once_at_a_time() -> None:
+    flights = slow_flight()
+    assert flights.tick(5 * SLOW) == []
+    assert flights.hedge_answered(KEY, 1, False, 5 * SLOW) == []
+    assert flights.tick(6 * SLOW - 0.1) == []
+    assert flights.tick(6 * SLOW) == [AskHedge(KEY, 1)]
+
+
+def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
+    flights = new_flights()
+    flights.claim(SLOW_A, 0.0)
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.looked(KEY, 1, None, 0.0)
+    assert flights.tick(2 * SLOW) == []
+    flights.claim(SLOW_B, 2 * SLOW)
+    assert flights.tick(2 * SLOW) == [AskHedge(KEY, 1)]
+
+
+def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
+    flights = new_flights()
+    for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
+        flights.claim(claimant, 0.0)
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.looked(KEY, 1, None, 0.0)
+    assert flights.tick(SLOW) == []
+
+
+def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
+    flights = new_flights()
+    flights.claim(SLOW_A, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 1.0)
+    assert flights.tick(SLOW) == []
+    assert flights.tick(1.0 + SLOW) == [AskHedge(KEY, 1)]
+    actions = flights.hedge_answered(KEY, 1, True, 1.0 + SLOW)
+    assert told(actions) == {A.id: Leads("1.1", hedges=True)}
+    assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert not list(flights)
+
+
+def test_the_right_to_hedge_that_comes_too_late_is_given_back() -> None:
+    flights = slow_flight()
+    flights.landed(KEY, "/there")
+    assert flights.hedge_answered(KEY, 1, True, SLOW) == [EndHedge(KEY, 1)]
+    assert flights.hedge_answered("another", 9, True, SLOW) == [EndHedge("another", 9)]
+    assert flights.hedge_answered(KEY, 1, False, SLOW) == []
+
+
+def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
+    flights, token, hedge_token = hedged_flight()
+    assert not flights.landing(KEY, hedge_token)
+    actions = flights.landed(KEY, "/there")
+    assert told(actions) == {C.id: IsReady("wait", "/there")}
+    assert errands(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
+    assert flights.landing(KEY, token)
+
+
+def test_what_the_leader_lands_ends_the_hedge() -> None:
+    flights, token, hedge_token = hedged_flight()
+    assert flights.landing(KEY, token)
+    actions = flights.landed(KEY, "/there")
+    assert errands(actions) == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
+
+
+@pytest.mark.parametrize("how", ["failed", "given up", "gone", "stalled", "too long"])
+def test_a_hedge_that_does_not_get_there_is_followed_by_another_later(how: str) -> None:
+    flights, _, hedge_token = hedged_flight()
+    now = SLOW + 1
+    if how == "failed":
+        actions = flights.failed(KEY, hedge_token, "log", "rank 2", now)
+    elif how == "given up":
+        actions = flights.given_up(KEY, hedge_token, now)
+    elif how == "gone":
+        actions = flights.gone(B.owner, now)
+    elif how == "stalled":
+        actions = flights.stalled(KEY, hedge_token, now)
+    else:
+        flights, now = hedged_and_patient(), SLOW + LIMIT + 1
+        actions = flights.tick(now)
+        assert actions[0] == EndHedge(KEY, 1)
+        return
+    assert actions == [EndHedge(KEY, 1)]
+    assert flights.tick(now + SLOW - 0.1) == []
+    assert flights.tick(now + SLOW) == [AskHedge(KEY, 1)]
+
+
+def hedged_and_patient() -> Flights:
+    """A node that waits for another one, with a hedge here and a waiter that waits for ever."""
+    flights = new_flights()
+    for claimant in (SLOW_A, replace(SLOW_C, deadline=1e9)):
+        flights.claim(claimant, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0)
+    flights.tick(SLOW)
+    flights.hedge_answered(KEY, 1, True, SLOW)
+    return flights
+
+
+@pytest.mark.parametrize("how", ["gone", "given up", "stalled"])
+def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
+    flights, token, hedge_token = hedged_flight()
+    actions = {
+        "gone": lambda: flights.gone(A.owner, SLOW + 1),
+        "given up": lambda: flights.given_up(KEY, token, SLOW + 1),
+        "stalled": lambda: flights.stalled(KEY, token, SLOW + 1),
+    }[how]()
+    assert actions == [EndHedge(KEY, 1)]
+    flight = flights.get(KEY)
+    assert flight is not None
+    assert (flight.leader, flight.token, flight.hedge) == (SLOW_B, hedge_token, None)
+    assert flights.landing(KEY, hedge_token)
+
+
+def test_a_compiler_that_gets_nowhere_is_followed_by_the_next() -> None:
+    flights, token = led_by_a(B)
+    actions = flights.stalled(KEY, token, 5.0)
+    assert list(told(actions)) == [B.id]
+    assert flights.stalled(KEY, token, 6.0) == [], "it is not the leader any more"
+
+
+def test_a_compiler_that_gets_nowhere_with_nobody_waiting_loses_the_lease() -> None:
+    flights, token = led_by_a()
+    assert flights.stalled(KEY, token, 5.0) == [EndLease(KEY, 1)]
+
+
+def test_what_is_published_is_nobody_s_stall() -> None:
+    flights, token = led_by_a(B)
+    flights.landing(KEY, token)
+    assert flights.stalled(KEY, token, 5.0) == []

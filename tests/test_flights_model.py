@@ -14,11 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kcoord.agent import flights as fl
-from kcoord.agent.flights import Claimant, Flights, State
+from kcoord.agent import actions as act
+from kcoord.agent.actions import Claimant
+from kcoord.agent.flights import Flight, Flights, State
 from kcoord.leases.base import Failed, Ready, Won
 
-LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR = 40.0, 15.0, 25.0, 2.0
+LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
 Errand = tuple[str, int]  # a key and its flight's serial
 
 
@@ -38,12 +39,16 @@ class Server:
     held: dict[int, str] = field(default_factory=dict)  # leases that were won and not ended
     tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
     leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
+    hedges: dict[str, str] = field(default_factory=dict)  # key → the token that hedges now
+    hedging: dict[int, str] = field(default_factory=dict)  # the right to hedge is asked for
+    rights: dict[int, str] = field(default_factory=dict)  # … was won and not ended
     publishing: list[tuple[str, str]] = field(default_factory=list)  # keys and tokens; "" hands in without leading
 
     # Events.
 
     def claim(self, owner: int, key: str, home: str, waits: bool = True) -> None:
-        claimant = Claimant(len(self.claimed) + 1, owner, key, home, f"rank {owner}", self.now + MAX_WAIT, waits)
+        number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
+        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, SLOW)
         self.claimed[claimant.id] = claimant
         self.untold.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()
@@ -69,7 +74,7 @@ class Server:
     def wait(self, serial: int) -> None:
         key = self.asking.get(serial) or self.cancelled[serial]
         before, untold = self.picture(), set(self.untold)
-        self.do(self.flights.must_wait(key, serial, "node 2", self.now + BUSY_FOR))
+        self.do(self.flights.must_wait(key, serial, "node 2", self.now, self.now + BUSY_FOR))
         if self.untold == untold:
             assert self.picture() == before
 
@@ -81,6 +86,15 @@ class Server:
     def fetched(self, serial: int, found: bool) -> None:
         key = self.fetching.pop(serial)
         self.do(self.flights.fetched(key, serial, "/found" if found else None))
+
+    def hedge(self, serial: int, won: bool) -> None:
+        key = self.hedging.pop(serial)
+        if won:
+            self.rights[serial] = key
+        self.do(self.flights.hedge_answered(key, serial, won, self.now))
+
+    def stall(self, key: str, token: str) -> None:
+        self.by_token(token, key, lambda: self.flights.stalled(key, token, self.now))
 
     def landing(self, key: str, token: str) -> None:
         leading = self.leads.get(key) == token
@@ -122,43 +136,50 @@ class Server:
 
     # What follows from them.
 
-    def by_token(self, token: str, key: str, event: Callable[[], list[fl.Action]]) -> None:
-        before, leading = self.picture(), self.leads.get(key) == token
+    def by_token(self, token: str, key: str, event: Callable[[], list[act.Action]]) -> None:
+        before, compiling = self.picture(), token in (self.leads.get(key), self.hedges.get(key))
         actions = event()
-        if not leading:
+        if not compiling:
             assert not actions, "a late token did something"
             assert self.picture() == before
         self.do(actions)
 
-    def do(self, actions: list[fl.Action]) -> None:
+    def do(self, actions: list[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, fl.Tell):
+            if isinstance(action, act.Tell):
                 self.tell(action)
-            elif isinstance(action, fl.AskLease):
+            elif isinstance(action, act.AskLease):
                 assert action.serial not in self.asking, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
                 self.asking[action.serial] = action.key
-            elif isinstance(action, fl.Look):
+            elif isinstance(action, act.Look):
                 assert action.serial in self.held, "the store is looked at without the lease"
                 assert action.serial not in self.looking
                 self.looking[action.serial] = action.key
-            elif isinstance(action, fl.Fetch):
+            elif isinstance(action, act.Fetch):
                 assert action.serial not in self.fetching
                 self.fetching[action.serial] = action.key
+            elif isinstance(action, act.AskHedge):
+                assert action.serial not in self.hedging, "the right to hedge is asked for twice"
+                assert action.serial not in self.rights, "a right that is held is asked for"
+                self.hedging[action.serial] = action.key
+            elif isinstance(action, act.EndHedge):
+                assert self.rights.pop(action.serial, None) == action.key, "a right that is not held is given back"
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
-                if action.serial in self.asking and not isinstance(action, fl.FailLease):
+                if action.serial in self.asking and not isinstance(action, act.FailLease):
                     self.cancelled[action.serial] = self.asking.pop(action.serial)
         self.check()
 
-    def tell(self, action: fl.Tell) -> None:
+    def tell(self, action: act.Tell) -> None:
         claimant, told = action.claimant, action.told
         assert claimant.owner not in self.gone, "a process that has ended is told something"
         assert claimant.id in self.untold, "a claim is answered twice"
         self.untold.remove(claimant.id)
-        assert not (claimant.waits and isinstance(told, fl.IsBusy)), "a claim that waits is sent away"
-        if isinstance(told, fl.Leads):
+        assert not (claimant.waits and isinstance(told, act.IsBusy)), "a claim that waits is sent away"
+        if isinstance(told, act.Leads):
             assert told.token not in self.tokens, "a token is given twice"
+            assert told.hedges == (self.flights.get(claimant.key).hedge is claimant)
             self.tokens[told.token] = (claimant.key, claimant.id)
 
     def check(self) -> None:
@@ -169,12 +190,15 @@ class Server:
         assert sorted(w.id for w in waiting) == sorted(self.untold), "a claim is lost, or in two places"
         assert all(w.key == f.key for f in flights for w in f.waiters.values())
         self.leads = {f.key: f.token for f in flights if f.state in (State.LEADING, State.LANDING)}
+        self.hedges = {f.key: f.hedge_token for f in flights if f.hedge is not None}
         for flight in flights:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
         assert all(s in alive for s in self.held), "a lease that was won is held by no flight"
+        hedged = {f.serial for f in flights if f.hedge is not None}
+        assert hedged == self.rights.keys(), "a hedge without the right to it, or a right without a hedge"
 
-    def check_flight(self, flight: fl.Flight) -> None:
+    def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
         errand = {State.ASKING: self.asking, State.LOOKING: self.looking, State.FETCHING: self.fetching}
         if flight.state is State.LANDING:
@@ -187,8 +211,13 @@ class Server:
         else:
             assert flight.serial in errand[flight.state], "a flight waits for an errand that nobody runs"
             assert flight.leader is None
+        if flight.hedge is not None:
+            assert self.tokens[flight.hedge_token] == (flight.key, flight.hedge.id)
+            assert flight.hedge.owner not in self.gone, "the hedge is dead"
+            assert self.now - flight.hedge_since <= LIMIT
+            assert flight.hedge is not flight.leader
         if flight.state is not State.LANDING:
-            assert flight.waiters or flight.leader or flight.state in (State.LOOKING, State.FETCHING)
+            assert flight.waiters or flight.leader or flight.hedge or flight.state in (State.LOOKING, State.FETCHING)
         for number, waiter in enumerate(flight.waiters.values()):
             if not waiter.waits:
                 assert number == 0, "a claim that does not wait queues"
@@ -199,12 +228,17 @@ class Server:
 
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
-        flights = [(f.key, f.serial, f.state, tuple(f.waiters), f.leader, f.token, f.led_since) for f in self.flights]
+        flights = [
+            (f.key, f.serial, f.state, tuple(f.waiters), f.leader, f.token, f.led_since, f.hedge, f.hedge_token)
+            for f in self.flights
+        ]
         return flights, copy.copy(self.flights._failures)
 
     def finish(self) -> None:
         """Every errand is answered, in the worst way; time passes: then everybody was told, and nothing is left."""
-        while self.asking or self.cancelled or self.looking or self.fetching or self.publishing:
+        while self.asking or self.cancelled or self.looking or self.fetching or self.publishing or self.hedging:
+            for serial in list(self.hedging):
+                self.hedge(serial, won=True)
             for serial in [*self.asking, *self.cancelled]:
                 if serial in self.asking or serial in self.cancelled:
                     self.lease(serial, Won(1))
@@ -216,8 +250,11 @@ class Server:
                 self.published(0, well=False)
         for _ in range(len(self.claimed) + 2):
             self.tick(max(LIMIT, MAX_WAIT) + 1)
+            for serial in list(self.hedging):
+                self.hedge(serial, won=True)
         assert not self.untold, "somebody was never told"
         assert not self.held, "a lease is held for ever"
+        assert not self.rights, "the right to hedge is held for ever"
         assert not list(self.flights), "a flight never ends"
 
 
@@ -279,6 +316,23 @@ class RandomServer(RuleBasedStateMachine):
         for serial in [s for s, k in self.server.looking.items() if k == key]:
             self.server.looked(serial, found=False)
 
+    @rule(data=st.data(), won=st.booleans())
+    def hedge(self, data: st.DataObject, won: bool) -> None:
+        if self.server.hedging:
+            self.server.hedge(data.draw(st.sampled_from(list(self.server.hedging))), won)
+
+    @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
+    def slow(self, key: str, owners: list[int]) -> None:
+        """A leader, here or on another node, who takes long, and a waiter who goes ahead."""
+        self.take_off(key, owners)
+        self.server.tick(SLOW + 1)
+        for serial in [s for s, k in self.server.hedging.items() if k == key]:
+            self.server.hedge(serial, won=True)
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def stall(self, data: st.DataObject, key: str) -> None:
+        self.server.stall(key, self.token(data))
+
     @rule(data=st.data(), key=st.sampled_from(KEYS))
     def landing(self, data: st.DataObject, key: str) -> None:
         self.server.landing(key, self.token(data))
@@ -317,7 +371,7 @@ class RandomServer(RuleBasedStateMachine):
 
     def token(self, data: st.DataObject) -> str:
         """One that leads now, one that is late, or one that nobody ever had."""
-        live, late = list(self.server.leads.values()), list(self.server.tokens)
+        live, late = [*self.server.leads.values(), *self.server.hedges.values()], list(self.server.tokens)
         return data.draw(st.sampled_from([*live, *live, *late[-3:], "", "9.9"]))
 
 
@@ -343,13 +397,15 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     for serial in server.fetching:
         events += [("fetched", (serial, True)), ("fetched", (serial, False))]
     for token in server.tokens:
-        events += [("fail", ("a", token)), ("give_up", ("a", token))]
+        events += [("fail", ("a", token)), ("give_up", ("a", token)), ("stall", ("a", token))]
         if len(server.publishing) < 2:
             events.append(("landing", ("a", token)))
     if not server.publishing:
         events.append(("landing", ("a", "foreign")))
     for index in range(len(server.publishing)):
         events += [("published", (index, True)), ("published", (index, False))]
+    for serial in server.hedging:
+        events += [("hedge", (serial, True)), ("hedge", (serial, False))]
     events += [("derail", (s,)) for s in (*server.asking, *server.looking, *server.fetching)]
     if server.now < 60:
         events += [("tick", (20.0,))]
@@ -371,6 +427,11 @@ def fingerprint(server: Server) -> object:
                 f.led_since,
                 f.manifest,
                 f.waited,
+                f.remote,
+                f.hedge and f.hedge.id,
+                f.hedge_since,
+                f.hedge_due,
+                f.hedge_asked,
             )
             for f in server.flights
         ],
@@ -386,6 +447,8 @@ def fingerprint(server: Server) -> object:
         tuple(server.fetching),
         tuple(server.tokens),
         tuple(server.publishing),
+        tuple(server.hedging),
+        tuple(server.rights),
     )
 
 
@@ -398,9 +461,21 @@ def copy_of(server: Server) -> Server:
     for flight in flights._flights.values():
         flight.waiters = dict(flight.waiters)
     twin = Server(flights, server.now)
-    for name in ("claimed", "untold", "gone", "asking", "cancelled", "looking", "fetching", "held", "tokens"):
+    for name in (
+        "claimed",
+        "untold",
+        "gone",
+        "asking",
+        "cancelled",
+        "looking",
+        "fetching",
+        "held",
+        "tokens",
+        "hedging",
+        "rights",
+    ):
         setattr(twin, name, copy.copy(getattr(server, name)))
-    twin.leads, twin.publishing = dict(server.leads), list(server.publishing)
+    twin.leads, twin.hedges, twin.publishing = dict(server.leads), dict(server.hedges), list(server.publishing)
     return twin
 
 
@@ -411,6 +486,7 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
     level = [(Server(), ())]  # type: list[tuple[Server, tuple[Any, ...]]]
     seen = {str(fingerprint(level[0][0]))}
     outcomes: set[str] = set()
+    hedged: set[str] = set()
     for _ in range(DEPTH):
         following = []
         for server, story in level:
@@ -426,7 +502,9 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
                 except AssertionError as error:
                     raise AssertionError(f"{error}, after {told}") from error
                 outcomes |= {f.state.value for f in twin.flights}
+                hedged |= {f.state.value for f in twin.flights if f.hedge is not None}
                 following.append((twin, told))
         level = following
     assert outcomes == {s.value for s in State}
+    assert hedged == outcomes, "a state in which nobody was ever hedged"
     assert len(seen) > 30_000, "the exploration has become shallow"

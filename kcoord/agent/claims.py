@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent import flights as fl
+from kcoord.agent import actions as act
 from kcoord.agent import protocol
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.errands import Errands
+from kcoord.agent.expectations import Expectations
+from kcoord.agent.flights import Flights, State
 from kcoord.agent.protocol import Identity, optional, seconds
 from kcoord.agent.protocol import field as take
+from kcoord.agent.sweeper import Sweeper
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
@@ -34,26 +37,32 @@ class Claims:
     def __init__(
         self,
         connections: Connections,
-        flights: fl.Flights,
+        flights: Flights,
         errands: Errands,
         notices: Notices,
         max_wait: float,
         lost: Lost,
+        expectations: Expectations,
+        sweeper: Sweeper,
     ) -> None:
         self._connections, self._flights, self._errands, self._notices = connections, flights, errands, notices
-        self._max_wait, self._lost = max_wait, lost
+        self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
         self._waiting: dict[int, Connection] = {}  # claim → who made it
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
+        self.hedged, self.stalled_ones = 0, 0
 
     def claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         if connection not in self._connections:
             raise ProtocolError("the process that made this connection has ended")
         digest, home = protocol.digest(message), protocol.directory(message, "home")
         waits = optional(message, "wait", bool) is not False
-        self._remember(digest, f"{take(message, 'backend', str)}:{take(message, 'name', str)}")
+        name = f"{take(message, 'backend', str)}:{take(message, 'name', str)}"
+        self._remember(digest, name)
+        self._sweeper.seen(str(home))
         now, who = time.monotonic(), connection.label(platform.node())
         claim = self._connections.new_id()
-        claimant = fl.Claimant(claim, connection.id, digest, str(home), who, now + self._max_wait, waits)
+        slow = self._expectations.slow_after(name)
+        claimant = act.Claimant(claim, connection.id, digest, str(home), who, now + self._max_wait, waits, slow)
         connection.pending[claim] = request
         self._waiting[claim] = connection
         self.carry_out(self._flights.claim(claimant, now))
@@ -63,9 +72,10 @@ class Claims:
         key, token = protocol.key(message), take(message, "token", str)
         origin = Origin.here(connection.who.pid, connection.who.rank, take(message, "device", str))
         took = seconds(message, "compile_seconds")
+        self._expectations.learn(f"{key.backend}:{key.name}", took)
         leads = self._flights.landing(key.digest, token)
         publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
-        landing = self._land(connection, request, key, token if leads else "", publish)
+        landing = self._land(connection, request, key, token if leads else "", self._sweeper.sparing(staging, publish))
         self._connections.answer_later(connection, request, landing)
 
     def fail(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
@@ -86,18 +96,42 @@ class Claims:
             self._waiting.pop(claim, None)
         now = time.monotonic()
         for flight in self._flights:
-            if flight.leader is not None and flight.leader.owner == connection.id and flight.state is fl.State.LEADING:
+            if flight.leader is not None and flight.leader.owner == connection.id and flight.state is State.LEADING:
                 name = self._names.get(flight.key, _UNKNOWN)
                 self._lost(connection.who, flight.key, name, now - flight.led_since)
+                if connection.pid == connection.who.pid:  # else it names its files in a pid namespace that is not ours
+                    self._sweeper.ended(connection.pid, flight.leader.home)
         self.carry_out(self._flights.gone(connection.id, now))
 
     def tick(self) -> None:
         """Let those go who have waited for long enough. Call it about once a second."""
         self.carry_out(self._flights.tick(time.monotonic()))
 
-    def carry_out(self, actions: list[fl.Action]) -> None:
+    def compiling(self) -> dict[tuple[str, str], int]:
+        """Who compiles on this node: key and token → process id."""
+        found = {}
+        for flight in self._flights:
+            if flight.state is State.LEADING and flight.leader is not None:
+                found[flight.key, flight.token] = self._connections.pid_of(flight.leader.owner)
+            if flight.hedge is not None:
+                found[flight.key, flight.hedge_token] = self._connections.pid_of(flight.hedge.owner)
+        return {compile: pid for compile, pid in found.items() if pid > 0}
+
+    def stalled(self, compile: tuple[str, str]) -> None:
+        """A compile that `compiling` named gets nowhere."""
+        key, token = compile
+        actions = self._flights.stalled(key, token, time.monotonic())
+        if actions:
+            self.stalled_ones += 1
+            name = self._names.get(key, _UNKNOWN)
+            self._notices.tell(
+                f"a compile of {name} has not used the CPU for KCOORD_STALL seconds: another rank may go ahead"
+            )
+        self.carry_out(actions)
+
+    def carry_out(self, actions: list[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, fl.Tell):
+            if isinstance(action, act.Tell):
                 self._tell(action.claimant, action.told)
             else:
                 self._errands.start(action)
@@ -137,7 +171,8 @@ class Claims:
             why = ""
         except (ArtifactInvalid, StoreError) as error:
             why = str(error)
-            self._notices.tell(f"not published: {why}")
+            about = f"the local directory: {error.remedy}" if isinstance(error, StoreError) else None
+            self._notices.tell(f"not published: {why}", about=about)
             self._connections.send(connection, {"op": "refused", "id": request, "why": why})
         finally:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
@@ -148,31 +183,32 @@ class Claims:
             self._connections.send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
             self.carry_out(self._flights.landed(key.digest, str(artifact.path)))
 
-    def _tell(self, claimant: fl.Claimant, told: fl.Told) -> None:
+    def _tell(self, claimant: act.Claimant, told: act.Told) -> None:
         connection = self._waiting.pop(claimant.id, None)
         if connection is None:
-            if isinstance(told, fl.Leads):  # it left in this very moment; its end frees the flight
+            if isinstance(told, act.Leads):  # it left in this very moment; its end frees the flight
                 self.carry_out(self._flights.gone(claimant.owner, time.monotonic()))
             return
-        if isinstance(told, fl.IsReady) and told.home != claimant.home:
+        if isinstance(told, act.IsReady) and told.home != claimant.home:
             self._waiting[claimant.id] = connection
             self._connections.begin(connection, self._copy_then_tell(claimant, told))
             return
         request = connection.pending.pop(claimant.id)
         answer: dict[str, Any] = {"id": request}
-        if isinstance(told, fl.IsReady):
+        if isinstance(told, act.IsReady):
             answer |= {"op": "ready", "source": told.source}
-        elif isinstance(told, fl.Leads):
-            answer |= {"op": "lead", "token": told.token}
-        elif isinstance(told, fl.HasFailed):
+        elif isinstance(told, act.Leads):
+            answer |= {"op": "lead", "token": told.token, "hedges": told.hedges}
+            self.hedged += told.hedges
+        elif isinstance(told, act.HasFailed):
             answer |= {"op": "failed", "log": told.log, "where": told.where}
-        elif isinstance(told, fl.IsBusy):
+        elif isinstance(told, act.IsBusy):
             answer |= {"op": "busy"}
         else:
             answer |= {"op": "alone", "why": told.reason}
         self._connections.send(connection, answer)
 
-    async def _copy_then_tell(self, claimant: fl.Claimant, told: fl.IsReady) -> None:
+    async def _copy_then_tell(self, claimant: act.Claimant, told: act.IsReady) -> None:
         done = await self._errands.bring_home(claimant.key, Path(told.home), Path(claimant.home))
-        here = fl.IsReady(told.source, claimant.home)
-        self._tell(claimant, here if done else fl.IsAlone(f"it cannot be copied to {claimant.home}"))
+        here = act.IsReady(told.source, claimant.home)
+        self._tell(claimant, here if done else act.IsAlone(f"it cannot be copied to {claimant.home}"))

@@ -15,63 +15,79 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcoord.agent import flights as fl
+from kcoord.agent import actions as act
+from kcoord.agent.flights import Flights, State
+from kcoord.agent.shared_store import SharedStore
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid, LeaseUnavailable, StoreError
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive, within
+from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive
 from kcoord.telemetry.events import Notices, log
 
 T = TypeVar("T")
 
 
-_STORE_TIMEOUT = 60.0  # seconds for one artifact; an NFS server's restart takes 20
-_STORE_REST = 60.0
+_MOST_FOREIGN = 100_000
+_RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 _BUSY_FOR = 2.0  # seconds in which a key that another node compiles is not asked after again by claims that do not wait
 
 
 class Errands:
-    """Runs the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result."""
+    """Runs the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
+
+    ``learn(name, seconds)`` is told how long what is fetched took to compile.
+    """
 
     def __init__(
         self,
         leases: LeaseService,
         store: Store | None,
-        flights: fl.Flights,
+        flights: Flights,
         notices: Notices,
         *,
         agent_id: str,
         ttl: float,
         now: Callable[[], float],
-        report: Callable[[list[fl.Action]], None],
+        report: Callable[[list[act.Action]], None],
+        learn: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
-        self._leases, self._store, self._flights, self._notices = leases, store, flights, notices
-        self._agent_id, self._ttl, self._now, self._report = agent_id, ttl, now, report
+        self._leases, self._flights, self._notices = leases, flights, notices
+        self._store = SharedStore(store, notices)
+        self._agent_id, self._ttl, self._now, self._report, self._learn = agent_id, ttl, now, report, learn
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self._store_io = ThreadPoolExecutor(8, "store")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._store_back = 0.0  # when a store that hung is asked again
-        self._held: dict[int, AsyncExitStack] = {}  # serial → the renewal of its lease
+        self._held: dict[tuple[str, int], AsyncExitStack] = {}  # a lease's key, and its flight's serial → its renewal
+        self._announcing: dict[str, asyncio.Task[None]] = {}
+        self._following: dict[
+            int, asyncio.Task[None]
+        ] = {}  # flights whose waiters are told what another node publishes
+        self._foreign: set[str] = set()  # keys whose artifact in the store is for others to judge
         self._refused: set[int] = set()  # flights whose lease another node has: their end gives nothing back
 
-    def start(self, action: fl.Errand) -> None:
+    def start(self, action: act.Errand) -> None:
         """Begin `action`; whatever comes of it goes to `report`."""
         serial = action.serial
-        if isinstance(action, fl.AskLease):
+        if isinstance(action, act.AskLease):
             self._asking[serial] = self._run(serial, self._ask(action))
-        elif isinstance(action, fl.Look):
+        elif isinstance(action, act.Look):
             self._run(serial, self._look(action))
-        elif isinstance(action, fl.Fetch):
+        elif isinstance(action, act.Fetch):
             self._run(serial, self._fetch(action))
-        elif isinstance(action, fl.EndLease):
+        elif isinstance(action, act.EndLease):
             self._run(serial, self._end(action))
-        elif isinstance(action, fl.FailLease):
+        elif isinstance(action, act.FailLease):
             self._run(serial, self._fail(action))
+        elif isinstance(action, act.AskHedge):
+            self._run(serial, self._ask_hedge(action))
+        elif isinstance(action, act.EndHedge):
+            self._run(serial, self._end_hedge(action))
         else:
-            self._run(serial, self._announce(action))
+            announcing = self._run(serial, self._announce(action))
+            self._announcing[action.key] = announcing
+            announcing.add_done_callback(functools.partial(self._announced, action.key))
 
     @property
     def busy(self) -> bool:
@@ -79,19 +95,19 @@ class Errands:
 
     async def drain(self, timeout: float) -> None:
         """Let publishes finish, stop waiting for others, give back what is held."""
-        for task in self._asking.values():
+        for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for serial in list(self._held):
-            await self._stop_renewing(serial)
-        flights = list(self._flights)
-        await asyncio.gather(*(self._quietly(self._leases.release(f.key, self._token(f.serial))) for f in flights))
+        ours = {*self._held, *((flight.key, flight.serial) for flight in self._flights)}
+        for lease, serial in list(self._held):
+            await self._stop_renewing(lease, serial)
+        await asyncio.gather(*(self._quietly(self._leases.release(key, self._token(serial))) for key, serial in ours))
         self._local_io.shutdown(wait=False, cancel_futures=True)
-        self._store_io.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
 
     async def publish_locally(
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
@@ -110,29 +126,23 @@ class Errands:
                 if artifact is None:
                     return False
                 local.install(artifact.manifest, local.read_contents(artifact), home)
-            except (ArtifactInvalid, StoreError) as error:
+            except ArtifactInvalid as error:
                 self._notices.tell(str(error))
+                return False
+            except StoreError as error:
+                self._notices.tell(str(error), about=f"the local directory: {error.remedy}")
                 return False
             return True
 
         return await self._in(self._local_io, copy)
 
     async def in_store(self, work: Callable[[Store], T], patience: float) -> T | None:
-        """What ``work(store)`` returns; None without a store, or if it has not answered for `patience` seconds, now or lately.
+        """What ``work(store)`` returns; None without a store, or if it fails, or has not answered for `patience` seconds, now or
+        lately, which is told.
 
-        Raises what `work` raises. Not guaranteed: that `work` ends when this does; its thread goes on.
+        Raises what else than `StoreError` `work` raises. Not guaranteed: that `work` ends when this does; its thread goes on.
         """
-        store = self._store
-        if store is None or self._now() < self._store_back:
-            return None
-        try:
-            return await within(patience, self._in(self._store_io, lambda: work(store)))
-        except asyncio.TimeoutError:
-            self._store_back = self._now() + _STORE_REST
-            self._notices.tell(
-                f"the store {store.root} has not answered for {patience:g} s; training goes on without it"
-            )
-            return None
+        return await self._store.use(work, patience)
 
     async def locally(self, work: Callable[[], T]) -> T:
         """What `work` returns, or raises, run beside the local tier's other disk work."""
@@ -151,24 +161,33 @@ class Errands:
             log.error("an errand failed", exc_info=error)
             self._report(self._flights.derailed(serial))
 
+    def _announced(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._announcing.get(key) is task:
+            del self._announcing[key]
+
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def _token(self, serial: int) -> str:
         return f"{self._agent_id}.{serial}"
 
-    async def _ask(self, action: fl.AskLease) -> None:
+    async def _ask(self, action: act.AskLease) -> None:
         key, serial = action.key, action.serial
         answer: Won | Ready | Failed | None
         try:
-            answer = await await_turn(
-                self._leases, key, self._token(serial), platform.node(), void=action.void,
-                on_wait=lambda wait: self._waits(key, serial, wait), stays=lambda wait: self._stays(key, serial, wait),
-            )  # fmt: skip
+            # what READY says may well be true for others
+            if action.void is not None and (self._store.faulty or key in self._foreign):
+                answer = Won(0, coordinated=False)
+            else:
+                answer = await await_turn(
+                    self._leases, key, self._token(serial), platform.node(), void=action.void,
+                    on_wait=lambda wait: self._waits(key, serial, wait),
+                    stays=lambda wait: self._stays(key, serial, wait),
+                )  # fmt: skip
             if answer is None:
                 return
-            if isinstance(answer, Won):
-                await self._keep(key, serial)
+            if isinstance(answer, Won) and answer.coordinated:
+                answer = await self._keep_if_shared(answer, key, serial)
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): this node coordinates its own ranks only")
             answer = Won(0, coordinated=False)
@@ -178,7 +197,7 @@ class Errands:
 
     def _waits(self, key: str, serial: int, wait: Wait) -> None:
         until = self._now() + min(_BUSY_FOR, wait.ttl)
-        self._report(self._flights.must_wait(key, serial, wait.holder, until))
+        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
 
     def _stays(self, key: str, serial: int, wait: Wait) -> bool:
         """Whether anybody waits for the other node. If not, the flight has ended: no subscription, and no lease to release."""
@@ -190,17 +209,74 @@ class Errands:
         self._refused.discard(serial)
         return True
 
-    async def _keep(self, key: str, serial: int) -> None:
-        stack = AsyncExitStack()
-        await stack.enter_async_context(kept_alive(self._leases, key, self._token(serial), self._ttl))
-        self._held[serial] = stack
+    async def _ask_hedge(self, action: act.AskHedge) -> None:
+        """The right to hedge is a lease of its own, so that one rank of all nodes has it."""
+        lease, serial = _hedge(action.key), action.serial
+        try:
+            won = isinstance(await self._leases.acquire(lease, self._token(serial), platform.node()), Won)
+        except LeaseUnavailable:
+            won = False  # a duplicate that nobody limits is worse than a wait that is bounded
+        if won:
+            await self._keep(lease, serial)
+        self._report(self._flights.hedge_answered(action.key, serial, won, self._now()))
+        if not won and serial not in self._following:
+            self._following[serial] = self._run(serial, self._follow(action.key, serial))
 
-    async def _stop_renewing(self, serial: int) -> None:
-        stack = self._held.pop(serial, None)
+    async def _follow(self, key: str, serial: int) -> None:
+        """A rank of another node compiles beside this node's leader: what it publishes is for those who wait here, too."""
+        try:
+            async with self._leases.watch(key) as watch:
+                while (led := self._led_with_waiters(key, serial)) is not None:
+                    answer = await self._leases.acquire(key, self._token(serial), platform.node())
+                    if isinstance(answer, Ready) and await self._from_store(key, led, answer.manifest) is not None:
+                        self._report(self._flights.landed(key, str(led)))
+                        return
+                    await watch.changed(_RECHECK)
+        except LeaseUnavailable:
+            return  # they wait for their own leader, as before
+        finally:
+            del self._following[serial]
+
+    def _led_with_waiters(self, key: str, serial: int) -> Path | None:
+        """Where the first waiter of a flight that is compiled on this node wants the artifact; None if that is over."""
+        flight = self._flights.get(key)
+        if flight is None or flight.serial != serial or flight.state is not State.LEADING or not flight.waiters:
+            return None
+        return Path(next(iter(flight.waiters.values())).home)
+
+    async def _end_hedge(self, action: act.EndHedge) -> None:
+        lease = _hedge(action.key)
+        announcing = self._announcing.get(action.key)
+        if announcing is not None:  # else another node goes ahead in the moment before it is told that all is done
+            await asyncio.wait({announcing})
+        await self._stop_renewing(lease, action.serial)
+        await self._quietly(self._leases.release(lease, self._token(action.serial)))
+
+    async def _keep_if_shared(self, won: Won, key: str, serial: int) -> Won:
+        """Nobody is to wait for what does not get into the store: then the lease is given back, and this node compiles alone.
+
+        That may be why another node that had it has nothing to show, so after a wait the store is looked at first.
+        """
+        await self._keep(key, serial)
+        flight = self._flights.get(key)
+        waited = flight is not None and flight.serial == serial and flight.waited
+        if not self._store.faulty and not (waited and not await self._store.takes_artifacts()):
+            return won
+        await self._stop_renewing(key, serial)
+        await self._quietly(self._leases.release(key, self._token(serial)))
+        return Won(won.fence, coordinated=False)
+
+    async def _keep(self, lease: str, serial: int) -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(kept_alive(self._leases, lease, self._token(serial), self._ttl))
+        self._held[lease, serial] = stack
+
+    async def _stop_renewing(self, lease: str, serial: int) -> None:
+        stack = self._held.pop((lease, serial), None)
         if stack is not None:
             await stack.aclose()
 
-    async def _look(self, action: fl.Look) -> None:
+    async def _look(self, action: act.Look) -> None:
         home = Path(action.home)
         found, manifest = (
             await self._in(self._local_io, lambda: local.is_whole(home, action.key)),
@@ -208,10 +284,13 @@ class Errands:
         )
         if not found:
             manifest = await self._from_store(action.key, home, None)
+        if manifest is None and action.key in self._foreign:  # what we compile stays here: nobody is to wait for it
+            await self._stop_renewing(action.key, action.serial)
+            await self._quietly(self._leases.release(action.key, self._token(action.serial)))
         there = action.home if found or manifest else None
         self._report(self._flights.looked(action.key, action.serial, there, self._now(), manifest))
 
-    async def _fetch(self, action: fl.Fetch) -> None:
+    async def _fetch(self, action: act.Fetch) -> None:
         home = Path(action.home)
         found = await self._in(self._local_io, lambda: local.is_whole(home, action.key))
         if not found:
@@ -220,44 +299,42 @@ class Errands:
 
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Bring an artifact to `home`; return the SHA-256 of its manifest, None if it is not to be had."""
-        store = self._store
-        if store is None:
-            return None
-        if self._now() < self._store_back:
-            return None  # it hung a moment ago; a thread that hangs in it is not joined by another for each key
         try:
-            fetched = await within(_STORE_TIMEOUT, self._in(self._store_io, lambda: store.fetch(digest, announced)))
+            fetched = await self._store.use(lambda store: store.fetch(digest, announced))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
+            self._learn(f"{manifest.key.backend}:{manifest.key.name}", manifest.compile_seconds)
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
-        except asyncio.TimeoutError:
-            self._store_back = self._now() + _STORE_REST
-            self._notices.tell(
-                f"the store {store.root} has not answered for {_STORE_TIMEOUT:g} s; kernels are compiled instead"
-            )
+        except ArtifactDistrusted as error:
+            if error.foreign and len(self._foreign) < _MOST_FOREIGN:
+                self._foreign.add(digest)
+            self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
             return None
-        except (StoreError, ArtifactInvalid) as error:
+        except ArtifactInvalid as error:
             self._notices.tell(f"{error}; the kernel is compiled instead")
+            return None
+        except StoreError as error:
+            self._notices.tell(f"{error}; kernels are compiled instead", about=f"the local directory: {error.remedy}")
             return None
         return stated
 
-    async def _end(self, action: fl.EndLease) -> None:
+    async def _end(self, action: act.EndLease) -> None:
         asking = self._asking.pop(action.serial, None)
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        await self._stop_renewing(action.serial)
+        await self._stop_renewing(action.key, action.serial)
         if action.serial in self._refused:
             self._refused.discard(action.serial)
             return
         await self._quietly(self._leases.release(action.key, self._token(action.serial)))
 
-    async def _fail(self, action: fl.FailLease) -> None:
-        await self._stop_renewing(action.serial)
+    async def _fail(self, action: act.FailLease) -> None:
+        await self._stop_renewing(action.key, action.serial)
         await self._quietly(self._leases.fail(action.key, self._token(action.serial), action.log, action.where))
 
-    async def _announce(self, action: fl.Announce) -> None:
+    async def _announce(self, action: act.Announce) -> None:
         """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
         key, serial, home = action.key, action.serial, Path(action.home)
         asking = self._asking.pop(serial, None)
@@ -266,7 +343,7 @@ class Errands:
         try:
             manifest = action.manifest or await self._into_store(key, home)
         finally:
-            await self._stop_renewing(serial)
+            await self._stop_renewing(key, serial)
         if manifest is None:
             await self._quietly(self._leases.release(key, self._token(serial)))
         else:
@@ -274,25 +351,17 @@ class Errands:
 
     async def _into_store(self, digest: str, home: Path) -> str | None:
         """Publish what is at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
-        store = self._store
-        if store is None:
-            return None
 
-        def publish() -> str | None:
+        def publish(store: Store) -> str | None:
             artifact = local.open_artifact(home, digest)
             if artifact is None:
                 return None
             return store.publish(artifact.manifest, local.read_contents(artifact))
 
         try:
-            return await within(_STORE_TIMEOUT, self._in(self._store_io, publish))
-        except asyncio.TimeoutError:  # the thread goes on: published late is published
-            self._notices.tell(f"the store {store.root} has not answered for {_STORE_TIMEOUT:g} s; training goes on")
-        except StoreError as error:
-            self._notices.tell(
-                f"{error}; training goes on, and the kernel stays on this node",
-                about=str(error)[-80:],
-            )
+            return await self._store.use(publish, publishes=True)  # published late is published: its thread goes on
+        except ArtifactDistrusted as error:
+            self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
@@ -302,3 +371,8 @@ class Errands:
             await command
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): leases end by their TTL")
+
+
+def _hedge(key: str) -> str:
+    """The name of the lease that is the right to compile beside a slow leader."""
+    return f"{key}-hedge"

@@ -4,151 +4,54 @@ A pure state machine: no I/O, no clock, no randomness. Every method takes an eve
 order; the server carries them out and reports back what came of them. A flight's life::
 
     claim ──▶ ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
-                │ ▲             │ yes           │ failed / leader gone
+                │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
           Ready │ │ void        ▼               ▼
-                ▼ │          (gone; Ready)   (gone; all Failed) / the next waiter leads
+                ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
               FETCHING ──ok──▶ (gone; Ready)
 
 A claim that does not wait is Busy if its key has a flight, else it begins one; if another node then turns out to have the
 lease it is Busy too, and its flight is gone unless somebody else waits. That the other node has it is remembered for a moment:
 ranks of one node that walk the same list do not each ask the lease service about each key.
 
+A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
+all nodes is let go ahead beside the leader, here or on another node; whose files land first are everybody's.
+
 Invariants, held after every event:
 
-- a key has at most one flight, and a flight at most one leader;
-- every claimant is in exactly one place (waiting, leading) until it has been answered once;
-- a flight that is not LANDING and has neither waiters nor leader does not exist;
-- a token that is not the leader's changes nothing;
+- a key has at most one flight, and a flight at most one leader and one hedge;
+- every claimant is in exactly one place (waiting, leading, hedging) until it has been answered once;
+- a flight that is not LANDING and has neither waiters nor leader nor hedge does not exist;
+- a token that is not the leader's or the hedge's changes nothing;
 - a claim that does not wait is the first of its flight, and is there while nobody compiles: it never inherits a lead.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kcoord.agent.actions import (
+    Action,
+    Announce,
+    AskHedge,
+    AskLease,
+    Claimant,
+    EndHedge,
+    EndLease,
+    FailLease,
+    Fetch,
+    HasFailed,
+    IsAlone,
+    IsBusy,
+    IsReady,
+    Leads,
+    Look,
+    Tell,
+    Told,
+)
 from kcoord.leases.base import Failed, Ready, Won
-
-
-@dataclass(frozen=True)
-class Claimant:
-    """One pending claim: `id` is its own, `owner` its connection's, `home` where it wants the artifact."""
-
-    id: int
-    owner: int
-    key: str
-    home: str
-    who: str
-    deadline: float
-    waits: bool = True  # False: told `IsBusy` rather than wait for another's compile
-
-
-# What a claimant is told.
-
-
-@dataclass(frozen=True)
-class IsReady:
-    """The artifact is in the local tier at `home`. `source`: ``store``, or ``wait`` if somebody compiled meanwhile."""
-
-    source: str
-    home: str
-
-
-@dataclass(frozen=True)
-class Leads:
-    token: str
-
-
-@dataclass(frozen=True)
-class HasFailed:
-    log: str
-    where: str
-
-
-@dataclass(frozen=True)
-class IsAlone:
-    reason: str
-
-
-@dataclass(frozen=True)
-class IsBusy:
-    """Somebody else is at it, here or on another node."""
-
-
-Told = IsReady | Leads | HasFailed | IsAlone | IsBusy
-
-
-# What the server is to do. `serial` names the flight: a key's next flight has another.
-
-
-@dataclass(frozen=True)
-class Tell:
-    claimant: Claimant
-    told: Told
-
-
-@dataclass(frozen=True)
-class AskLease:
-    """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
-
-    key: str
-    serial: int
-    void: str | None = None
-
-
-@dataclass(frozen=True)
-class Look:
-    """Look in the local tier, then in the store; bring it to `home`. → `looked`"""
-
-    key: str
-    serial: int
-    home: str
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Bring the announced artifact from the store to `home`. → `fetched`"""
-
-    key: str
-    serial: int
-    home: str
-    manifest: str
-
-
-@dataclass(frozen=True)
-class EndLease:
-    """Release the lease uncompiled; stop whatever still runs for this flight."""
-
-    key: str
-    serial: int
-
-
-@dataclass(frozen=True)
-class FailLease:
-    """End the lease with this failure."""
-
-    key: str
-    serial: int
-    log: str
-    where: str
-
-
-@dataclass(frozen=True)
-class Announce:
-    """The artifact is in the local tier at `home`: publish it in the store, then mark the lease READY.
-
-    `manifest` is the SHA-256 of its manifest in the store, if it came from there and need not go there again.
-    """
-
-    key: str
-    serial: int
-    home: str
-    manifest: str | None = None
-
-
-Errand = AskLease | Look | Fetch | EndLease | FailLease | Announce
-Action = Tell | Errand
 
 
 class State(enum.Enum):
@@ -164,14 +67,25 @@ class Flight:
     key: str
     serial: int
     since: float
+    hedge_after: float = math.inf  # seconds of one leader's compile
     state: State = State.ASKING
     waiters: dict[int, Claimant] = field(default_factory=dict)
     leader: Claimant | None = None
     token: str = ""
     led_since: float = 0.0
+    hedge: Claimant | None = None  # who compiles beside the leader
+    hedge_token: str = ""
+    hedge_since: float = 0.0
+    hedge_due: float = math.inf  # when the right to a hedge is to be asked for
+    hedge_asked: bool = False  # it is being asked for now
     remote: str = ""  # who compiles on another node, while ASKING
     waited: bool = False  # somebody compiled while this flight was up
     manifest: str = ""  # what READY announced, while FETCHING
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody compiles, here or on another node."""
+        return self.state is State.LEADING or (self.state is State.ASKING and bool(self.remote))
 
 
 @dataclass(frozen=True)
@@ -216,12 +130,15 @@ class Flights:
         if not claimant.waits and now < self._elsewhere.get(key, now):
             return [Tell(claimant, IsBusy())]
         self._serial += 1
-        flight = self._flights[key] = Flight(key, self._serial, now)
+        flight = self._flights[key] = Flight(key, self._serial, now, claimant.hedge_after)
         flight.waiters[claimant.id] = claimant
         return [AskLease(key, flight.serial)]
 
     def landing(self, key: str, token: str) -> bool:
-        """The leader hands in its files: from now on its death changes nothing. False: the token leads nothing."""
+        """The leader hands in its files: from now on its death changes nothing. False: the token leads nothing.
+
+        A hedge's files land as those of anybody else who compiled without a lead: see `landed`.
+        """
         flight = self._flights.get(key)
         if flight is None or flight.state is not State.LEADING or flight.token != token:
             return False
@@ -237,28 +154,31 @@ class Flights:
             self._serial += 1
             return [Announce(key, self._serial, home)]
         flight.waited = True
-        leads_on = flight.state is State.LEADING  # somebody else's landed first; its own publish will be harmless
         actions = self._answer_all(flight, IsReady("wait", home))
-        if leads_on:
-            return [*actions, Announce(key, 0, home)]
-        del self._flights[key]
-        return [*actions, Announce(key, flight.serial, home)]
+        if flight.state is State.LEADING:  # somebody else's landed first; its own publish will be harmless
+            flight.hedge_due = math.inf
+            return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
+        return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
 
     def failed(self, key: str, token: str, log: str, where: str, now: float) -> list[Action]:
         """The leader says that `key` does not compile: every waiter finds out for itself, at once and in parallel."""
         flight = self._flights.get(key)
+        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
+            return self._hedge_ended(flight, now)  # the leader will say what there is to say
         if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
             return []
-        del self._flights[key]
         self._failures[key] = _Failure(log, where, now + self._failure_ttl)
         return [
             *self._answer_all(flight, HasFailed(log, where)),
+            *self._remove(flight),
             FailLease(key, flight.serial, log, where),
         ]
 
     def given_up(self, key: str, token: str, now: float) -> list[Action]:
         """The leader will not compile after all; the next waiter leads."""
         flight = self._flights.get(key)
+        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
+            return self._hedge_ended(flight, now)
         if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
             return []
         return self._next_leader(flight, now)
@@ -269,19 +189,32 @@ class Flights:
         for flight in list(self._flights.values()):
             for claimant in [w for w in flight.waiters.values() if w.owner == owner]:
                 del flight.waiters[claimant.id]
+            if flight.hedge is not None and flight.hedge.owner == owner:
+                actions += self._hedge_ended(flight, now)
             if flight.leader is not None and flight.leader.owner == owner and flight.state is State.LEADING:
                 actions += self._next_leader(flight, now)
             else:
                 actions += self._end_if_deserted(flight)
         return actions
 
+    def stalled(self, key: str, token: str, now: float) -> list[Action]:
+        """Who compiles with this token gets nowhere: somebody else leads. What it publishes after all is as good as any."""
+        flight = self._flights.get(key)
+        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
+            return self._hedge_ended(flight, now)
+        if flight is None or flight.state is not State.LEADING or flight.token != token:
+            return []
+        return self._next_leader(flight, now)
+
     # Events from the lease service and the store. A `serial` that is not the flight's is yesterday's news.
 
-    def must_wait(self, key: str, serial: int, holder: str, until: float = 0.0) -> list[Action]:
+    def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
         """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again."""
         flight = self._current(key, serial, State.ASKING)
         if flight is None:
             return []
+        if not flight.remote and flight.hedge is None:
+            flight.hedge_due = now + flight.hedge_after
         flight.remote, flight.waited = holder, True
         self._elsewhere[key] = until
         leaving = [w for w in flight.waiters.values() if not w.waits]
@@ -302,9 +235,8 @@ class Flights:
         if isinstance(answer, Ready):
             flight.state, flight.manifest = State.FETCHING, answer.manifest
             return [Fetch(key, serial, home, answer.manifest)]
-        del self._flights[key]
         self._failures[key] = _Failure(answer.log, answer.where, now + self._failure_ttl)
-        return self._answer_all(flight, HasFailed(answer.log, answer.where))
+        return [*self._answer_all(flight, HasFailed(answer.log, answer.where)), *self._remove(flight)]
 
     def looked(self, key: str, serial: int, found: str | None, now: float, manifest: str | None = None) -> list[Action]:
         """As the lease's holder: `found` is the home where the artifact is now, None if it is nowhere.
@@ -316,9 +248,9 @@ class Flights:
             return []
         if found is None:
             return self._next_leader(flight, now)
-        del self._flights[key]
         return [
             *self._answer_all(flight, self._ready(flight, found)),
+            *self._remove(flight),
             Announce(key, serial, found, manifest),
         ]
 
@@ -327,23 +259,44 @@ class Flights:
         flight = self._current(key, serial, State.FETCHING)
         if flight is None:
             return []
-        if found is not None or not flight.waiters:
-            del self._flights[key]
-            return self._answer_all(flight, self._ready(flight, found or ""))
+        if found is not None or not (flight.waiters or flight.hedge):
+            return [*self._answer_all(flight, self._ready(flight, found or "")), *self._remove(flight)]
         flight.state = State.ASKING
         return [AskLease(key, serial, void=flight.manifest)]
 
+    def hedge_answered(self, key: str, serial: int, won: bool, now: float) -> list[Action]:
+        """Whether the right to compile beside the leader is ours. If not, somebody has it, and it is asked for again later."""
+        flight = self._flights.get(key)
+        if flight is None or flight.serial != serial or not flight.hedge_asked:
+            return [EndHedge(key, serial)] if won else []
+        flight.hedge_asked = False
+        flight.hedge_due = now + flight.hedge_after if flight.is_led else math.inf
+        hedge = self._next_hedge(flight)
+        if not won:
+            return []
+        if hedge is None:
+            return [EndHedge(key, serial)]
+        del flight.waiters[hedge.id]
+        flight.hedge, flight.hedge_token, flight.hedge_since = hedge, f"{serial}.{hedge.id}", now
+        flight.waited = True
+        return [Tell(hedge, Leads(flight.hedge_token, hedges=True))]
+
     def tick(self, now: float) -> list[Action]:
-        """Call it at least once a second: waits are bounded, and so is a leader's time."""
+        """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge."""
         actions: list[Action] = []
         for flight in list(self._flights.values()):
             for claimant in [w for w in flight.waiters.values() if now >= w.deadline]:
                 del flight.waiters[claimant.id]
                 actions.append(Tell(claimant, IsAlone("waited as long as KCOORD_MAX_WAIT allows")))
+            if flight.hedge is not None and now - flight.hedge_since > self._limit:
+                actions += self._hedge_ended(flight, now)
             if flight.state is State.LEADING and now - flight.led_since > self._limit:
                 actions += self._next_leader(flight, now)
             else:
                 actions += self._end_if_deserted(flight)
+            if self._needs_hedge(flight, now):
+                flight.hedge_asked = True
+                actions.append(AskHedge(flight.key, flight.serial))
         for key in [k for k, f in self._failures.items() if now >= f.until]:
             del self._failures[key]
         for key in [k for k, until in self._elsewhere.items() if now >= until]:
@@ -354,9 +307,8 @@ class Flights:
         """An action of this flight failed in a way that nobody foresaw: let its waiters go."""
         for flight in self._flights.values():
             if flight.serial == serial and flight.state is not State.LEADING:
-                del self._flights[flight.key]
                 answers = self._answer_all(flight, IsAlone("an error in the agent; its log has it"))
-                return [*answers, EndLease(flight.key, serial)]
+                return [*answers, *self._remove(flight), EndLease(flight.key, serial)]
         return []
 
     def _current(self, key: str, serial: int, state: State) -> Flight | None:
@@ -364,7 +316,9 @@ class Flights:
         return flight if flight is not None and flight.serial == serial and flight.state is state else None
 
     def _some_home(self, flight: Flight) -> str:
-        return next(iter(flight.waiters.values())).home
+        claimant = next(iter(flight.waiters.values()), flight.hedge)
+        assert claimant is not None  # else the flight would not exist
+        return claimant.home
 
     def _ready(self, flight: Flight, home: str) -> IsReady:
         return IsReady("wait" if flight.waited else "store", home)
@@ -375,19 +329,52 @@ class Flights:
         return answers
 
     def _next_leader(self, flight: Flight, now: float) -> list[Action]:
-        if not flight.waiters:
-            del self._flights[flight.key]
-            return [EndLease(flight.key, flight.serial)]
+        """The hedge is at it already; else the first who waits."""
         if flight.leader is not None:
             flight.waited = True
+        flight.hedge_due = now + flight.hedge_after
+        if flight.hedge is not None:
+            flight.leader, flight.token, flight.led_since = flight.hedge, flight.hedge_token, flight.hedge_since
+            flight.state = State.LEADING
+            return self._end_hedge(flight)
+        if not flight.waiters:
+            return [*self._remove(flight), EndLease(flight.key, flight.serial)]
         flight.leader = flight.waiters.pop(next(iter(flight.waiters)))
         flight.token = f"{flight.serial}.{flight.leader.id}"
         flight.state, flight.led_since = State.LEADING, now
         return [Tell(flight.leader, Leads(flight.token))]
 
-    def _end_if_deserted(self, flight: Flight) -> list[Action]:
-        """Nobody waits and nobody leads. What is being looked up or fetched is let finish: it costs nothing more."""
-        if flight.waiters or flight.leader is not None or flight.state is not State.ASKING:
+    def _needs_hedge(self, flight: Flight, now: float) -> bool:
+        asks = flight.hedge is None and not flight.hedge_asked and now >= flight.hedge_due
+        return asks and self._next_hedge(flight) is not None
+
+    def _next_hedge(self, flight: Flight) -> Claimant | None:
+        """Who could compile beside the leader: another process than its own, which is as slow."""
+        if not flight.is_led:
+            return None
+        slow = flight.leader.who if flight.leader is not None else ""
+        return next((w for w in flight.waiters.values() if w.waits and w.who != slow), None)
+
+    def _hedge_ended(self, flight: Flight, now: float) -> list[Action]:
+        """It did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
+        if flight.is_led:
+            flight.hedge_due = now + flight.hedge_after
+        return [*self._end_hedge(flight), *self._end_if_deserted(flight)]
+
+    def _end_hedge(self, flight: Flight) -> list[Action]:
+        if flight.hedge is None:
             return []
+        flight.hedge, flight.hedge_token = None, ""
+        return [EndHedge(flight.key, flight.serial)]
+
+    def _end_if_deserted(self, flight: Flight) -> list[Action]:
+        """Nobody waits and nobody compiles. What is being looked up or fetched is let finish: it costs nothing more."""
+        if flight.waiters or flight.leader or flight.hedge or flight.state is not State.ASKING:
+            return []
+        if self._flights.get(flight.key) is not flight:
+            return []  # it has ended already
+        return [*self._remove(flight), EndLease(flight.key, flight.serial)]
+
+    def _remove(self, flight: Flight) -> list[Action]:
         del self._flights[flight.key]
-        return [EndLease(flight.key, flight.serial)]
+        return self._end_hedge(flight)

