@@ -17,11 +17,15 @@ from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.artifacts.publish import store_error, write_files
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import Counters
+
+_LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin there
+_SPARED = 64 << 20  # bytes of one compile that are kept in memory while they are handed in
 
 
 @dataclass
@@ -46,6 +50,10 @@ class Compilation:
     ended: bool = False
     outcome: str = "ok"
     note: str = ""
+
+    def moves(self, error: OSError) -> bool:
+        """Whether `error` came of the disk below `staging`; then what was staged is void, and `staging` another directory."""
+        return self.workshop.moves(self, error)
 
     def publish(self, *, strict: bool = False) -> Artifact:
         """Make the staged files the artifact. If that is impossible they stay in `staging`, for this process alone.
@@ -116,6 +124,9 @@ class Workshop:
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
             return artifact
+        except ArtifactUnreadable as error:  # others may well read it
+            self._notices.tell(f"{error}; it is compiled again")
+            return None
         except ArtifactInvalid as error:
             self._notices.tell(f"{error}; it is compiled again")
         try:
@@ -127,10 +138,26 @@ class Workshop:
     def _staging(self, home: Path) -> Path:
         if self._shares():
             try:
-                return local.new_staging(home)
+                return local.new_staging(home, _LEAST_ROOM)
             except StoreError as error:
-                self._notices.tell(f"{error}; this process keeps its kernels in a temporary directory")
+                self._notices.tell(
+                    f"{error}; this process keeps its kernels in a temporary directory",
+                    about=f"the local directory: {error.remedy}",
+                )
         return self.private_directory()
+
+    def moves(self, compilation: Compilation, error: OSError) -> bool:
+        """See `Compilation.moves`."""
+        staging = compilation.staging
+        if staging in self._private or compilation.ended or local.takes_files(staging, _LEAST_ROOM):
+            return False
+        self._notices.tell(
+            f"{store_error(error, staging.parent)}; this process keeps its kernels in a temporary directory",
+            about=f"the local directory: {store_error(error, staging).remedy}",
+        )
+        shutil.rmtree(staging, ignore_errors=True)
+        compilation.staging = self.private_directory()
+        return True
 
     def private_directory(self) -> Path:
         """A new directory in the temporary directory, which lasts as long as this process."""
@@ -171,30 +198,51 @@ class Workshop:
         return local.adopt(compilation.staging, compilation.key, took, Origin.here(0, None, compilation.device))
 
     def _settle(self, compilation: Compilation, took: float) -> Artifact:
+        """Publish; if the disk refuses, use the staged files where they are; if it lost them, what was read before."""
+        staging = compilation.staging
+        if self._shares() and staging not in self._private:
+            spare = _contents(staging)
+            try:
+                return self._hand_in(compilation, took)
+            except ArtifactInvalid as error:
+                if not spare or any(_holds(d, spare) for d in (staging, _own(staging))):
+                    raise
+                self._notices.tell(
+                    f"{error}; its files have vanished, and are used from memory: does something clean {staging.parent}?"
+                )
+            staging = self.private_directory()
+            write_files(staging, spare, durable=False)
+        elif compilation.lead is not None:  # whoever waits cannot load what is only ours
+            self._client.give_up(compilation.lead, compilation.key)
+        return self._adopt(compilation, staging, took)
+
+    def _hand_in(self, compilation: Compilation, took: float) -> Artifact:
         """Publish through the agent; without one directly; if the disk refuses, use the staged files where they are."""
         key, home, staging = compilation.key, compilation.home, compilation.staging
-        if self._shares() and staging not in self._private:
-            self._client.publish(compilation.lead, key, staging, home, took, compilation.device)
-            # also if no answer came: the agent may have ended between rename and reply
-            artifact = self.find(key, home, compilation.target)
+        self._client.publish(compilation.lead, key, staging, home, took, compilation.device)
+        # also if no answer came: the agent may have ended between rename and reply
+        artifact = self.find(key, home, compilation.target)
+        if artifact is not None:
+            return artifact
+        try:
+            # a name that only we know: an agent that is slow, and not dead, may still move the one that it was given
+            staging = staging.rename(_own(staging))
+        except FileNotFoundError:
+            artifact = self.find(key, home, compilation.target)  # it was faster, this very moment
             if artifact is not None:
                 return artifact
-            try:
-                # a name that only we know: an agent that is slow, and not dead, may still move the one that it was given
-                staging = staging.rename(staging.with_name(f"{staging.name}-own"))
-            except FileNotFoundError:
-                artifact = self.find(key, home, compilation.target)  # it was faster, this very moment
-                if artifact is not None:
-                    return artifact
-            except OSError as error:
-                self._notices.tell(f"{error}; the kernel stays with this process")
-            self._private.append(staging)  # removed at the end of this process, unless it is published after all
-            try:
-                return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
-            except StoreError as error:
-                self._notices.tell(f"{error}; the kernel stays with this process")
+        except OSError as error:
+            self._notices.tell(f"{error}; the kernel stays with this process")
+        self._private.append(staging)  # removed at the end of this process, unless it is published after all
+        try:
+            return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
+        except StoreError as error:
+            self._notices.tell(f"{error}; kernels stay with this process", about=f"not published here: {error.remedy}")
+        return self._adopt(compilation, staging, took)
+
+    def _adopt(self, compilation: Compilation, staging: Path, took: float) -> Artifact:
         compilation.outcome = "private"
-        return local.adopt(staging, key, took, Origin.here(0, None, compilation.device))
+        return local.adopt(staging, compilation.key, took, Origin.here(0, None, compilation.device))
 
     def keep(self, compilation: Compilation) -> None:
         compilation.ended, compilation.outcome = True, "private"
@@ -222,3 +270,23 @@ class Workshop:
     def forget_after_fork(self) -> None:
         """The parent's private copies are its own to remove."""
         self._private = []
+
+
+def _own(staging: Path) -> Path:
+    return staging.with_name(f"{staging.name}-own")
+
+
+def _contents(staging: Path) -> dict[str, bytes]:
+    """The staged files; empty if they are too large to be kept in memory, or cannot be read."""
+    found: dict[str, bytes] = {}
+    try:
+        paths = [p for p in staging.rglob("*") if p.is_file() and not p.is_symlink()]
+        if sum(p.stat().st_size for p in paths) <= _SPARED:
+            found = {p.relative_to(staging).as_posix(): p.read_bytes() for p in paths}
+    except OSError:
+        return {}
+    return found
+
+
+def _holds(directory: Path, contents: dict[str, bytes]) -> bool:
+    return all((directory / name).is_file() for name in contents)

@@ -54,8 +54,38 @@ class ArtifactInvalid(KcoordError):
     """Files that claim to be an artifact are not whole, or not the artifact that was asked for."""
 
 
+class ArtifactUnreadable(ArtifactInvalid):
+    """This process cannot read the files now (too many open files, no permission): nothing is known of the artifact."""
+
+
+class ArtifactDistrusted(ArtifactInvalid):
+    """No signing key of ours vouches for it. `foreign`: a key that we do not have may: it is not ours to judge.
+
+    `fault` is the same for all that has one reason; `remedy` says what to do.
+    """
+
+    def __init__(self, fault: str, remedy: str, *, foreign: bool = False, where: str = "") -> None:
+        super().__init__(fault, remedy)
+        self.fault, self.remedy, self.foreign, self.where = fault, remedy, foreign, where
+
+    def __str__(self) -> str:
+        return f"{self.where or 'an artifact'}: {self.fault}: {self.remedy}"
+
+    def of(self, where: object) -> ArtifactDistrusted:
+        """The same of what lies at `where`."""
+        return ArtifactDistrusted(self.fault, self.remedy, foreign=self.foreign, where=str(where))
+
+
 class StoreError(KcoordError):
-    """The store, or a directory on it, cannot be used. The message ends with the remedy."""
+    """The store, or a directory on it, cannot be used. The message ends with the remedy.
+
+    `remedy` alone, without a path, is the same for one fault of many keys. `passing`: a disk, a mount or a server may be mended
+    while the job runs; else the setting is wrong, and stays so.
+    """
+
+    def __init__(self, message: str, remedy: str = "", *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.remedy, self.passing = remedy or message, passing
 
 
 class LeaseUnavailable(KcoordError):

@@ -545,7 +545,7 @@ def test_an_agent_is_small() -> None:
             wire.hello()
             claim = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n"}
             assert wire.ask({**claim, "home": str(node.home("k"))})["op"] == "lead"
-        assert node.status()["coordinates"] == "this node", "Redis was not tried: the test shows nothing"
+        assert node.status()["coordinates"] == "lease files", "Redis was not tried: the test shows nothing"
         assert "redis" in node.status()["notices"][0].lower()
         process = psutil.Process(agent.pid)
         assert process.memory_info().rss < 60e6
@@ -683,7 +683,9 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
 
     async def scenario(node: Node) -> None:
         leases = LocalLeases(0.3, 60, 60)
-        agent, serving = await served(node, leases, BrokenStore(node.directory / "store"))
+        store = BrokenStore(node.directory / "store")
+        store.open()
+        agent, serving = await served(node, leases, store)
         client = node.client()
         lead = await asyncio.to_thread(node.claim, client, "k")
         assert await asyncio.to_thread(node.publish, client, lead, "k")

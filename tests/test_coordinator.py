@@ -255,7 +255,7 @@ def test_files_that_no_disk_takes_stay_with_their_process_until_it_ends(
 def test_a_full_disk_costs_the_generic_api_no_exception(sandbox: Sandbox) -> None:
     mount = sandbox.root / "tiny"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", mount], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", mount], capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     tiny = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(mount / "local")}))
     try:
@@ -273,10 +273,10 @@ def test_a_full_disk_costs_the_generic_api_no_exception(sandbox: Sandbox) -> Non
 
 
 def fill(staging: Path) -> None:
-    """A kernel that takes what there is of the disk."""
+    """A kernel that takes what there is of a disk of 8 MiB, and not of a larger one."""
     with (staging / "kernel.bin").open("wb", buffering=0) as file:
         file.write(b"code")
-        while True:
+        for _ in range(32 << 10):
             try:
                 file.write(b"x" * 512)
             except OSError:

@@ -59,18 +59,18 @@ def test_what_is_published_is_found_with_every_byte(tmp_path: Path) -> None:
 def test_what_is_published_while_it_is_looked_for_is_not_taken_for_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, read, looked = tmp_path / "artifact", local._read, []
+    home, read, looked = tmp_path / "artifact", local.read_plain, []
 
-    def late(path: str) -> bytes:
+    def late(path: str, most: int, *, afresh: bool = False) -> bytes:
         looked.append(path)
         if len(looked) > 1:
-            return read(path)
+            return read(path, most, afresh=afresh)
         try:
-            return read(path)
+            return read(path, most, afresh=afresh)
         finally:
             published(home)  # by another rank, between our look and whatever follows from it
 
-    monkeypatch.setattr(local, "_read", late)
+    monkeypatch.setattr(local, "read_plain", late)
     assert local.open_artifact(home, KEY.digest) is None
     assert local.open_artifact(home, KEY.digest) is not None
     assert left_in(home, "quarantine") == []
@@ -221,10 +221,9 @@ def test_a_file_that_names_its_home_in_full_is_as_relocatable(tmp_path: Path) ->
 
 
 def test_files_that_could_not_be_published_can_be_adopted_where_they_are(tmp_path: Path) -> None:
-    home = tmp_path / "artifact"
+    home = tmp_path / ("long" * 64)
     staging = stage(home, {**FILES, "group.json": GROUP})
-    home.write_text("a file is in the way")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="use a shorter one"):
         local.publish_local(staging, home, KEY, 1.0, ORIGIN)
     assert (staging / "group.json").read_bytes() == GROUP, "the staged files are as they were"
     artifact = local.adopt(staging, KEY, 1.0, ORIGIN)

@@ -1,0 +1,54 @@
+"""Reading files that others may write to: plain files of a bounded size, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from kcoord.errors import ArtifactInvalid
+
+
+def read_plain(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
+    """The content of a file of at most `most` bytes. `afresh`: not from what this host remembers of it, if that can be.
+
+    Raises `ArtifactInvalid` for a symbolic link, for what is no file (a pipe is not waited for), and for a larger one, of
+    which nothing is read; OSError as the file system does.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ArtifactInvalid(f"{path} is no plain file") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ArtifactInvalid(f"{path} is no plain file")
+        if found.st_size > most:
+            raise ArtifactInvalid(f"{path} has {found.st_size} bytes, more than the {most} that it may have")
+        if afresh:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        content = os.read(descriptor, found.st_size + 1)
+        if len(content) < found.st_size:  # a signal, or a file above 2 GiB
+            content += _rest(descriptor, found.st_size - len(content))
+        return content
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def open_unwaiting(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """For `open`'s ``opener``: a pipe is not waited for. Look at what was opened before it is read."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _rest(descriptor: int, count: int) -> bytes:
+    chunks = []
+    while count > 0 and (chunk := os.read(descriptor, count)):
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)

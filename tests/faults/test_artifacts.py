@@ -1,0 +1,213 @@
+"""Damaged and forged artifacts, in the store and on a node: real ranks refuse them, and get the right bytes all the same.
+
+What is damaged for everybody is moved aside and compiled again; what *one* reader cannot read, or reads wrongly, stays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import MANIFEST_NAME
+from tests.agents import until
+from tests.faults.cluster import BACK, CANNOT, NODES, QUICK, Cluster, cluster, key_digest, start_agent
+
+Damage = Callable[[Path], object]
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def _link(path: Path) -> None:
+    """To a true copy of what was there."""
+    elsewhere = path.parent.parent / f"{path.parent.name}-{path.name}.elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _grow(path: Path) -> None:
+    """A terabyte, which takes no disk."""
+    os.truncate(path, 1 << 40)
+
+
+def _restate(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """A manifest that says something else, and is well-formed."""
+    document = msgpack.unpackb(path.read_bytes())
+    change(document)
+    path.write_bytes(msgpack.packb(document))
+
+
+def _rename_first(name: str) -> Callable[[Path], None]:
+    return lambda path: _restate(path, lambda d: d["files"][0].__setitem__(0, name))
+
+
+def _replace_by_file(home: Path) -> None:
+    shutil.rmtree(home)
+    home.write_bytes(b"no directory")
+
+
+def _damages(manifest: str, payload: str) -> dict[str, Damage]:
+    return {
+        "a truncated file": lambda home: os.truncate(home / payload, 1000),
+        "an empty file": lambda home: os.truncate(home / payload, 0),
+        "a flipped bit": lambda home: _flip(home / payload),
+        "a missing file": lambda home: (home / payload).unlink(),
+        "a linked file": lambda home: _link(home / payload),
+        "a pipe": lambda home: _pipe(home / payload),
+        "a huge file": lambda home: _grow(home / payload),
+        "a truncated manifest": lambda home: os.truncate(home / manifest, 40),
+        "a linked manifest": lambda home: _link(home / manifest),
+        "a manifest that is a pipe": lambda home: _pipe(home / manifest),
+        "a huge manifest": lambda home: _grow(home / manifest),
+        "a name outside": lambda home: _rename_first("../kernel.bin")(home / manifest),
+        "an absolute name": lambda home: _rename_first("/tmp/kernel.bin")(home / manifest),
+        "a huge declared size": lambda home: _restate(home / manifest, lambda d: d["files"][0].__setitem__(1, 1 << 33)),
+        "another key's manifest": lambda home: _restate(home / manifest, lambda d: d.__setitem__("digest", "0" * 64)),
+        "a linked directory": _link,
+    }
+
+
+_IN_STORE = {
+    **_damages("manifest.msgpack", "payload.tar.zst"),
+    "no manifest": lambda home: (home / "manifest.msgpack").unlink(),
+    "a file in its place": _replace_by_file,
+    "a huge declared payload": lambda home: _restate(
+        home / "manifest.msgpack", lambda d: d["payload"].__setitem__(0, 1 << 33)
+    ),
+}
+
+
+def in_quarantine(root: Path) -> int:
+    return len(list(root.iterdir())) if root.exists() else 0
+
+
+def test_what_is_damaged_in_the_store_is_moved_aside_and_compiled_again(tmp_path: Path) -> None:
+    with cluster(tmp_path / "store", damaged=True) as made:
+        made.start()
+        made.add_ranks(1)
+        first, second = made.ranks
+        quarantine = made.store.root / "v1" / "quarantine"
+        for number, (name, damage) in enumerate(_IN_STORE.items()):
+            made.ask(name, [first])
+            until(lambda name=name: made.holds(name))
+            damage(made.store.home(key_digest(name)))
+            (told,) = made.ask(name, [second])
+            assert told["compiled"] == 1, name
+            until(lambda name=name: made.holds(name))
+            assert in_quarantine(quarantine) == number + 1, name
+        for log in made.logs():
+            assert CANNOT not in log, log
+            assert "Traceback" not in log, log
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_damaged_on_a_node_is_moved_aside_there_and_had_again(tmp_path: Path, shared: bool) -> None:
+    """From the store; without one it is compiled again."""
+    with cluster(tmp_path / "store") as made:
+        node = made.nodes[0]
+        if not shared:
+            del node._flags["store"], node._flags["redis_url"]
+            node.settings = node.with_flags()
+        start_agent(node)
+        made.nodes[1:] = []
+        made.add_ranks()
+        first, second = made.ranks
+        for name, damage in _damages(MANIFEST_NAME, "kernel.bin").items():
+            (told,) = made.ask(name, [first])
+            until(lambda name=name: not shared or made.holds(name))
+            home = Path(told["path"])
+            damage(home)
+            (told,) = made.ask(name, [second])
+            assert told["compiled"] == (0 if shared else 1), name
+            assert told["path"] == str(home), "it was not put back into its place"
+            assert local.open_artifact(home, key_digest(name)) is not None
+            assert in_quarantine(local.quarantine_of(home)) >= 1
+
+
+_MISREADS = """
+import random
+import kcoord.artifacts.store as store
+real, left = store.read_plain, TIMES
+def read_plain(path, most, *, afresh=False):
+    global left
+    content = real(path, most, afresh=afresh)
+    if path.name == "payload.tar.zst" and left:
+        left -= 1
+        content = bytearray(content)
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    return bytes(content)
+store.read_plain = read_plain
+"""
+
+
+@pytest.mark.parametrize(("times", "compiles"), [(1, 0), (3, 0), (10**9, 1)])
+def test_a_reader_whose_memory_flips_bits_takes_nothing_from_the_others(
+    tmp_path: Path, times: int, compiles: int
+) -> None:
+    """It reads twice for what READY announced, and twice more as the leader, before it gives up."""
+    with cluster(tmp_path / "store") as made:
+        start_agent(made.nodes[0])
+        start_agent(made.nodes[1], QUICK + _MISREADS.replace("TIMES", str(times)))
+        made.add_ranks(1)
+        first, second = made.ranks
+        made.ask("k", [first])
+        until(lambda: made.holds("k"))
+        home = made.store.home(key_digest("k"))
+        inode = home.stat().st_ino
+        (told,) = made.ask("k", [second])
+        assert told["compiled"] == compiles
+        assert made.holds("k")
+        assert home.stat().st_ino == inode, "the store's copy was taken away, or replaced"
+        assert in_quarantine(made.store.root / "v1" / "quarantine") == 0
+        until(lambda: made.logs()[1].count(CANNOT) == made.logs()[1].count(BACK) <= 1)
+        assert CANNOT not in made.logs()[0]
+
+
+def test_of_two_nodes_that_publish_one_key_at_once_every_rank_has_one_whole_artifact(tmp_path: Path) -> None:
+    """Their compilers write different bytes; a rank ends if it finds files of both."""
+    with cluster(tmp_path / "store", strangers=True) as made:
+        made.start()
+        made.add_ranks(writers=True)
+        races = 0
+        for number in range(_RACES):
+            name = f"k{number}"
+            told = made.ask(name)
+            assert 1 <= sum(t["compiled"] for t in told) <= NODES
+            races += sum(t["compiled"] for t in told) == NODES
+            for node in range(NODES):
+                assert len({t["writer"] for t in told[2 * node : 2 * node + 2]}) == 1, "one node's ranks differ"
+            until(lambda name=name: made.holds(name))
+        assert races, "they were never at it at once: the test shows nothing"
+        assert in_quarantine(made.store.root / "v1" / "quarantine") == 0
+        until(lambda: made.left_in_staging() == [])
+        fresh(made)
+
+
+_RACES = 6
+
+
+def fresh(made: Cluster) -> None:
+    """Nodes that come later all get the winner's."""
+    for node in made.nodes:
+        shutil.rmtree(node.directory / "objects")
+    made.ranks.clear()
+    made.add_ranks(writers=True)
+    for number in range(_RACES):
+        told = made.ask(f"k{number}")
+        assert sum(t["compiled"] for t in told) == 0
+        assert len({t["writer"] for t in told}) == 1

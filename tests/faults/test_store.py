@@ -1,0 +1,413 @@
+"""The store is full, read-only, gone, slow or broken: the job goes on with the right bytes, and says why once per node.
+
+Two nodes of two ranks, a real Redis, real agents; the disk is broken for real where this user may mount, and by a library
+between the agent and its C library where not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agents import end_agent, until
+from tests.faults.cluster import (
+    BACK,
+    CANNOT,
+    NODES,
+    QUICK,
+    RANKS,
+    UNPRIVILEGED,
+    Cluster,
+    cluster,
+    fill,
+    key_digest,
+    mount,
+    mounted,
+    unmount,
+)
+from tests.faults.interpose import Interposer
+
+Repair = Callable[[], object]
+
+
+def assert_told_once(made: Cluster, remedy: str) -> None:
+    until(lambda: all(CANNOT in log for log in made.logs()))  # ranks have their kernels before it is published
+    for log in made.logs():
+        assert log.count(CANNOT) == 1, log
+        assert log.count(remedy) == 1, log
+        assert "Traceback" not in log, log
+
+
+def assert_survives(made: Cluster, remedy: str, begin: Callable[[], Repair]) -> None:
+    """The story of every fault: before it, during it, after it."""
+    made.start()
+    made.add_ranks()
+    assert made.compiles("before") == 1
+    until(lambda: made.holds("before"))
+    repair = begin()
+    try:
+        for name in ("during-a", "during-b"):
+            assert 1 <= made.compiles(name) <= NODES
+        assert_told_once(made, remedy)
+    finally:
+        repair()
+    until(lambda: all(BACK in log for log in made.logs()))
+    assert made.compiles("after") == 1
+    until(lambda: made.holds("after"))
+    assert made.left_in_staging() == []
+    assert [log.count(BACK) for log in made.logs()] == [1] * NODES
+    assert_told_once(made, remedy)
+
+
+# --- for real ---
+
+
+def test_a_full_store_costs_one_line_and_is_used_again_when_there_is_room(tmp_path: Path) -> None:
+    with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
+
+        def begin() -> Repair:
+            return fill(store).unlink
+
+        assert_survives(made, "its file system is full: free space", begin)
+
+
+def test_a_store_that_becomes_read_only_costs_one_line_and_is_used_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with mounted(store, "-t", "tmpfs", "kcoord-test"), cluster(store) as made:
+
+        def remount(how: str) -> None:
+            subprocess.run(["mount", "-o", f"remount,{how}", str(store)], check=True, timeout=30)
+
+        def begin() -> Repair:
+            remount("ro")
+            return lambda: remount("rw")
+
+        assert_survives(made, "it is on a read-only file system: mount it read-write", begin)
+
+
+def test_another_file_system_at_the_staging_directory_costs_one_line(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    staging = store / "v1" / "staging"
+    with cluster(store) as made, contextlib.ExitStack() as stack:
+
+        def begin() -> Repair:
+            stack.enter_context(mounted(staging, "-t", "tmpfs", "kcoord-test"))
+            return lambda: unmount(staging)
+
+        assert_survives(made, "it is on another file system than its staging directory", begin)
+
+
+def test_a_mount_that_vanishes_is_not_replaced_by_the_disk_below_it(tmp_path: Path) -> None:
+    store, there = tmp_path / "store", tmp_path / "there"
+    there.mkdir()
+    with mounted(store, "--bind", str(there)), cluster(store) as made:
+
+        def begin() -> Repair:
+            unmount(store)
+            return repair
+
+        def repair() -> None:
+            assert list(store.iterdir()) == [], "something was written below the mount"
+            mount(store, "--bind", str(there))
+
+        assert_survives(made, "it has vanished: create it, or mount it", begin)
+
+
+def _close_to_us(store: Path) -> Repair:
+    """What is in the store belongs to another user; without root, to us, who may not write."""
+    directories = [path for path in (store, *store.rglob("*")) if path.is_dir()]
+    for path in directories:
+        if os.getuid() == 0:
+            os.chown(path, 65534, 65534)
+        path.chmod(0o555)
+
+    def repair() -> None:
+        for path in directories:
+            path.chmod(0o755)
+            if os.getuid() == 0:
+                os.chown(path, 0, 0)
+
+    return repair
+
+
+def test_a_store_that_this_user_may_not_write_costs_one_line(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with cluster(store) as made:
+        made.start = lambda: Cluster.start(made, UNPRIVILEGED + QUICK)  # type: ignore[method-assign]
+        assert_survives(made, "permission denied: let this user write to it", lambda: _close_to_us(store))
+
+
+def test_a_store_that_could_not_be_opened_at_the_start_is_used_as_soon_as_it_can(tmp_path: Path) -> None:
+    store = tmp_path / "closed" / "store"
+    store.parent.mkdir()
+    repair = _close_to_us(store.parent)
+    try:
+        with cluster(store) as made:
+            made.start(UNPRIVILEGED + QUICK)
+            made.add_ranks()
+            assert 1 <= made.compiles("during") <= NODES
+            assert_told_once(made, "permission denied: let this user write to it")
+            repair()
+            until(lambda: all(BACK in log for log in made.logs()))
+            assert made.compiles("after") == 1
+            until(lambda: made.holds("after"))
+            assert_told_once(made, "permission denied")
+    finally:
+        repair()
+
+
+def test_agents_that_end_while_the_store_is_full_say_nothing_more(tmp_path: Path) -> None:
+    """They write their time lines and profiles then, which have no room either."""
+    with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
+        made.start()
+        made.add_ranks()
+        made.ask("before")
+        fill(store)
+        made.ask("during")
+        for rank in made.ranks:
+            assert rank.end() == 0
+        for node in made.nodes:
+            for pid in node.agent_pids():
+                end_agent(pid)
+        assert_told_once(made, "its file system is full: free space")
+
+
+def test_nodes_that_cannot_publish_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Else a thousand nodes would compile a kernel one after another, since each has nothing to show to the next."""
+    with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
+        made.start()
+        made.add_ranks()
+        made.ask("before")
+        fill(store)
+        made.ask("during")
+        assert_told_once(made, "its file system is full")
+        told = made.ask("slow")
+        begun = [moment for t in told for moment in t["begun"]]
+        assert len(begun) == NODES, "each node compiles once"
+        assert max(begun) - min(begun) < 1.0, "one began when the other's second was over"
+
+
+# --- by the C library ---
+
+
+@pytest.fixture
+def interposed(tmp_path: Path, interposer: Interposer) -> Iterator[Cluster]:
+    """Agents that meet the interposer's faults; the ranks do not."""
+    with cluster(tmp_path / "store") as made:
+        made.start = lambda prelude=QUICK: Cluster.start(made, prelude, interposer.environ)  # type: ignore[method-assign]
+        yield made
+
+
+_ERRORS = [
+    ("write", errno.ENOSPC, "its file system is full"),
+    ("fsync", errno.EDQUOT, "the quota is used up: free space"),
+    ("mkdir", errno.EROFS, "read-only file system"),
+    ("rename", errno.EXDEV, "another file system than its staging directory"),
+]
+
+
+def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Cluster, interposer: Interposer) -> None:
+    made = interposed
+    made.start()
+    made.add_ranks()
+    for number, (call, error, remedy) in enumerate(_ERRORS):
+        fault = interposer.fail(call, below=made.store.root / "v1", error=error)
+        for key in range(3):
+            assert 1 <= made.compiles(f"{call} {key}") <= NODES
+        until(lambda remedy=remedy: all(remedy in log for log in made.logs()))
+        assert fault.hits
+        for log in made.logs():
+            assert (log.count(CANNOT), log.count(remedy)) == (number + 1, 1), log
+        fault.end()
+        until(lambda number=number: all(log.count(BACK) == number + 1 for log in made.logs()))
+        assert made.compiles(f"after {call}") == 1
+        until(lambda call=call: made.holds(f"after {call}"))
+    assert made.left_in_staging() == []
+
+
+@pytest.mark.parametrize(("call", "error"), [("open", errno.ESTALE), ("open", errno.EIO), ("read", errno.EIO)])
+def test_a_store_that_cannot_be_read_loses_nothing(
+    interposed: Cluster, interposer: Interposer, call: str, error: int
+) -> None:
+    made = interposed
+    made.start()
+    made.add_ranks(1)
+    first, second = made.ranks
+    (told,) = made.ask("k", [first])
+    assert told["compiled"] == 1
+    until(lambda: made.holds("k"))
+    home = made.store.home(key_digest("k"))
+    inode = home.stat().st_ino
+    fault = interposer.fail(call, below=home, error=error)
+    (told,) = made.ask("k", [second])
+    assert told["compiled"] == 1, "what cannot be read is compiled"
+    assert fault.hits
+    fault.end()
+    assert made.holds("k")
+    assert home.stat().st_ino == inode, "the store's copy was taken away, or replaced"
+    assert not (made.store.root / "v1" / "quarantine").exists()
+    until(lambda: all(log.count(CANNOT) == log.count(BACK) <= 1 for log in made.logs()))
+
+
+def test_a_stale_handle_while_publishing_costs_one_line(interposed: Cluster, interposer: Interposer) -> None:
+    made = interposed
+
+    def begin() -> Repair:
+        return interposer.fail("open", below=made.store.root / "v1" / "staging", error=errno.ESTALE).end
+
+    assert_survives(made, "its NFS handle is stale: mount it again", begin)
+
+
+def test_a_rename_that_was_done_and_is_reported_missing_is_a_publish(
+    interposed: Cluster, interposer: Interposer
+) -> None:
+    made = interposed
+    made.start()
+    made.add_ranks()
+    for name in ("a", "b", "c"):
+        fault = interposer.fail(
+            "rename", below=made.store.root / "v1" / "objects", error=errno.ENOENT, times=1, done=True
+        )
+        assert made.compiles(name) == 1
+        assert fault.hits == 1
+        assert made.holds(name)
+    assert all(CANNOT not in log for log in made.logs())
+    assert made.left_in_staging() == []
+
+
+@pytest.mark.parametrize("call", ["mkdir", "unlink", "link"])
+def test_a_request_that_was_sent_again_is_no_fault(interposed: Cluster, interposer: Interposer, call: str) -> None:
+    """An NFS server that restarts has forgotten what it did: `mkdir` and `link` say EEXIST then, and `unlink` ENOENT."""
+    made = interposed
+    error = errno.ENOENT if call == "unlink" else errno.EEXIST
+    if call == "mkdir":
+        made.store.open()  # a path is made from its end: its first EEXIST would be a lie
+    fault = interposer.fail(call, below=made.store.root, error=error, done=True)
+    made.start()
+    made.add_ranks(1)
+    assert made.compiles("k") == 1
+    until(lambda: made.holds("k"))
+    assert fault.hits
+    fault.end()
+    assert all(CANNOT not in log for log in made.logs())
+
+
+def test_a_slow_store_is_waited_for_and_nothing_is_said(interposed: Cluster, interposer: Interposer) -> None:
+    made = interposed
+    made.start()
+    made.add_ranks()
+    fault = interposer.stall("fsync", below=made.store.root, seconds=1.5, times=1)
+    assert made.compiles("slow") == 1, "another node compiled what was under way"
+    until(lambda: made.holds("slow"))
+    assert fault.hits == 1
+    assert all(CANNOT not in log for log in made.logs())
+
+
+def test_a_store_that_hangs_is_left_alone_until_it_answers(interposed: Cluster, interposer: Interposer) -> None:
+    """The bound is a minute; it is shortened here."""
+    made = interposed
+    made.start(f"{QUICK}\nshared.SharedStore.use.__defaults__ = (0.5,)\nshared._AT_ONCE = 0.5\n")
+    made.add_ranks()
+    made.ask("before")
+    until(lambda: made.holds("before"))
+    fault = interposer.stall("open", below=made.store.root, seconds=6)
+    for key in range(4):
+        assert 1 <= made.compiles(f"hung {key}") <= NODES
+    assert_told_once(made, "it has not answered for 0.5 s")
+    fault.end()
+    until(lambda: all(BACK in log for log in made.logs()))
+    assert made.compiles("after") == 1
+    until(lambda: made.holds("after"))
+    until(lambda: made.left_in_staging() == [])
+
+
+# --- the local directory ---
+
+
+def test_a_quota_that_is_used_up_in_the_middle_of_a_compile_costs_a_second_one(
+    tmp_path: Path, interposer: Interposer
+) -> None:
+    with cluster(tmp_path / "store") as made:
+        made.start()
+        made.add_ranks(**interposer.environ)
+        made.ask("before")
+        for node in made.nodes:
+            interposer.fail("write", below=node.directory / "objects", error=errno.EDQUOT)
+        told = made.ask("during")
+        assert all("compiled" in t for t in told)
+        interposer.clear()
+        assert made.compiles("after") == 1
+        for rank in made.ranks:
+            rank.end()
+            assert rank.errors.count("the quota is used up") <= 2, rank.errors
+
+
+def _alone(made: Cluster, name: str) -> None:
+    """Every rank has it, however often it is compiled."""
+    told = made.ask(name)
+    assert 1 <= sum(t["compiled"] for t in told) <= NODES * RANKS
+
+
+@contextlib.contextmanager
+def local_disks(made: Cluster, *options: str) -> Iterator[list[Path]]:
+    """Each node's artifacts on a file system of their own."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(mounted(node.directory / "objects", *options)) for node in made.nodes]
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only", "vanished"])
+def test_a_rank_whose_local_directory_fails_trains_on(tmp_path: Path, fault: str) -> None:
+    with (
+        cluster(tmp_path / "store") as made,
+        local_disks(made, "-t", "tmpfs", "-o", "size=16m", "kcoord-test") as disks,
+    ):
+        made.start()
+        made.add_ranks()
+        made.ask("before")
+        for disk in disks:
+            if fault == "full":
+                fill(disk)
+            elif fault == "read-only":
+                subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=30)
+            else:
+                unmount(disk)
+        for name in ("during-a", "during-b", "during-c"):
+            _alone(made, name)
+        for disk in disks:
+            if fault == "full":
+                (disk / "ballast").unlink()
+            elif fault == "read-only":
+                subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True, timeout=30)
+        assert made.compiles("after") == 1
+        for rank in made.ranks:
+            rank.end()
+            remedy = {"full": "is full", "read-only": "read-only", "vanished": "no such line"}[fault]
+            assert rank.errors.count(remedy) <= 2, rank.errors
+        for log in made.logs():
+            assert "Traceback" not in log
+            assert CANNOT not in log, "the store is well"
+
+
+def test_a_local_directory_that_is_removed_in_mid_job_harms_nobody(tmp_path: Path) -> None:
+    with cluster(tmp_path / "store") as made:
+        made.start()
+        made.add_ranks()
+        made.ask("before")
+        for node in made.nodes:
+            for path in node.directory.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "started.log":
+                    path.unlink()
+        begun = time.monotonic()
+        for name in ("during-a", "during-b"):
+            _alone(made, name)
+        assert time.monotonic() - begun < 60
