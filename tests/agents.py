@@ -298,7 +298,14 @@ class Node:
 
     def agent_pids(self) -> list[int]:
         """The agents of this node that live, whoever started them."""
-        return [p.pid for p in self._processes() if "kcoord.agent" in p.cmdline()]
+        import psutil
+
+        found = []
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
+                if "kcoord.agent" in process.cmdline():
+                    found.append(process.pid)
+        return found
 
     def _processes(self) -> list[Any]:
         import psutil

@@ -8,6 +8,7 @@ its parent's connections.
 from __future__ import annotations
 
 import enum
+import math
 import os
 import select
 import socket
@@ -26,7 +27,11 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
+_LONGEST_NOTICE = 4096  # characters
 _AT_ONCE = 0.005  # seconds; an answer that takes longer is being waited for
+_LONGEST_ANSWER = 60.0  # seconds, of a request that waits for no other rank; the agent says meanwhile that it lives
+_ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
+_LOOK_EVERY = 0.05  # seconds, for an agent that is being started again
 _RETRY_AFTER = 5.0  # seconds without asking, after the agent was found dead
 
 
@@ -39,10 +44,11 @@ class Ready:
 
 @dataclass
 class Lead:
-    """This rank compiles. The connection is the proof that it is at it."""
+    """This rank compiles. The connection is the proof that it is at it. `hedges`: somebody else is at it too, and slow."""
 
     token: str
     connection: socket.socket
+    hedges: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class AgentClient:
         self._lock = threading.Lock()  # protects the two below
         self._idle: list[socket.socket] = []
         self._dead_until = 0.0
+        self._met = False  # an agent, since one was last waited for in vain
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all, for a forked child to close
         _clients.add(self)
 
@@ -103,21 +110,21 @@ class AgentClient:
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout
-        for attempt in (1, 2):  # an agent that died while we waited is replaced, once
+        for attempt in _ATTEMPTS:
             try:
-                connection = self._borrow(fresh=attempt == 2)
+                connection = self._borrow(fresh=attempt > 1)
                 try:
                     reply = self._exchange(connection, frame, deadline, meanwhile)
+                    answer = _answer(reply, connection)
                 except (OSError, ProtocolError):
                     connection.close()
                     self.close()  # connections to a dead agent come in numbers
                     raise
-                if reply["op"] == "lead":
-                    return Lead(str(reply["token"]), connection)
-                self._give_back(connection)
-                return _answer(reply)
+                if not isinstance(answer, Lead):
+                    self._give_back(connection)
+                return answer
             except (AgentUnavailable, OSError, ProtocolError) as error:
-                if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
+                if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     self._declare_dead(error)
                     return Alone(f"no agent: {error}")
         raise AssertionError("unreachable")
@@ -199,14 +206,17 @@ class AgentClient:
         if lead is not None:
             try:
                 return self._round_trip(lead.connection, frame)
+            except TimeoutError as error:  # it hangs: another connection would be waited for as long again
+                self._declare_dead(error, quietly=quietly)
+                return None
             except (OSError, ProtocolError):
                 self.close()  # the agent has gone; its successor takes finished work from anyone
-        for attempt in (1, 2):
+        for attempt in _ATTEMPTS:
             try:
-                return self._round_trip(self._borrow(fresh=attempt == 2, start=start), frame)
+                return self._round_trip(self._borrow(fresh=attempt > 1, start=start), frame)
             except (AgentUnavailable, OSError, ProtocolError) as error:
                 self.close()
-                if attempt == 2 or isinstance(error, (AgentUnavailable, TimeoutError)):
+                if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     if start:  # else it may be that none was needed yet
                         self._declare_dead(error, quietly=quietly)
                     return None
@@ -214,7 +224,7 @@ class AgentClient:
 
     def _round_trip(self, connection: socket.socket, frame: bytes) -> dict[str, Any]:
         try:
-            reply = self._exchange(connection, frame, time.monotonic() + 60.0)
+            reply = self._exchange(connection, frame, time.monotonic() + _LONGEST_ANSWER)
         except (OSError, ProtocolError):
             connection.close()
             raise
@@ -243,9 +253,10 @@ class AgentClient:
         if not isinstance(message.get("op"), str) or not isinstance(told, list):
             raise ProtocolError("the agent's answer is none")
         for notice in told:
-            self._notices.tell(str(notice))
+            if isinstance(notice, str):
+                self._notices.tell(notice[:_LONGEST_NOTICE])
         if message.get("op") == "refused" and "id" not in message:
-            raise ProtocolError(str(message.get("why")))
+            raise ProtocolError(_text(message, "why"))
         return message
 
     def _borrow(self, *, fresh: bool = False, start: bool = True) -> socket.socket:
@@ -255,7 +266,7 @@ class AgentClient:
             if time.monotonic() < self._dead_until:
                 raise AgentUnavailable("the agent was found dead a moment ago")
         for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
-            connection = spawn.find_or_start(self._settings, start=start)
+            connection = self._reach(start)
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
@@ -273,6 +284,23 @@ class AgentClient:
             else:
                 return connection
         raise AssertionError("unreachable")
+
+    def _reach(self, start: bool) -> socket.socket:
+        """An agent that was there and is not ours to start is a sidecar's, which is started again within seconds: it is waited
+        for, once, by those who would else compile what other ranks compile. Raises `AgentUnavailable`."""
+        patience = self._settings.agent_timeout if self._met and start and not self._settings.spawn else 0.0
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                found = spawn.find_or_start(self._settings, start=start)
+            except AgentUnavailable:
+                if time.monotonic() >= deadline:
+                    self._met = self._met and not patience
+                    raise
+                time.sleep(_LOOK_EVERY)
+            else:
+                self._met = True
+                return found
 
     def _give_back(self, connection: socket.socket) -> None:
         with self._lock:
@@ -319,12 +347,17 @@ def _answers_within(connection: socket.socket, seconds: float) -> bool:
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
-    buffer = bytearray()
+    """A part of a frame. What has begun to come must come at once: within the connection's own time-out."""
+    buffer, patience = bytearray(), connection.gettimeout()
+    deadline = math.inf
     while len(buffer) < length:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the agent's answer comes too slowly")
         chunk = connection.recv(length - len(buffer))
         if not chunk:
             raise ConnectionResetError("the agent closed the connection")
         buffer += chunk
+        deadline = min(deadline, math.inf if patience is None else time.monotonic() + patience)
     return bytes(buffer)
 
 
@@ -333,14 +366,21 @@ def _choice(reply: dict[str, Any] | None) -> bytes | None:
     return content if isinstance(content, bytes) else None
 
 
-def _answer(reply: dict[str, Any]) -> Answer:
+def _text(reply: dict[str, Any], name: str) -> str:
+    """Raises `ProtocolError` if the agent sent another thing."""
+    return str(protocol.field(reply, name, str))
+
+
+def _answer(reply: dict[str, Any], connection: socket.socket) -> Answer:
     op = reply.get("op")
+    if op == "lead":
+        return Lead(_text(reply, "token"), connection, reply.get("hedges") is True)
     if op == "ready":
-        return Ready(str(reply.get("source")))
+        return Ready(_text(reply, "source"))
     if op == "failed":
-        return Failed(str(reply.get("log")), str(reply.get("where")))
+        return Failed(_text(reply, "log"), _text(reply, "where"))
     if op == "alone":
-        return Alone(str(reply.get("why")))
+        return Alone(_text(reply, "why"))
     if op == "busy":
         return BUSY
-    raise ProtocolError(f"the agent answered {op!r}")
+    raise ProtocolError(f"the agent answered {op!r:.100}")

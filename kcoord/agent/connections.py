@@ -17,10 +17,15 @@ from kcoord.agent import protocol
 from kcoord.agent.peer import peer_of
 from kcoord.agent.processes import ProcessWatch
 from kcoord.agent.protocol import Identity
+from kcoord.agent.spawn import BACKLOG
 from kcoord.errors import ProtocolError
 from kcoord.telemetry.events import Notices, log
 
 _HELLO_TIMEOUT = 10.0  # seconds
+_FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
+_LINGER = 3.0  # seconds in which what a process sent before its end is still read
+_MOST_UNREAD = 4 << 20  # bytes of answers that wait for a client to read them; one frame more may be added
+_MOST_PENDING = 1000  # requests of one connection that are not answered yet; a rank has one
 
 
 @dataclass
@@ -54,10 +59,11 @@ class Connections:
         asked: Callable[[Connection, dict[str, Any]], None],
         gone: Callable[[Connection], None],
     ) -> None:
-        self._agent, self._notices, self._tells_clients = agent, notices, tells_clients
+        self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
         self._asked, self._gone = asked, gone
         self._open: dict[int, Connection] = {}
-        self._replies: set[asyncio.Task[None]] = set()
+        self._replies: dict[asyncio.Task[None], Connection] = {}  # what is worked on, and for whom
+        self._ending = False
         self._ids = itertools.count(1)
 
     def __len__(self) -> int:
@@ -70,17 +76,30 @@ class Connections:
         """A number that no connection, claim or request of this agent has had."""
         return next(self._ids)
 
+    def pid_of(self, connection: int) -> int:
+        """The process at the other end, as this host numbers it; 0 if that is not known."""
+        found = self._open.get(connection)
+        return found.pid if found is not None else 0
+
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Let clients in. Its `close` closes `listener`, and leaves those who are connected."""
         # the socket's name belongs to whoever bound it: a supervisor may start the next agent on it
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        return await asyncio.start_unix_server(self._client, sock=listener, limit=protocol.LARGEST_FRAME, **keep_name)
+        return await asyncio.start_unix_server(
+            self._client, sock=listener, limit=protocol.LARGEST_FRAME, backlog=BACKLOG, **keep_name
+        )
 
     def send(self, connection: Connection, message: dict[str, Any]) -> None:
+        """Never waits. A client that does not read what it is sent is cut off: what it has not read is kept in memory."""
         if connection.writer.is_closing():
             return
+        if connection.writer.transport.get_write_buffer_size() > _MOST_UNREAD:
+            who = connection.label("a client")
+            self._notices.tell(f"{who} does not read its answers: it is cut off", about=f"unread {connection.who.pid}")
+            connection.writer.transport.abort()  # `close` would keep what is unread until the client has gone
+            return
         notices, connection.told = self._notices.since(connection.told)
-        if notices and self._tells_clients and connection.who.local_rank in (None, 0):
+        if notices and self.tells_clients and connection.who.local_rank in (None, 0):
             message["told"] = notices
         connection.writer.write(protocol.encode_frame(message))
 
@@ -106,20 +125,25 @@ class Connections:
     def begin(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` for a client. An error that nobody foresaw ends its connection: all that it waits for is void."""
         task = asyncio.create_task(work)
-        self._replies.add(task)
+        self._replies[task] = connection
         task.add_done_callback(functools.partial(self._replied, connection))
 
-    async def drain(self, timeout: float) -> None:
-        """Let the answers that are under way be sent, within `timeout` seconds."""
+    async def end(self, timeout: float) -> None:
+        """Let go of everybody: at once, or once what is worked on for them has been answered, within `timeout` seconds.
+
+        Who waits asks the next agent, and who compiles hands in there: of nobody is it said that it is gone.
+        """
+        self._ending = True
+        answered = {c.id for c in self._replies.values()}
+        for connection in [c for c in self._open.values() if c.id not in answered]:
+            connection.writer.close()
         if self._replies:
             await asyncio.wait(self._replies, timeout=timeout)
-
-    def close(self) -> None:
         for connection in list(self._open.values()):
             connection.writer.close()
 
     def _replied(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        self._replies.discard(task)
+        del self._replies[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
             log.error("a request failed", exc_info=error)
@@ -137,13 +161,22 @@ class Connections:
             self._open[connection.id] = connection
             about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
             self.send(connection, {"op": "welcome", **about})
-            watch = ProcessWatch(peer.pid, lambda c=connection: self._left(c))  # type: ignore[misc]
+            watch = ProcessWatch(peer.pid, lambda c=connection: self._ended(c))  # type: ignore[misc]
             while True:
-                self._asked(connection, await _frame(reader))
+                message = await _frame(reader)
+                if self._ending:
+                    break
+                if len(connection.pending) >= _MOST_PENDING:
+                    raise ProtocolError(f"{_MOST_PENDING} requests of this connection are not answered yet")
+                self._asked(connection, message)
         except ProtocolError as error:
             _refuse(writer, error)
         except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
             pass  # the client has gone; `finally` clears up after it
+        except asyncio.CancelledError:
+            if not self._ending:
+                raise
+            # the loop ends; asyncio before 3.12 calls a handler that was cancelled an error
         finally:
             if watch is not None:
                 watch.close()
@@ -151,14 +184,24 @@ class Connections:
                 self._left(connection)
             writer.close()
 
+    def _ended(self, connection: Connection) -> None:
+        """Its process has ended. A forked child may keep the other end open for as long as it likes: ours is closed."""
+        self._left(connection)
+        asyncio.get_running_loop().call_later(_LINGER, connection.writer.transport.abort)
+
     def _left(self, connection: Connection) -> None:
-        if self._open.pop(connection.id, None) is not None:
+        if self._open.pop(connection.id, None) is not None and not self._ending:
             self._gone(connection)
 
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     length = protocol.frame_length(await reader.readexactly(protocol.HEADER_BYTES))
-    return protocol.decode_body(await reader.readexactly(length))
+    late = ProtocolError(f"a frame that is begun must be whole within {_FRAME_TIMEOUT:g} s")
+    timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, reader.set_exception, late)
+    try:
+        return protocol.decode_body(await reader.readexactly(length))
+    finally:
+        timer.cancel()
 
 
 def _refuse(writer: asyncio.StreamWriter, error: ProtocolError) -> None:

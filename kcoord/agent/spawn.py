@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from kcoord.agent.peer import peer_of
 from kcoord.artifacts.local import make_private
 from kcoord.errors import AgentUnavailable, StoreError
 from kcoord.settings import Settings
 
-_BACKLOG = 4096
+BACKLOG = 4096  # clients that may wait to be let in; the kernel may allow fewer
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
@@ -93,22 +94,44 @@ def bind(path: Path) -> socket.socket:
     except OSError:
         listener.close()
         raise
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     return listener
 
 
 def start_daemon(listener: socket.socket, settings: Settings) -> None:
-    """Start a detached agent on `listener`. It logs to a file beside the socket."""
+    """Start a detached agent on `listener`. It logs to a file beside the socket, or nowhere if that cannot be written.
+
+    One that is killed as it starts is started once more. Raises `AgentUnavailable`.
+    """
     log = settings.socket_path.with_suffix(".log")
-    with log.open("ab") as output:
-        starter = start_process(listener, ["--daemon"], settings, output.fileno())
-        try:
-            code = starter.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            starter.kill()
-            code = starter.wait()
-        if code != 0:
-            raise AgentUnavailable(f"the agent did not start: see {log}")
+    with _append_to(log) as output:
+        for _ in range(2):
+            starter = start_process(listener, ["--daemon"], settings, output.fileno())
+            try:
+                code = starter.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                starter.kill()
+                starter.wait()
+                break
+            if code == 0:
+                return
+            if code > 0:  # it says in its log why
+                break
+    raise AgentUnavailable(f"the agent did not start: see {log}")
+
+
+def log_to_file(path: Path) -> None:
+    """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
+    with _append_to(path.with_suffix(".log")) as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+
+
+def _append_to(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError:  # a full disk, most likely: an agent without a log is better than none
+        return Path(os.devnull).open("ab")
 
 
 def start_process(

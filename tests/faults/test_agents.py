@@ -1,0 +1,435 @@
+"""The agent is killed, paused, flooded, doubled or without a disk: no rank waits longer than its bound, and all are served."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kcoord.agent import client as client_module
+from kcoord.agent import protocol, spawn
+from kcoord.agent.client import Alone, Lead, Ready
+from tests.agents import Node, end_agent, in_thread, key_of, stage, until, watching
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.redis_server import RedisServer
+
+PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
+BOUND = 1.75 * PATIENCE  # who waits twice where once was enough is beyond it
+
+FILES = 24  # of 1 MiB: an artifact that takes a while to publish
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node(agent_timeout=str(PATIENCE)) as node:
+        yield node
+
+
+@pytest.fixture
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that was found dead is asked again after less than the 5 seconds of every day."""
+    monkeypatch.setattr(client_module, "_RETRY_AFTER", 0.3)
+
+
+def timed(work: Future[Any]) -> tuple[Any, float]:
+    begun = time.monotonic()
+    return work.result(60), time.monotonic() - begun
+
+
+def large(node: Node, name: str) -> Path:
+    staging = stage(node.home(name))
+    for number in range(FILES):
+        (staging / f"{number}.bin").write_bytes(os.urandom(1 << 20))
+    return staging
+
+
+def is_whole(node: Node, name: str) -> bool:
+    return node.read(name) == "a kernel" and len(list(node.home(name).glob("*.bin"))) == FILES
+
+
+# Killed.
+
+
+def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node) -> None:
+    agent = node.start()
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    staging = large(node, "k")
+    publishing = in_thread(lambda: client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, ""))
+    until(lambda: node.flight("k").get("state") == "publishing" or publishing.done())
+    agent.kill()
+    assert not publishing.done(), "it was published too fast: the test shows nothing"
+    agent.wait()
+    assert publishing.result(30) is True, "the agent's successor finished it"
+    assert is_whole(node, "k")
+    answer = waiting.result(30)
+    if isinstance(answer, Lead):  # it asked the new agent before that had the artifact
+        assert node.publish(client, answer, "k")
+    else:
+        assert isinstance(answer, Ready)
+    assert is_whole(node, "k"), "of two copies the first stays"
+    assert not list((node.home("k").parent / ".kcoord" / "staging").iterdir())
+
+
+def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox: Sandbox) -> None:
+    """Under `kcoord exec`, which starts the next one on the same socket."""
+    keys, ranks, kills = 24, 4, 3
+    shell = "".join(
+        f'RANK={r} {sys.executable} {PROGRAMS / "generic_rank.py"} {keys} 0.05 & p="$p $!"; ' for r in range(ranks)
+    )
+    script = shell + "for x in $p; do wait $x || exit 1; done"
+    begun = sandbox.root / "begun"
+    job = sandbox.start(
+        "-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c", script, BEGUN=str(begun)
+    )
+    dead: set[int] = set()
+    for _ in range(kills):
+        eventually(begun.exists, 60, "a rank compiles")
+        victim = agent_of(sandbox, dead)
+        with watching(victim) as ended:
+            os.kill(victim, signal.SIGKILL)
+            assert ended(20)
+        dead.add(victim)
+        begun.unlink(missing_ok=True)
+    done = finish(job)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
+    assert [len(r["served"]) for r in reports] == [keys] * ranks
+    assert sum(len(r["compiled"]) for r in reports) <= keys + kills * ranks
+    assert done.stderr.count("is started again") == kills
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+def agent_of(sandbox: Sandbox, dead: set[int]) -> int:
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [p.pid for p in sandbox.processes() if "kcoord.agent" in p.cmdline() and p.pid not in dead]
+        return bool(found)
+
+    eventually(look, what="an agent runs")
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_asks_while_one_agent_ends_and_the_next_one_starts_is_served(node: Node, number: int) -> None:
+    """Daemons, which ranks start: the old one removes its socket while the new one's is made."""
+    clients = [node.client() for _ in range(4)]
+    for round_ in range(4):
+        assert clients[0].ask({"op": "status"})
+        (pid,) = node.agent_pids()
+        names = [f"{round_}.{n}" for n in range(len(clients))]
+        asked = [node.claiming(c, name) for c, name in zip(clients, names, strict=True)]
+        os.kill(pid, number)
+        asked += [node.claiming(c, f"{name}.late") for c, name in zip(clients, names, strict=True)]
+        for claim, client, name in zip(asked, clients * 2, [*names, *(f"{n}.late" for n in names)], strict=True):
+            answer = claim.result(30)
+            assert isinstance(answer, Lead), (name, answer)
+            assert node.publish(client, answer, name)
+        until(lambda: len(node.agent_pids()) == 1)
+    assert clients[0].ask({"op": "status"})
+
+
+# Paused.
+
+
+@pytest.mark.usefixtures("soon_again")
+def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used_again(node: Node) -> None:
+    """Those who wait, who lead, who ask, and who publish."""
+    agent = node.start()
+    leader, waiter, asker = node.client(), node.client(), node.client()
+    lead = node.claim(leader, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(waiter, "k")
+    node.until_waiting("k", 1)
+    staging = large(node, "k")
+    agent.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    publishing = in_thread(lambda: leader.publish(lead, key_of("k"), staging, node.home("k"), 0.5, ""))
+    asking = node.claiming(asker, "new")
+    assert isinstance(waiting.result(60), Alone)
+    assert isinstance(asking.result(60), Alone)
+    assert publishing.result(60) is False
+    assert time.monotonic() - begun < BOUND
+    agent.send_signal(signal.SIGCONT)
+    until(lambda: node.status()["flights"] == [])  # those who gave up are gone from it
+    until(lambda: asker.ask({"op": "status"}, quietly=True) is not None)
+    again = node.claim(asker, "new")
+    assert isinstance(again, Lead), "it is used again"
+    assert node.publish(asker, again, "new")
+    assert node.claim(asker, "k") == Ready("store"), "what was handed to it was not lost"
+    assert is_whole(node, "k")
+
+
+COUNTING = """
+import kcoord
+from kcoord.agent import client as client_module
+client_module._RETRY_AFTER = 0.2
+coordinator = kcoord.connect()
+def compile(staging):
+    (staging / "kernel.txt").write_text("a kernel")
+for number in range(3):
+    artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", f"k{number}"), compile, scope=kcoord.Scope.TARGET)
+    say("has", text=(artifact.path / "kernel.txt").read_text())
+    listen()
+    until(lambda: time.monotonic() > coordinator._client._dead_until)
+coordinator.close()
+"""
+
+
+def test_what_a_rank_counts_while_the_agent_is_paused_arrives_later_and_once(node: Node) -> None:
+    agent = node.start()
+    rank = node.rank(COUNTING, KCOORD_JOB="paused")
+    assert rank.expect("has") == {"text": "a kernel"}
+    agent.send_signal(signal.SIGSTOP)
+    rank.tell()
+    assert rank.expect("has") == {"text": "a kernel"}
+    agent.send_signal(signal.SIGCONT)
+    until(lambda: node.status()["clients"] == 1)  # it has seen that its old clients are gone
+    rank.tell()
+    assert rank.expect("has") == {"text": "a kernel"}
+    rank.tell()
+    assert rank.end() == 0
+    stats = node.client().ask({"op": "stats", "job": "paused"})
+    assert stats is not None
+    counters = stats["counters"]
+    assert (counters["requests"], counters["compiles"], counters["alone"]) == (3, 3, 1)
+
+
+def test_a_paused_agent_s_lease_ends_and_its_late_publish_harms_nothing(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        shared = {"redis_url": server.url, "store": str(tmp_path), "lease_ttl": "1"}
+        with Node(**shared) as one, Node(**shared) as two:
+            agent = one.start()
+            two.start()
+            leader, heir = one.client(), two.client()
+            lead = one.claim(leader, "k")
+            waiting = two.claiming(heir, "k")
+            two.until_waiting("k", 1)
+            agent.send_signal(signal.SIGSTOP)
+            inherited = waiting.result(30)
+            assert isinstance(inherited, Lead)
+            assert two.publish(heir, inherited, "k")
+            agent.send_signal(signal.SIGCONT)
+            assert one.publish(leader, lead, "k")
+            until(lambda: one.status()["flights"] == two.status()["flights"] == [])
+            assert one.read("k") == two.read("k") == "a kernel"
+
+
+# Flooded.
+
+FLOOD = """
+import resource, socket
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+path, made = str(client._settings.socket_path), []
+try:
+    while True:
+        caller = socket.socket(socket.AF_UNIX)
+        caller.setblocking(False)
+        caller.connect(path)
+        made.append(caller)
+except BlockingIOError:
+    say("full", callers=len(made))
+except OSError as error:
+    say("full", callers=0, why=str(error))
+listen()
+for caller in made:
+    caller.close()
+say("gone")
+"""
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """The soft limit that most systems have; who is started meanwhile inherits it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Node) -> None:
+    agent = node.start()
+    client = node.client()
+    node.status()
+    agent.send_signal(signal.SIGSTOP)
+    flood = node.rank(FLOOD)
+    full = flood.expect("full")
+    try:
+        if not full["callers"]:
+            pytest.skip(f"this user may not open enough files: {full['why']}")
+        assert full["callers"] > 1000 or full["callers"] >= int(Path("/proc/sys/net/core/somaxconn").read_text()), (
+            "the agent let in fewer than the system allows"
+        )
+        answer, took = timed(node.claiming(client, "k"))
+        assert isinstance(answer, Alone)
+        assert took < BOUND
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    # none of them says hello, none has gone: another client is served all the same
+    other = node.client()
+    lead = other.claim(key_of("k"), node.home("k"))
+    assert isinstance(lead, Lead)
+    assert node.publish(other, lead, "k")
+    flood.tell()
+    flood.expect("gone")
+    until(lambda: psutil.Process(agent.pid).num_fds() < 100)
+
+
+def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node: Node) -> None:
+    agent = psutil.Process(node.start().pid)
+    other = node.client()
+    assert other.ask({"op": "status"})
+    before = agent.memory_info().rss
+    with node.wire() as wire:
+        wire.hello()
+        ended = in_thread(lambda: ask_for_ever(wire.socket))
+        served = 0
+        while not ended.done():
+            lead = node.claim(other, f"k{served}")
+            assert isinstance(lead, Lead)
+            assert node.publish(other, lead, f"k{served}")
+            served += 1
+        assert ended.result(0) > 1000, "it was cut off before it had done anything"
+    assert served > 2
+    assert agent.memory_info().rss - before < 40 << 20
+    assert [line for line in node.status()["notices"] if f"pid {os.getpid()})" in line and "cut off" in line]
+
+
+def ask_for_ever(connection: socket.socket) -> int:
+    """The number of requests that were sent until the agent had enough of them."""
+    frame = protocol.encode_frame({"id": 1, "op": "status"})
+    for sent in range(10_000_000):
+        try:
+            connection.sendall(frame)
+        except (BrokenPipeError, ConnectionResetError):
+            return sent
+    raise AssertionError("the agent listened for ever")
+
+
+def test_a_client_that_asks_for_ever_more_before_it_is_answered_is_refused(node: Node) -> None:
+    node.start()
+    leader, other = node.client(), node.client()
+    lead = node.claim(leader, "k")
+    assert isinstance(lead, Lead)
+    claim = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n", "home": str(node.home("k"))}
+    with node.wire() as wire:
+        wire.hello()
+        for number in range(1000):
+            wire.send({"id": number, **claim})
+        until(lambda: len(node.flight("k")["waiting"]) == 1000)
+        assert wire.ask(claim)["op"] == "refused"
+        wire.assert_closed()
+    until(lambda: node.flight("k")["waiting"] == [])
+    assert isinstance(found := node.claim(other, "other"), Lead)
+    assert node.publish(other, found, "other")
+    assert node.publish(leader, lead, "k")
+
+
+# Two at once, and none that can write.
+
+
+def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
+    """As after somebody removed the socket's file: the first one's ranks stay with it, later ones find the second."""
+    first = node.start()
+    early = node.client()
+    lead = node.claim(early, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    second = node.start()
+    late = node.client()
+    there = node.claim(late, "k")
+    assert isinstance(there, Lead), "two agents, two compiles, without a lease service between them"
+    assert node.publish(late, there, "k")
+    assert node.publish(early, lead, "k")
+    assert waiting.result(30) == Ready("wait")
+    end_agent(first.pid)
+    assert node.path.exists(), "the first one's end leaves the second one's socket"
+    assert node.status()["pid"] == second.pid
+    assert node.claim(early, "k") == Ready("store")
+
+
+def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: Sandbox) -> None:
+    jobs = [
+        sandbox.start(
+            "-c", "from kcoord.cli import main; main()", "exec", "--",
+            sys.executable, str(PROGRAMS / "generic_rank.py"), "6", "0.05",
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    done = [finish(job) for job in jobs]
+    assert [d.returncode for d in done] == [0] * 4, [d.stderr for d in done]
+    reports = [json.loads(x) for d in done for x in d.stdout.splitlines() if x.startswith("{")]
+    assert [len(r["served"]) for r in reports] == [6] * 4
+    eventually(lambda: not list(sandbox.local.glob("*.sock")), what="the last one removed the socket")
+
+
+def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Node) -> None:
+    node.path.with_suffix(".log").symlink_to("/dev/full")
+    client = node.client()
+    assert client.ask({"op": "status"})
+    (pid,) = node.agent_pids()
+    log = Path(f"/proc/{pid}/fd/2").readlink()
+    assert str(log) == "/dev/full"
+    empty = stage(node.home("empty"))
+    (empty / "kernel.txt").unlink()
+    assert not client.publish(None, key_of("empty"), empty, node.home("empty"), 0.5, ""), (
+        "and has something to say of it"
+    )
+    assert any("wrote no file" in line for line in node.status()["notices"])
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    assert node.publish(client, lead, "k")
+    end_agent(pid)
+    assert not node.path.exists()
+
+
+def test_a_supervised_agent_whose_log_is_on_a_full_disk_ends_with_code_0(node: Node) -> None:
+    with Path("/dev/full").open("wb") as full, spawn.bind(node.path) as listener:
+        agent = spawn.start_process(listener, ["--parent", str(os.getpid())], node.settings, full.fileno())
+    client = node.client()
+    empty = stage(node.home("empty"))
+    (empty / "kernel.txt").unlink()
+    assert not client.publish(None, key_of("empty"), empty, node.home("empty"), 0.5, "")
+    agent.terminate()
+    assert agent.wait(20) == 0
+
+
+def test_an_agent_whose_log_cannot_be_made_is_started_without(node: Node) -> None:
+    node.path.with_suffix(".log").mkdir()
+    client = node.client()
+    assert client.ask({"op": "status"})
+    (pid,) = node.agent_pids()
+    assert os.fspath(Path(f"/proc/{pid}/fd/2").readlink()) == os.devnull
+
+
+def test_a_node_s_directory_that_vanishes_lets_its_agent_end_and_its_ranks_go_on() -> None:
+    with Node(idle_timeout="0.5") as node:
+        client = node.client()
+        assert client.ask({"op": "status"})
+        (pid,) = node.agent_pids()
+        with watching(pid) as ended:
+            shutil.rmtree(node.directory)
+            answer = node.claim(client, "k")
+            assert isinstance(answer, Lead)
+            assert node.publish(client, answer, "k"), "it is made again"
+            client.close()
+            assert ended(20)

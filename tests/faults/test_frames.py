@@ -1,0 +1,570 @@
+"""Peers that lie, break off and stay, on either end of the agent's socket; and files that say what frames may not.
+
+Whoever sends nonsense is told so, or cut off. Nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kcoord.agent import client as client_module
+from kcoord.agent import connections, protocol
+from kcoord.agent.client import AgentClient, Alone, Busy, Failed, Lead, Ready
+from kcoord.agent.connections import Connections
+from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.publish import seal
+from kcoord.coordinator import Coordinator
+from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError
+from kcoord.leases import base as leases
+from kcoord.leases import lease_files
+from kcoord.profiles.parts import parts, save_part
+from kcoord.profiles.recipe import Recipe
+from kcoord.telemetry import span_files
+from kcoord.telemetry.events import Notices
+from kcoord.telemetry.spans import Process, Span
+from tests.agents import Node, Wire, in_thread, key_of, stage, until
+
+KEY = key_of("fuzzed")
+RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
+SPAN = ["compile", "ok", "triton", "kernel", KEY.digest[:16], 1.7e9, 0.5, 0.0, False, ""]
+NOWHERE = "/tmp/nowhere-at-all"
+REQUESTS: dict[str, dict[str, Any]] = {
+    "claim": {"digest": KEY.digest, "backend": "b", "name": "n", "home": f"{NOWHERE}/home", "wait": False},
+    "publish": {
+        "key": KEY.to_wire(), "token": "", "staging": f"{NOWHERE}/s", "home": f"{NOWHERE}/h", "compile_seconds": 1.0,
+        "device": "",
+    },
+    "fail": {"digest": KEY.digest, "token": "1.1", "log": "l"},
+    "give_up": {"digest": KEY.digest, "token": "1.1"},
+    "lookup": {"digest": KEY.digest},
+    "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
+    "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
+    "report": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
+    "permit": {},
+    "status": {},
+    "stats": {"job": "wire"},
+}  # fmt: skip
+ANSWERS = (
+    "refused", "done", "lead", "alone", "busy", "ready", "failed", "none", "choice", "permit", "status", "stats", "published"
+)  # fmt: skip
+
+
+def nested(depth: int, kind: str = "list") -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value] if kind == "list" else {"": value}
+    return value
+
+
+MOST_NESTED = 1015  # msgpack reads 1024 levels, of which Python cannot print the last
+odd = st.sampled_from(
+    [
+        nested(MOST_NESTED), nested(MOST_NESTED, "dict"), [[]] * 1000, msgpack.ExtType(5, b"x"), msgpack.ExtType(127, b""),
+        msgpack.Timestamp(1, 2), "\ud800", "\0", "x" * 100_000, b"\xff", -(2**63), 2**64 - 1, float("nan"), float("inf"),
+        True, None, [], {}, "", 0, -1, 1e300,
+    ]
+)  # fmt: skip
+
+
+def packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value in it."""
+    yield path
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from places(inner, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from places(inner, (*path, number))
+
+
+def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    if not path:
+        return other
+    first, *rest = path
+    if isinstance(value, dict):
+        return {**value, first: replaced(value[first], tuple(rest), other)}
+    return [*value[:first], replaced(value[first], tuple(rest), other), *value[first + 1 :]]
+
+
+@st.composite
+def mutants(draw: st.DrawFn, valid: bytes) -> bytes:
+    """`valid` with some bytes changed, left out, put in or cut off."""
+    body = bytearray(valid)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(body) - 1)))
+        how = draw(st.sampled_from(["change", "remove", "insert", "cut"]))
+        if how == "change" and body:
+            body[at] = draw(st.integers(0, 255))
+        elif how == "remove":
+            del body[at : at + draw(st.integers(1, 4))]
+        elif how == "insert":
+            body[at:at] = draw(st.binary(min_size=1, max_size=9))
+        else:
+            del body[at:]
+    return bytes(body)
+
+
+@st.composite
+def changed(draw: st.DrawFn, valid: Any) -> bytes:
+    """`valid` as msgpack, with one value in it replaced by an odd one, or with some of its bytes changed."""
+    how = draw(st.sampled_from(["bytes", "value", "value", "missing"]))
+    if how == "bytes":
+        return draw(mutants(packed(valid)))
+    if how == "missing" and isinstance(valid, dict) and valid:
+        missing = draw(st.sampled_from(sorted(valid)))
+        return packed({name: value for name, value in valid.items() if name != missing})
+    return packed(replaced(valid, draw(st.sampled_from(list(places(valid)))), draw(odd)))
+
+
+def fuzz(examples: int) -> settings:
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
+
+
+# What clients send.
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node() as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture
+def bystander(node: Node) -> Iterator[Wire]:
+    """Another client, connected before, that is served during and after the test by the same agent, which found no error."""
+    with node.wire() as wire:
+        pid = wire.hello()["pid"]
+        yield wire
+        assert wire.ask({"op": "status"})["pid"] == pid
+        assert served(wire)
+        until(lambda: wire.ask({"op": "status"})["clients"] == 1)
+        status = wire.ask({"op": "status"})
+        assert not [n for n in status["notices"] if "please report" in n]
+        assert status["flights"] == []
+        said = (node.directory / "started.log").read_text()
+        assert "Traceback" not in said, said
+
+
+def served(wire: Wire) -> bool:
+    return wire.ask({"op": "permit"})["op"] == "permit"
+
+
+@pytest.mark.parametrize("op", REQUESTS)
+def test_a_valid_request_is_answered(node: Node, bystander: Wire, op: str) -> None:
+    """Else what follows would fuzz nothing."""
+    with node.wire() as wire:
+        wire.hello()
+        answer = wire.ask({"op": op, **REQUESTS[op]})
+        assert answer["op"] in ANSWERS
+        assert op == "publish" or answer["op"] != "refused", answer
+
+
+@pytest.mark.parametrize("op", REQUESTS)
+@given(data=st.data())
+@fuzz(25)
+def test_a_request_that_was_altered_is_answered_or_refused(node: Node, bystander: Wire, op: str, data: Any) -> None:
+    body = data.draw(changed({"id": 1, "op": op, **REQUESTS[op]}))
+    with node.wire() as wire:
+        wire.hello()
+        wire.raw(framed(body))
+        answer = wire.frame()
+        assert answer["op"] in ANSWERS
+        assert served(bystander)
+        if answer["op"] == "refused" and "id" not in answer:
+            assert answer["why"]
+            wire.assert_closed()
+
+
+@given(data=st.data())
+@fuzz(60)
+def test_a_hello_that_was_altered_is_welcome_or_refused(node: Node, bystander: Wire, data: Any) -> None:
+    hello = protocol.Identity(os.getpid(), 0, 0, "wire").hello()
+    with node.wire() as wire:
+        wire.raw(framed(data.draw(changed(hello))))
+        assert wire.frame()["op"] in ("welcome", "refused")
+        assert served(bystander)
+
+
+def test_many_peers_that_send_half_a_frame_and_stay_hold_up_nobody() -> None:
+    hello = protocol.encode_frame(protocol.Identity(os.getpid(), None, None, "wire").hello())
+    with contextlib.ExitStack() as stack:
+        allow_files(stack, 512)  # which the agent inherits
+        node = stack.enter_context(Node())
+        node.start()
+        bystander = stack.enter_context(node.wire())
+        bystander.hello()
+        allow_files(stack, 4096)
+        with contextlib.ExitStack() as peers:
+            for number in range(1000):
+                wire = peers.enter_context(node.wire())
+                if number % 2:
+                    wire.raw(hello[: 1 + number % (len(hello) - 1)])
+                else:
+                    wire.raw(hello + struct.pack(">I", 1 << 20) + b"half")
+            until(lambda: bystander.ask({"op": "status"})["clients"] == 501)
+            client = node.client()
+            lead = node.claim(client, "k")
+            assert node.publish(client, lead, "k")
+            client.close()
+        until(lambda: bystander.ask({"op": "status"})["clients"] == 1)
+        assert "Traceback" not in (node.directory / "started.log").read_text()
+
+
+def allow_files(stack: contextlib.ExitStack, number: int) -> None:
+    """This process, and those that it starts, may open so many until the end of the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < number:
+        pytest.skip(f"this user may open {hard} files only: ulimit -Hn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_FRAME_TIMEOUT", 0.2)
+    asked: list[dict[str, Any]] = []
+    half = protocol.encode_frame({"op": "status", "id": 1})
+
+    async def scenario() -> None:
+        there = Connections("agent", Notices(), False, lambda c, message: asked.append(message), lambda c: None)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "s"))
+            server = await there.listen(listener)
+            slow, patient = await peer(tmp_path / "s"), await peer(tmp_path / "s")
+            slow[1].write(half[:-1])
+            patient[1].write(half)
+            answer = await asyncio.wait_for(frame(slow[0]), 20)
+            assert answer["op"] == "refused"
+            assert "whole" in answer["why"]
+            assert await asyncio.wait_for(slow[0].read(), 20) == b""
+            await asyncio.sleep(0.5)  # much longer than a frame may take: who is between two frames may wait
+            patient[1].write(half)
+            while len(asked) < 2:
+                await asyncio.sleep(0.01)
+            assert len(there) == 1
+            for _, writer in (slow, patient):
+                writer.close()
+            while len(there):
+                await asyncio.sleep(0.01)
+            server.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def peer(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(protocol.encode_frame(protocol.Identity(os.getpid(), None, None, "wire").hello()))
+    assert (await frame(reader))["op"] == "welcome"
+    return reader, writer
+
+
+async def frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    length = protocol.frame_length(await reader.readexactly(protocol.HEADER_BYTES))
+    return protocol.decode_body(await reader.readexactly(length))
+
+
+# What an agent that lies, or is something else, answers.
+
+PATIENCE = 0.3  # seconds, of the clients here with an agent
+WELCOME = {"op": "welcome", "version": "0", "pid": 1, "id": "agent"}
+LIES: list[dict[str, Any]] = [
+    {"op": "lead", "token": "1.1", "id": 1}, {"op": "ready", "source": "store", "id": 1},
+    {"op": "failed", "log": "l", "where": "w", "id": 1}, {"op": "alone", "why": "w", "id": 1}, {"op": "busy", "id": 1},
+    {"op": "published", "id": 1, "home": "/"}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
+    {"op": "waiting", "id": 1}, {"op": "choice", "content": b"c", "id": 1}, {"op": "none", "id": 1}, {"op": "done", "id": 1},
+    {"op": "status", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
+]  # fmt: skip
+
+
+class Liar:
+    """Listens where an agent would, and answers every connection with `say(connection)`."""
+
+    def __init__(self, path: Path) -> None:
+        self.say: Callable[[socket.socket], None] = lambda connection: None
+        self._listener = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
+        self._listener.bind(str(path))
+        self._listener.listen(100)
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(20)
+        self.hang_up()
+        assert not self._thread.is_alive()
+        self._listener.close()
+
+    def hang_up(self) -> None:
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # also for a thread of ours that is sending
+            connection.close()
+        self._open.clear()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            threading.Thread(target=self._say, args=(connection,), daemon=True).start()
+
+    def _say(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            self.say(connection)
+
+
+@pytest.fixture
+def lied_to() -> Iterator[tuple[Node, Liar]]:
+    with Node(spawn="0", agent_timeout=str(PATIENCE), max_wait="0.5") as node:
+        liar = Liar(node.path)
+        try:
+            yield node, liar
+        finally:
+            liar.close()
+
+
+CALLS: dict[str, Callable[[AgentClient, Node], Any]] = {
+    "claim": lambda client, node: client.claim(KEY, node.home("k")),
+    "attempt": lambda client, node: client.claim(KEY, node.home("k"), wait=False),
+    "publish": lambda client, node: client.publish(None, KEY, stage(node.home("k")), node.home("k"), 0.5, ""),
+    "report": lambda client, node: client.report({"requests": 1}, [SPAN]),
+    "record": lambda client, node: client.record("mine", [RECIPE.to_wire()]),
+    "lookup": lambda client, node: client.lookup(KEY),
+    "offer": lambda client, node: client.offer(KEY, b"choice", 1.0, ""),
+    "ask": lambda client, node: client.ask({"op": "status"}),
+}
+MAY_BE = {
+    "claim": (Ready, Lead, Failed, Alone, Busy), "attempt": (Ready, Lead, Failed, Alone, Busy), "publish": (bool,),
+    "report": (bool,), "record": (bool,), "lookup": (bytes, type(None)), "offer": (bytes, type(None)),
+    "ask": (dict, type(None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+@given(data=st.data())
+@fuzz(25)
+def test_an_agent_that_lies_neither_harms_nor_holds_up_a_rank(lied_to: tuple[Node, Liar], call: str, data: Any) -> None:
+    node, liar = lied_to
+    answer = data.draw(
+        st.one_of(
+            *(changed(lie).map(framed) for lie in (WELCOME, *LIES)),
+            st.binary(max_size=60),
+            st.sampled_from(LIES).map(packed).map(framed),
+        )
+    )
+    welcome = framed(packed(WELCOME)) if data.draw(st.integers(0, 9)) else b""
+    closes = data.draw(st.booleans())
+
+    def say(connection: socket.socket) -> None:
+        connection.sendall(welcome + answer)
+        if closes:
+            connection.shutdown(socket.SHUT_WR)
+
+    liar.say = say
+    client = AgentClient(node.settings, Notices())
+    try:
+        told = in_thread(lambda: CALLS[call](client, node)).result(20)
+        assert isinstance(told, MAY_BE[call])
+        if isinstance(told, Lead):
+            assert isinstance(told.token, str)
+            in_thread(lambda: client.give_up(told, KEY)).result(20)
+            told.connection.close()
+    finally:
+        client.close()
+        liar.hang_up()
+
+
+def test_an_agent_whose_answer_drips_is_taken_for_dead(lied_to: tuple[Node, Liar]) -> None:
+    node, liar = lied_to
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(framed(packed(WELCOME)) + struct.pack(">I", 1 << 20))
+        for _ in range(1 << 20):
+            connection.sendall(b"\x81")
+            time.sleep(PATIENCE / 5)
+
+    liar.say = drip
+    answer = in_thread(lambda: AgentClient(node.settings, Notices()).claim(KEY, node.home("k"))).result(20)
+    assert isinstance(answer, Alone)
+    liar.hang_up()
+
+
+def test_an_agent_that_says_waiting_for_ever_is_not_waited_for_for_ever(lied_to: tuple[Node, Liar]) -> None:
+    node, liar = lied_to
+
+    def beat(connection: socket.socket) -> None:
+        connection.sendall(framed(packed(WELCOME)))
+        while True:
+            connection.sendall(framed(packed({"op": "waiting", "id": 1})))
+            time.sleep(PATIENCE / 5)
+
+    liar.say = beat
+    for call in ("claim", "lookup"):
+        client = AgentClient(node.settings, Notices())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_module, "_LONGEST_ANSWER", 1.0)
+            assert not in_thread(lambda c=client, n=call: CALLS[n](c, node) == Ready("store")).result(20)
+        client.close()
+
+
+@given(lies=st.lists(st.sampled_from(LIES).map(packed) | changed(LIES[0]) | changed(LIES[1]), max_size=4))
+@fuzz(25)
+def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, Liar], lies: list[bytes]) -> None:
+    """Or the failure that the agent says another rank had: that is an answer, too."""
+    node, liar = lied_to
+    liar.say = lambda connection: connection.sendall(framed(packed(WELCOME)) + b"".join(map(framed, lies)))
+    coordinator = Coordinator(node.settings)
+    key = key_of(os.urandom(8).hex())
+    try:
+        got = in_thread(
+            lambda: coordinator.get_or_compile(key, lambda staging: (staging / "kernel.txt").write_text("mine"))
+        )
+        try:
+            assert (got.result(20).path / "kernel.txt").read_text() == "mine"
+        except CompileFailed:
+            assert any(b"failed" in lie for lie in lies)
+    finally:
+        coordinator.close()
+        liar.hang_up()
+
+
+# What files say.
+
+
+def manifest_in(staging: Path) -> bytes:
+    (staging / "kernel.txt").write_text("a kernel")
+    return seal(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encode()
+
+
+@given(data=st.data())
+@fuzz(200)
+def test_a_manifest_that_was_altered_is_refused_or_read(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    valid = manifest_in(tmp_path_factory.mktemp("staging"))
+    with contextlib.suppress(ArtifactInvalid):
+        decoded = Manifest.decode(data.draw(changed(msgpack.unpackb(valid)) | mutants(valid)))
+        assert math.isfinite(decoded.origin.created)
+        with contextlib.suppress(ArtifactInvalid):
+            assert decoded.explained.digest == KEY.digest
+
+
+@given(data=st.data())
+@fuzz(150)
+def test_a_part_of_a_profile_that_was_altered_is_skipped_with_a_line(
+    data: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("profile")
+    part = save_part(directory, [RECIPE])
+    start = len(part.read_bytes()) - len(packed([RECIPE.to_wire()]))
+    form = part.read_bytes()[:start]
+    body = data.draw(changed([RECIPE.to_wire()]))
+    part.write_bytes(form[: -hashlib.sha256().digest_size] + hashlib.sha256(body).digest() + body)
+    notices = Notices()
+    found = list(parts(directory, notices))
+    assert found or notices.since(0)[0] or body == packed([])
+    assert all(isinstance(r, Recipe) for r in found)
+
+
+@given(data=st.data())
+@fuzz(150)
+def test_a_time_line_s_file_that_was_altered_is_read_as_far_as_it_goes(
+    data: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    span = Span.from_wire(SPAN)
+    whole = span_files.report(Process("", 1, 0), [span])
+    document = msgpack.unpackb(whole)
+    path = tmp_path_factory.mktemp("spans") / "a.spans"
+    path.write_bytes(span_files.head("node") + data.draw(changed(document)) + whole)
+    found = span_files.read(path)
+    assert all(isinstance(s, Span) for _, spans in found.reports for s in spans)
+
+
+OUTCOMES = [
+    {"state": "ready", "manifest": "ab" * 32}, {"state": "failed", "log": "ptxas: no", "where": "node 1"},
+]  # fmt: skip
+
+
+@given(data=st.data())
+@fuzz(200)
+def test_a_lease_s_outcome_that_was_altered_is_read_or_is_none(data: Any) -> None:
+    valid = data.draw(st.sampled_from(OUTCOMES))
+    found = lease_files._parse(data.draw(changed(valid)))
+    assert found is None or isinstance(found, (leases.Ready, leases.Failed))
+
+
+# What is nested so deeply that Python cannot print it; hypothesis raises the recursion limit, and would not find it.
+
+DEEP = nested(MOST_NESTED)
+
+
+@pytest.mark.parametrize("at", range(len(SPAN)))
+def test_a_span_with_a_value_that_is_nested_deeply_is_no_span(at: int) -> None:
+    with pytest.raises(ValueError, match=r"no|start of a digest"):
+        Span.from_wire(replaced(SPAN, (at,), DEEP))
+
+
+@pytest.mark.parametrize("name", ["protocol", "pid", "rank", "job", "op"])
+def test_a_hello_with_a_value_that_is_nested_deeply_is_none(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        protocol.Identity.from_hello({**protocol.Identity(1, 0, 0, "j").hello(), name: DEEP})
+
+
+def test_a_manifest_with_a_value_that_is_nested_deeply_is_none(tmp_path: Path) -> None:
+    valid = msgpack.unpackb(manifest_in(tmp_path))
+    for place in list(places(valid))[1:]:
+        with contextlib.suppress(ArtifactInvalid):
+            Manifest.decode(packed(replaced(valid, place, DEEP)))
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_outcome_with_a_value_that_is_nested_deeply_is_none(outcome: dict[str, Any]) -> None:
+    for name in outcome:
+        assert lease_files._parse(packed({**outcome, name: DEEP})) is None
+    assert lease_files._parse(packed(outcome)) is not None
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_with_a_value_that_is_nested_deeply_is_none(lied_to: tuple[Node, Liar], lie: dict[str, Any]) -> None:
+    node, liar = lied_to
+    for name in {**lie, "told": []}:
+        client = AgentClient(node.settings, Notices())
+        notices = [DEEP] if name == "told" else lie.get("told", [])
+        answer = framed(packed({**lie, name: DEEP, "told": notices}))
+        liar.say = lambda connection, answer=answer: connection.sendall(framed(packed(WELCOME)) + answer)  # type: ignore[misc]
+        told = in_thread(lambda c=client: CALLS["claim"](c, node)).result(20)
+        assert isinstance(told, MAY_BE["claim"])
+        if isinstance(told, Lead):
+            told.connection.close()
+        client.close()
+        liar.hang_up()

@@ -1,0 +1,373 @@
+"""The launcher is interrupted, killed or pre-empted while ranks compile: nothing is left, and the next start is warm."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+
+from kcoord.artifacts.store import Store
+from tests.agents import Wire, closed_port, in_thread
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.faults.interpose import Interposer
+from tests.redis_server import RedisServer
+
+TTL = 2.0  # seconds
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL, as schedulers have it
+RANK = PROGRAMS / "generic_rank.py"
+CLI = ("-c", "from kcoord.cli import main; main()")
+EXEC = (*CLI, "exec", "--", sys.executable, str(PROGRAMS / "fleet.py"), "2", str(RANK))
+TORCHRUN = ("-m", "kcoord_launch.torchrun", "--nproc-per-node=2", "--standalone", str(RANK))
+LAUNCHERS = {"exec": EXEC, "torchrun": TORCHRUN}
+
+needs_torch = pytest.mark.skipif(
+    not any((Path(p) / "torch").is_dir() for p in sys.path), reason="no torch: pip install 'kcoord[torch]'"
+)
+both = pytest.mark.parametrize("launcher", ["exec", pytest.param("torchrun", marks=needs_torch)])
+
+
+class Cluster:
+    """What jobs of this test share: one Redis, one store."""
+
+    def __init__(self, sandbox: Sandbox, server: RedisServer) -> None:
+        self.sandbox, self.store = sandbox, sandbox.root / "store"
+        self.begun = sandbox.root / "begun"
+        self._redis, self._url = redis.Redis.from_url(server.url), server.url
+        self.jobs: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: str | Path, node: int = 0, **more: str) -> subprocess.Popen[str]:
+        """A job's part on one node; `begun` is there once a rank of the node compiles."""
+        environment = {
+            "KCOORD_LOCAL_DIR": str(self.local(node)),
+            "KCOORD_STORE": str(self.store),
+            "KCOORD_REDIS_URL": self._url,
+            "KCOORD_LEASE_TTL": str(TTL),
+            "BEGUN": str(self.begun_on(node)),
+        }
+        job = self.sandbox.start(*command, **{**environment, **more})
+        self.jobs.append(job)
+        return job
+
+    def local(self, node: int) -> Path:
+        return self.sandbox.root / f"node{node}"
+
+    def begun_on(self, node: int) -> Path:
+        return self.begun.with_suffix(f".{node}")
+
+    def until_compiling(self, job: subprocess.Popen[str], node: int = 0) -> None:
+        eventually(lambda: self.begun_on(node).exists() or job.poll() is not None, 60)
+        assert job.poll() is None, job.communicate()
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        found = []
+        for process in self.sandbox.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("KCOORD_LOCAL_DIR") == str(self.local(node)):
+                    found.append(process)
+        return found
+
+    def published(self) -> int:
+        return len(Store(self.store).manifests())
+
+    def leases(self) -> int:
+        names = self._redis.scan_iter(match="kcoord:*:lease:*")
+        return sum(self._redis.hget(n, "state") == b"L" for n in names)
+
+    def nothing_is_left(self) -> None:
+        """No process, no socket; and no lease for longer than its TTL."""
+        eventually(lambda: not self.sandbox.processes(), what="all processes ended")
+        assert not list(self.sandbox.root.rglob("*.sock"))
+        eventually(lambda: self.leases() == 0, TTL + 1, "the leases ended")
+
+    def close(self) -> None:
+        self._redis.close()
+        for job in self.jobs:
+            if job.poll() is None:
+                job.kill()
+            for pipe in (job.stdout, job.stderr):
+                if pipe is not None:
+                    pipe.close()
+            job.wait()
+
+
+@pytest.fixture
+def cluster(sandbox: Sandbox) -> Iterator[Cluster]:
+    with RedisServer() as server:
+        cluster = Cluster(sandbox, server)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def reports(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def compiles(output: str) -> int:
+    return sum(len(r["compiled"]) for r in reports(output))
+
+
+# Interrupted.
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("exec", signal.SIGINT),
+        ("exec", signal.SIGTERM),
+        ("exec", signal.SIGHUP),
+        pytest.param("torchrun", signal.SIGHUP, marks=needs_torch),
+    ],
+)
+def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_lead(
+    cluster: Cluster, launcher: str, number: signal.Signals
+) -> None:
+    job = cluster.start(*LAUNCHERS[launcher], "4", "60", KCOORD_LEASE_TTL="60")
+    cluster.until_compiling(job)
+    assert cluster.leases() == 1
+    job.send_signal(number)
+    done = finish(job, 60)
+    assert done.returncode != 0
+    assert "started again" not in done.stderr
+    assert cluster.leases() == 0, "given back, with 60 s to go"
+    cluster.nothing_is_left()
+
+
+@both
+def test_two_ctrl_c_in_a_terminal_leave_nothing(cluster: Cluster, launcher: str) -> None:
+    """As a person does who is in a hurry. A terminal sends each to the whole foreground."""
+    keyboard, terminal = pty.openpty()
+    os.set_blocking(keyboard, False)
+    foreground = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", foreground, sys.executable, *map(str, LAUNCHERS[launcher]), "4", "60"]
+    environment = cluster.sandbox.env(
+        KCOORD_LOCAL_DIR=str(cluster.local(0)), BEGUN=str(cluster.begun_on(0)), KCOORD_LEASE_TTL="60"
+    )
+    try:
+        job = subprocess.Popen(
+            command, env=environment, cwd=cluster.sandbox.root, start_new_session=True,
+            stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        cluster.jobs.append(job)
+        cluster.until_compiling(job)
+        assert os.tcgetpgrp(keyboard) == job.pid, "it has no terminal: the test shows nothing"
+        os.write(keyboard, b"\x03")
+        time.sleep(0.2)  # a person's pause: it is not waited for anything
+        os.write(keyboard, b"\x03")
+        assert finish(job, 60).returncode != 0
+        cluster.nothing_is_left()
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+
+
+def test_a_signal_before_the_command_has_begun_is_not_lost(sandbox: Sandbox) -> None:
+    """It comes in the moment in which the command is started: the command has it, and nothing is left running."""
+    script = sandbox.root / "early.py"
+    script.write_text(
+        "import os, signal, subprocess, sys\n"
+        "from kcoord.cli import main\n"
+        "start = subprocess.Popen\n"
+        "def popen(command, *a, **k):\n"
+        "    if command[0] == 'sleep':\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return start(command, *a, **k)\n"
+        "subprocess.Popen = popen\n"
+        "main()\n"
+    )
+    done = sandbox.run(script, "exec", "--", "sleep", "100", timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert not sandbox.processes()
+
+
+def test_a_command_under_nohup_ignores_hangups(sandbox: Sandbox) -> None:
+    asks = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    job = subprocess.Popen(
+        ["nohup", sys.executable, *CLI, "exec", "--", sys.executable, "-c", asks],
+        env=sandbox.env(), cwd=sandbox.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    done = finish(job, 60)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+# Killed.
+
+
+def test_ranks_whose_launcher_is_killed_go_on_alone_and_its_agent_ends(cluster: Cluster) -> None:
+    """Nobody ends its ranks then; `tests/test_torchrun.py` has the same of torchrun, which may end them."""
+    job = cluster.start(*EXEC, "4", "0.3")
+    cluster.until_compiling(job)
+    job.kill()
+    done = finish(job, 60)  # its ranks hold its pipes for as long as they live
+    assert done.returncode == -signal.SIGKILL
+    assert [len(r["served"]) for r in reports(done.stdout)] == [4, 4]
+    cluster.nothing_is_left()
+
+
+@needs_torch
+def test_a_worker_that_dies_as_it_compiles_is_started_again_and_what_was_published_is_not_compiled_again(
+    cluster: Cluster,
+) -> None:
+    """torchrun --max-restarts 1, with Triton's own compiles."""
+    pytest.importorskip("triton")
+    keys, second = 6, cluster.sandbox.root / "second"
+    script = cluster.sandbox.root / "train.py"
+    script.write_text(
+        "import os, pathlib, runpy, signal, sys, time\n"
+        "from triton.compiler.compiler import ASTSource\n"
+        f"second, programs = pathlib.Path({str(second)!r}), {str(PROGRAMS)!r}\n"
+        f"local = pathlib.Path({str(cluster.local(0))!r})\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    make_ir, begun = ASTSource.make_ir, []\n"
+        "    def dies(self, *arguments, **keywords):\n"
+        "        begun.append(self)\n"
+        "        if len(begun) == 3:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return make_ir(self, *arguments, **keywords)\n"
+        "    ASTSource.make_ir = dies\n"
+        "else:\n"
+        "    found = len(list(local.glob('triton/*/kcoord-manifest.msgpack')))\n"
+        "    (second / f\"{os.environ['RANK']}.{found}\").touch()\n"
+        "    while len(list(second.iterdir())) < 2:\n"
+        "        time.sleep(0.01)\n"
+        f"sys.argv = ['rank.py', '--kernels', '{keys}']\n"
+        "runpy.run_path(programs + '/rank.py', run_name='__main__')\n"
+    )
+    second.mkdir()
+    done = finish(cluster.start(*TORCHRUN[:-1], "--max-restarts=1", script), 120)
+    assert done.returncode == 0, done.stderr
+    found = {int(p.suffix[1:]) for p in second.iterdir()}
+    assert len(found) == 1, found
+    assert 2 <= min(found) < keys, "nothing was published, or all was: the test shows nothing"
+    assert compiles(done.stdout) == keys - min(found)
+    assert cluster.published() == keys
+    cluster.nothing_is_left()
+
+
+# Pre-empted.
+
+
+@pytest.mark.parametrize("grace", [GRACE, 0.0], ids=["with a grace", "at once"])
+def test_a_job_that_is_pre_empted_and_resumed_compiles_nothing_twice_that_was_published(
+    cluster: Cluster, grace: float
+) -> None:
+    """Two nodes; SIGTERM to every process there is, SIGKILL to those that are left after a grace."""
+    keys = 10
+    jobs = [cluster.start(*EXEC, str(keys), "0.15", node=node) for node in range(2)]
+    eventually(lambda: cluster.published() >= 3 or any(j.poll() is not None for j in jobs), 60)
+    if grace:
+        for process in cluster.sandbox.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        end = time.monotonic() + grace
+        while cluster.sandbox.processes() and time.monotonic() < end:
+            time.sleep(0.05)
+    while left := cluster.sandbox.processes():
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    for job in jobs:
+        assert finish(job, 20).returncode != 0, "it was over before it was pre-empted: the test shows nothing"
+    published = cluster.published()
+    assert 3 <= published < keys
+    eventually(lambda: cluster.leases() == 0, TTL + 1, "the leases ended")
+    if grace:
+        cluster.nothing_is_left()
+    resumed = [finish(cluster.start(*EXEC, str(keys), "0.05", node=node)) for node in range(2)]
+    assert [r.returncode for r in resumed] == [0, 0], [r.stderr for r in resumed]
+    assert [len(r["served"]) for r in reports("".join(r.stdout for r in resumed))] == [keys] * 4
+    assert compiles("".join(r.stdout for r in resumed)) == keys - published
+    warm = finish(cluster.start(*EXEC, str(keys), "0.05"))
+    assert compiles(warm.stdout) == 0
+    cluster.nothing_is_left()
+
+
+@needs_torch
+def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: Cluster) -> None:
+    """Two nodes under torchrun; what torchrun itself does about it is its own affair."""
+    keys = 8
+    port = closed_port()
+    flags = ("--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
+    torchrun = (*TORCHRUN[:2], *flags, "--rdzv-id=faults")
+    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead
+    waits.write_text(
+        "import os, pathlib, runpy, sys, time\n"
+        f"while not pathlib.Path({str(cluster.begun_on(1))!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+        f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
+    )
+    job = cluster.start(*torchrun, waits, str(keys), "0.05", node=0)
+    eventually(lambda: listens(port), 60, "the node that stays is the one that holds torchrun's own rendezvous")
+    other = cluster.start(*torchrun, RANK, str(keys), "60", node=1)
+    cluster.until_compiling(other, 1)
+    eventually(lambda: waiting_on(cluster.local(0)) == 2, 60, "both ranks of the other node wait")
+    survivors = in_thread(lambda: _lines(job, 2))
+    while left := cluster.processes(1):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    killed = time.monotonic()
+    found = survivors.result(60)
+    assert [len(r["served"]) for r in found] == [keys, keys]
+    assert sum(len(r["compiled"]) for r in found) == keys
+    assert time.monotonic() - killed < TTL + 10
+    job.terminate()  # or it waits for the other node's launcher for minutes
+    job.wait(60)
+    assert cluster.published() == keys
+    for path in cluster.local(1).glob("*.sock"):
+        path.unlink()  # an agent that is killed with its launcher removes nothing; the next one replaces it
+    cluster.nothing_is_left()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def waiting_on(local: Path) -> int:
+    """How many ranks wait, says the agent of a node."""
+    (path,) = local.glob("*.sock")
+    with Wire(path) as wire:
+        wire.hello()
+        return sum(len(f["waiting"]) for f in wire.ask({"op": "status"})["flights"])
+
+
+def _lines(job: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
+    """The first `count` reports that the job's ranks print."""
+    assert job.stdout is not None
+    found: list[dict[str, Any]] = []
+    while len(found) < count and (line := job.stdout.readline()):
+        found += reports(line)
+    return found
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("broken", ["KCOORD_STORE", "KCOORD_LOCAL_DIR"])
+def test_a_disk_that_fails_when_a_job_starts_does_not_keep_it_from_starting(
+    sandbox: Sandbox, interposer: Interposer, broken: str, error: int
+) -> None:
+    directories = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_LOCAL_DIR": str(sandbox.local)}
+    for call in ("mkdir", "open"):
+        interposer.fail(call, below=Path(directories[broken]), error=error)
+    kcoord = ("-c", "from kcoord.cli import main; main()")
+    done = sandbox.run(*kcoord, "exec", "--", "echo", "it ran", **directories, **interposer.environ)
+    assert done.returncode == 0, done.stderr
+    assert "it ran" in done.stdout
+    assert directories[broken] in done.stderr
