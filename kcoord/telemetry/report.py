@@ -17,9 +17,11 @@ from html import escape
 from importlib.resources import files
 
 import kcoord
+from kcoord.telemetry.divergence import Divergence
 from kcoord.telemetry.drawing import drawing
 from kcoord.telemetry.findings import Findings, Kernel, Miss, places, why_again
 from kcoord.telemetry.spans import KINDS, plain_text
+from kcoord.telemetry.tables import nodes_text, percent, ranks_text, seconds, several, table
 from kcoord.telemetry.trace import Timeline
 
 _MOST_ROWS = 200  # of a table
@@ -28,6 +30,8 @@ _FEW = 6  # kernels whose names need not be asked for
 _LONGEST_VALUE = 300  # characters of a factor
 _LONGEST_PROBLEM = 1200
 _MOST_CLOCKS = 5  # nodes
+_MOST_DIVERGENCES = 50
+_MOST_FACTORS = 6
 _SWATCHES = {
     "compile": "M0 0h22v14h-22z",
     "wait": "M0 4h22v6h-22z",
@@ -37,13 +41,14 @@ _SWATCHES = {
 }
 
 
-def page(timeline: Timeline, found: Findings, misses: Sequence[Miss]) -> str:
+def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergences: Sequence[Divergence] = ()) -> str:
     """The report of a job as an HTML page."""
     resources = files("kcoord.telemetry")
     script = resources.joinpath("report.js").read_text(encoding="utf-8")
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sections = (_slowest(found, keys), _misses(misses, keys), _duplicates(found, keys), _failures(found, keys))
+    tables = (_slowest(found, keys), _misses(misses, keys), _duplicates(found, keys), _failures(found, keys))
+    sections = (_divergences(divergences, keys), *tables)
     data, left_out = drawing(timeline, found)
     job = plain_text(timeline.job)
     label = f"The time line of job {job}: {len(timeline.rows)} rows; the tables below say what is in it."
@@ -53,7 +58,7 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss]) -> str:
         "title": escape(f"kcoord: job {job}"),
         "heading": escape(f"Job {job}"),
         "when": escape(_when(timeline)),
-        "sentence": escape(_sentence(timeline, found)),
+        "sentence": escape(_sentence(timeline, found) + _of_divergences(divergences)),
         "figures": "".join(
             f"<div><dt>{escape(t)}</dt><dd>{escape(v)}</dd></div>" for t, v in _figures(timeline, found)
         ),
@@ -95,17 +100,17 @@ def _sentence(timeline: Timeline, found: Findings) -> str:
         text = "Nothing was compiled." if failed or lost else "Nothing had to be compiled."
     else:
         once = "" if found.duplicates else ", each once," if n > 1 else ", once,"
-        text = f"{_several(n, 'kernel was', 'kernels were')} compiled{once} in {seconds(found.compile_seconds)} of compiling."
+        text = f"{several(n, 'kernel was', 'kernels were')} compiled{once} in {seconds(found.compile_seconds)} of compiling."
     if found.duplicates:
-        text += f" {_several(len(found.duplicates), 'of them was', 'of them were')} compiled more than once."
+        text += f" {several(len(found.duplicates), 'of them was', 'of them were')} compiled more than once."
     if failed:
-        text += f" {_several(failed, 'kernel', 'kernels')} failed to compile."
+        text += f" {several(failed, 'kernel', 'kernels')} failed to compile."
     if lost:
-        text += f" {_several(lost, 'kernel', 'kernels')} had a compile that was lost with its process."
+        text += f" {several(lost, 'kernel', 'kernels')} had a compile that was lost with its process."
     if found.loads:
-        text += f" {_several(found.loads, 'load', 'loads')} saved {seconds(found.saved_seconds)} of compiling."
+        text += f" {several(found.loads, 'load', 'loads')} saved {seconds(found.saved_seconds)} of compiling."
     if timeline.ranks > 1:
-        text += f" The ranks waited for one another {_percent(waiting_share(timeline, found))} of the time."
+        text += f" The ranks waited for one another {percent(waiting_share(timeline, found))} of the time."
     return text
 
 
@@ -113,20 +118,20 @@ def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
     nodes, parts = len(timeline.nodes), len(found.episodes)
     in_parts = "" if parts == 1 else f", in {parts} parts"
     return [
-        (_several(nodes, "node", "nodes", number=False), f"{nodes:,}"),
-        (_several(timeline.ranks, "rank", "ranks", number=False), f"{timeline.ranks:,}"),
+        (several(nodes, "node", "nodes", number=False), f"{nodes:,}"),
+        (several(timeline.ranks, "rank", "ranks", number=False), f"{timeline.ranks:,}"),
         (f"from the first request to the last{in_parts}", seconds(timeline.end - timeline.begin)),
         ("compiles", f"{found.compiles:,}"),
         ("spent compiling", seconds(found.compile_seconds)),
         ("of compiling saved", seconds(found.saved_seconds)),
-        ("of the ranks' time waiting", _percent(waiting_share(timeline, found))),
+        ("of the ranks' time waiting", percent(waiting_share(timeline, found))),
     ]
 
 
 def _notes(timeline: Timeline, found: Findings) -> str:
     notes = []
     if timeline.dropped:
-        notes.append(f"{_several(timeline.dropped, 'span is', 'spans are')} missing: there were more than are kept.")
+        notes.append(f"{several(timeline.dropped, 'span is', 'spans are')} missing: there were more than are kept.")
     notes += [f"Not read: {plain_text(problem, _LONGEST_PROBLEM)}." for problem in timeline.problems[:10]]
     if len(timeline.problems) > 10:
         notes.append(f"{len(timeline.problems) - 10} more files were not read.")
@@ -214,11 +219,11 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
         )
         for kernel in compiled[:_MOST_ROWS]
     ]  # fmt: skip
-    shown = _table(heads, rows[:_SLOWEST])
+    shown = table(heads, rows[:_SLOWEST])
     if len(rows) > _SLOWEST:
         left = len(compiled) - len(rows)
         more = f'<p class="quiet">and {left:,} more that took less</p>' if left else ""
-        shown += f"<details><summary>The next {len(rows) - _SLOWEST}</summary>{_table(heads, rows[_SLOWEST:])}{more}</details>"
+        shown += f"<details><summary>The next {len(rows) - _SLOWEST}</summary>{table(heads, rows[_SLOWEST:])}{more}</details>"
     return f"<section><h2>Slowest kernels</h2>{shown}</section>"
 
 
@@ -227,12 +232,12 @@ def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
         return ""
     parts = []
     for miss in misses[:_MOST_ROWS]:
-        parts.append(f"<h3>{escape(_several(len(miss.kernels), 'kernel', 'kernels'))}, {seconds(miss.seconds)}: ")
+        parts.append(f"<h3>{escape(several(len(miss.kernels), 'kernel', 'kernels'))}, {seconds(miss.seconds)}: ")
         parts.append(f"{escape(miss.reason)}</h3>")
         if miss.differences:
             texts = [[plain_text(text, _LONGEST_VALUE) for text in difference] for difference in miss.differences]
             rows = [[f"<code>{escape(text)}</code>" for text in difference] for difference in texts[:_MOST_ROWS]]
-            parts.append(_table(("factor", "before", "now"), rows))
+            parts.append(table(("factor", "before", "now"), rows))
         names = ", ".join(f"{_button(k, keys)} {_digest(k)}" for k in miss.kernels[:_MOST_ROWS])
         many = len(miss.kernels) > _FEW
         parts.append(f"<details><summary>their names</summary><p>{names}</p></details>" if many else f"<p>{names}</p>")
@@ -241,6 +246,62 @@ def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
         "this node. A factor is anything that the compiled code depends on; if one differs, the kernel has to be compiled again."
     )
     return f'<section><h2>Why they were compiled</h2><p class="quiet">{about}</p>{"".join(parts)}</section>'
+
+
+def _of_divergences(divergences: Sequence[Divergence]) -> str:
+    n = len({id(kernel) for d in divergences if not d.expected for kernel in d.kernels})
+    if not n:
+        return ""
+    what = several(
+        n,
+        "kernel was not shared by all ranks, because its key",
+        "kernels were not shared by all ranks, because their keys",
+    )
+    return f" {what} differ{'s' if n == 1 else ''} between ranks that are to agree: see below."
+
+
+def _divergences(divergences: Sequence[Divergence], keys: dict[int, int]) -> str:
+    parts = []
+    for each in divergences[:_MOST_DIVERGENCES]:
+        what = several(len(each.kernels), "kernel", "kernels")
+        more = "for different GPUs, as expected" if each.expected else f"{seconds(each.seconds)} more of compiling"
+        parts.append(f"<h3>{what}, {more}: {_texts(each.factors[:_MOST_FACTORS])}</h3>")
+        rows = [
+            [escape(ranks_text(g.ranks)), escape(nodes_text(g.nodes)), _texts(g.values[:_MOST_FACTORS])]
+            for g in each.groups[:_MOST_ROWS]
+        ]
+        parts.append(table(("ranks", "nodes", "value" if len(each.factors) == 1 else "values, in this order"), rows))
+        parts += [f'<p class="quiet">{escape(note)}</p>' for note in _notes_on(each)]
+        names = ", ".join(f"{_button(k, keys)} {_digest(k)}" for k in each.kernels[:_MOST_ROWS])
+        many = len(each.kernels) > _FEW
+        parts.append(f"<details><summary>their names</summary><p>{names}</p></details>" if many else f"<p>{names}</p>")
+    if not parts:
+        return ""
+    left = len(divergences) - _MOST_DIVERGENCES
+    more = f'<p class="quiet">and {left:,} more</p>' if left > 0 else ""
+    about = (
+        "These ranks asked for the same kernels, and share none of them: a factor of their keys has another value in each of the "
+        "lines, so the ranks of each line compiled them for themselves. No line waited for another."
+    )
+    return f'<section><h2>Ranks whose keys differ</h2><p class="quiet">{about}</p>{"".join(parts)}{more}</section>'
+
+
+def _texts(texts: Sequence[str]) -> str:
+    return ", ".join(f"<code>{escape(plain_text(text, _LONGEST_VALUE))}</code>" for text in texts)
+
+
+def _notes_on(divergence: Divergence) -> list[str]:
+    notes = []
+    left = len(divergence.factors) - _MOST_FACTORS
+    if left > 0:
+        first, second = (group.kernels[0].key[:12] for group in divergence.groups[:2])
+        notes.append(f"{several(left, 'more factor differs', 'more factors differ')}: kcoord explain {first} {second}")
+    if divergence.varies:
+        notes.append("These are the values of the first kernel; each has its own.")
+    left = divergence.left_out + max(0, len(divergence.groups) - _MOST_ROWS)
+    if left:
+        notes.append(f"{several(left, 'more group of ranks differs', 'more groups of ranks differ')}.")
+    return [*notes, f"Remedy: {divergence.remedy}."] if divergence.remedy else notes
 
 
 def _duplicates(found: Findings, keys: dict[int, int]) -> str:
@@ -255,9 +316,9 @@ def _duplicates(found: Findings, keys: dict[int, int]) -> str:
         for k in duplicates[:_MOST_ROWS]
     ]  # fmt: skip
     spare = sum(k.more_than_once for k in duplicates)
-    about = f"{_several(len(duplicates), 'kernel', 'kernels')}, {seconds(spare)} more of compiling than once each."
-    table = _table(("kernel", "#times", "#seconds more", "compiled by", "why"), rows)
-    return f'<section><h2>Compiled more than once</h2><p class="quiet">{about}</p>{table}</section>'
+    about = f"{several(len(duplicates), 'kernel', 'kernels')}, {seconds(spare)} more of compiling than once each."
+    shown = table(("kernel", "#times", "#seconds more", "compiled by", "why"), rows)
+    return f'<section><h2>Compiled more than once</h2><p class="quiet">{about}</p>{shown}</section>'
 
 
 def _failures(found: Findings, keys: dict[int, int]) -> str:
@@ -274,8 +335,8 @@ def _failures(found: Findings, keys: dict[int, int]) -> str:
                 )
     if not rows:
         return ""
-    table = _table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
-    return f"<section><h2>Failed or lost</h2>{table}</section>"
+    shown = table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
+    return f"<section><h2>Failed or lost</h2>{shown}</section>"
 
 
 def _button(kernel: Kernel, keys: dict[int, int]) -> str:
@@ -285,33 +346,3 @@ def _button(kernel: Kernel, keys: dict[int, int]) -> str:
 
 def _digest(kernel: Kernel) -> str:
     return f'<code class="key">{escape(kernel.key[:12])}</code>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`rows` are HTML; a head that begins with # is of numbers."""
-    kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
-    top = "".join(f'<th scope="col"{k}>{escape(h.lstrip("#"))}</th>' for h, k in zip(heads, kinds, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{k}>{c}</td>" for c, k in zip(row, kinds, strict=True)) + "</tr>" for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def seconds(amount: float) -> str:
-    """For people: three digits or so."""
-    if amount < 0.0995:
-        return f"{amount * 1e3:.0f} ms" if amount >= 0.0095 or amount == 0 else f"{amount * 1e3:.1f} ms"
-    if amount < 120:
-        return f"{amount:.2f} s" if amount < 9.995 else f"{amount:.1f} s"
-    if amount < 7200:
-        return f"{int(amount) // 60} min {int(amount) % 60} s"
-    return f"{amount / 3600:,.1f} h"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
-
-
-def _several(count: int, one: str, many: str, *, number: bool = True) -> str:
-    word = one if count == 1 else many
-    return f"{count:,} {word}" if number else word

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 import sys
 import threading
 import time
@@ -75,7 +76,7 @@ class Span:
             raise ValueError("a span is a list of ten values")
         kind, outcome, backend, name, key, begin, seconds, saved, aside, note = wire[:10]
         if kind not in KINDS or outcome not in OUTCOMES or not isinstance(aside, bool):
-            raise ValueError(f"there is no span {kind!r} with the outcome {outcome!r}")
+            raise ValueError(f"there is no span {reprlib.repr(kind)} with the outcome {reprlib.repr(outcome)}")
         if not isinstance(key, str) or len(key) > KEY_DIGITS or not set(key) <= set("0123456789abcdef"):
             raise ValueError("a span's key is the start of a digest")
         return cls(
@@ -182,5 +183,5 @@ def _number(value: Any, most: float) -> float:
         or not isinstance(value, (int, float))
         or not (math.isfinite(value) and 0 <= value <= most)
     ):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{reprlib.repr(value)} is no time")
     return float(value)
