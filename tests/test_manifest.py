@@ -124,7 +124,7 @@ def test_a_list_of_files_that_is_not_tame_is_refused(what: str, files: Any) -> N
         ("compile_seconds", math.nan), ("compile_seconds", math.inf), ("compile_seconds", "1"), ("origin", []),
         ("origin", None), ("origin", ["h", math.inf, None, "d", 0.0]), ("origin", ["h", math.nan, None, "d", 0.0]),
         ("origin", ["h", "pid", None, "d", 0.0]), ("origin", ["h", 1e19, None, "d", 0.0]),
-        ("origin", ["h", 1, math.inf, "d", 0.0]), ("origin", ["h", 1, 2, "d", "x"]),
+        ("origin", ["h", 1, math.inf, "d", 0.0]), ("origin", ["h", 1, 2, "d", "x"]), ("origin", ["h", 1, 2, "d", math.nan]),
         ("payload", []), ("payload", [1]), ("payload", ""), ("payload", {}), ("payload", [-1, SHA]), ("payload", [1, "x"]),
         ("payload", 7), ("key", None), ("key", {}), ("key", []), ("key", "k"), ("files", "abcd"),
     ],

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.artifacts import local
+from kcoord.artifacts import store as store_module
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Manifest, Origin
 from kcoord.artifacts.store import MARKER, Store, manifest_digest, pack, unpack, with_payload
 from kcoord.errors import ArtifactInvalid, StoreError
@@ -265,16 +266,16 @@ def test_another_artifact_than_the_announced_one_will_not_do_and_is_left_alone(o
 def test_a_removal_while_it_is_read_is_a_miss(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """ESTALE comes from NFS clients only, so it is made up here."""
     opened.publish(manifest_of(), FILES)
-    real = Path.read_bytes
+    real = store_module.read_plain
     for name in ("manifest.msgpack", "payload.tar.zst"):
 
-        def stale(path: Path, name: str = name) -> bytes:
+        def stale(path: Path, most: int, *, afresh: bool = False, name: str = name) -> bytes:
             if path.name == name:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-            return real(path)
+            return real(path, most, afresh=afresh)
 
         with monkeypatch.context() as context:
-            context.setattr(Path, "read_bytes", stale)
+            context.setattr(store_module, "read_plain", stale)
             assert opened.fetch(KEY.digest) is None
     assert quarantined(opened) == []
 
@@ -418,6 +419,7 @@ def test_lookups_never_list_a_directory(opened: Store, tmp_path: Path) -> None:
 import os, sys
 from pathlib import Path
 from kcoord.artifacts import local
+from kcoord.artifacts import store as store_module
 from kcoord.artifacts.store import Store
 root, digest, other, home = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 listed = []

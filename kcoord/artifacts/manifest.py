@@ -7,6 +7,7 @@ It is written last, so a directory that holds one is whole. Everything read from
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from kcoord.artifacts.signing import OVERHEAD, split
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import CacheKey, Factor
 
@@ -24,8 +26,9 @@ FORMAT = 1
 HOME_PLACEHOLDER = b"@KCOORD_HOME@"
 """In a relocatable file, stands for the artifact's directory, as JSON would escape it."""
 
-_LARGEST_MANIFEST = 4 << 20
-_LARGEST_ARTIFACT = 16 << 30
+_LARGEST_BARE = 4 << 20  # bytes
+LARGEST_MANIFEST = _LARGEST_BARE + OVERHEAD  # in its envelope
+LARGEST_ARTIFACT = 16 << 30
 _MOST_FILES = 10_000
 _MOST_TARGETS = 100
 
@@ -123,9 +126,13 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises `ArtifactInvalid` unless `data` is a manifest whose every name and number is tame."""
+        """Raises `ArtifactInvalid` unless `data` is a manifest whose every name and number is tame.
+
+        One in an envelope is taken out of it. That says nothing of its signature: `kcoord.artifacts.signing.Trust.doubt` does.
+        """
+        data, _ = split(data)
         try:
-            if len(data) > _LARGEST_MANIFEST:
+            if len(data) > _LARGEST_BARE:
                 raise ValueError(f"{len(data)} bytes are too many")
             document = msgpack.unpackb(data)
             if document["format"] != FORMAT:
@@ -138,6 +145,7 @@ class Manifest:
             TypeError,
             LookupError,
             ArithmeticError,
+            RecursionError,  # from printing what is nested deeply
             AttributeError,
             msgpack.exceptions.UnpackException,
         ) as error:
@@ -159,7 +167,7 @@ class Manifest:
                 _whole(pid),
                 None if rank is None else _whole(rank),
                 str(device),
-                float(created),
+                _moment(created),
             ),
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
@@ -186,7 +194,7 @@ def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:
 
 
 def _size(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _LARGEST_ARTIFACT:
+    if not isinstance(value, int) or not 0 <= value <= LARGEST_ARTIFACT:
         raise ValueError(f"{value!r} is no size")
     return value
 
@@ -195,6 +203,13 @@ def _whole(value: Any) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is no whole number")
     return value
+
+
+def _moment(value: Any) -> float:
+    """Any finite time: a host's clock may be years off."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
 
 
 def _seconds(value: Any) -> float:
@@ -211,7 +226,7 @@ def _sha256(value: Any) -> str:
 
 def _check_names(files: tuple[FileEntry, ...]) -> None:
     names = [f.name for f in files]
-    if len(names) > _MOST_FILES or sum(f.size for f in files) > _LARGEST_ARTIFACT:
+    if len(names) > _MOST_FILES or sum(f.size for f in files) > LARGEST_ARTIFACT:
         raise ValueError("too many files, or too large")
     unique = set(names)
     if names != sorted(unique):
@@ -233,6 +248,12 @@ def home_token(home: Path) -> bytes:
 def portable(entry: FileEntry, content: bytes, home: Path) -> bytes:
     """A file's content as it is hashed and travels: a relocatable one without its directory's name."""
     return content.replace(home_token(home), HOME_PLACEHOLDER) if entry.relocatable else content
+
+
+def largest_at_home(entry: FileEntry, home: Path) -> int:
+    """Bytes that the file may have at `home`, where a relocatable one names its directory, perhaps many times."""
+    times = entry.size // len(HOME_PLACEHOLDER) if entry.relocatable else 0
+    return entry.size + times * max(0, len(home_token(home)) - len(HOME_PLACEHOLDER))
 
 
 def check_content(entry: FileEntry, content: bytes) -> None:

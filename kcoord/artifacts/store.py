@@ -13,24 +13,32 @@ import errno
 import hashlib
 import io
 import os
+import re
 import shutil
+import stat
 import tarfile
 import uuid
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgpack
 import zstandard
 
-from kcoord.artifacts.manifest import Manifest, Payload, check_content
+from kcoord.artifacts.access import doubts
+from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest, Payload, check_content
 from kcoord.artifacts.publish import (
+    refresh_names,
     rename_into_place,
     set_aside,
     staging_name,
     store_error,
     write_files,
 )
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.artifacts.reading import read_plain
+from kcoord.artifacts.signing import MANIFEST, OFF, Trust
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 
 FORMAT = 1
 MARKER = "kcoord-store.msgpack"
@@ -38,35 +46,113 @@ _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _TAR_BLOCK = 512
 _ZSTD_LEVEL = 3
 _CHUNK = 1 << 20
+_LARGEST_MARKER = 64 << 10
+_LARGEST_PROBE = 1 << 20
+_MOST_LEFT = 1000
+_PUBLISHES = 3
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Tell(Protocol):
+    """`kcoord.telemetry.events.Notices.tell`."""
+
+    def __call__(self, line: str, *, about: str | None = None) -> object: ...
 
 
 class Store:
-    """One store. Every method may block for as long as the file system does, and raises `StoreError`."""
+    """One store. Every method may block for as long as the file system does, and raises `StoreError`.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    `trust` says who may have published what is read, and signs what is published; ``tell(line, about=…)`` hears what its policy
+    has said, and not refused.
+    """
+
+    def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None) -> None:
+        self.root, self.trust, self._tell = root, trust, tell
         self._objects = root / "v1" / "objects"
         self._staging = root / "v1" / "staging"
         self._quarantine = root / "v1" / "quarantine"
+        self.opened = False  # whether `open` has ever returned
+        self._refused = 0  # bytes of the last artifact that could not be published
+        self._left: set[Path] = set()  # what we staged, and a fault kept us from removing
 
     def open(self) -> str:
-        """Create the store if it is new, and return its uuid. Safe to run from many nodes at once."""
+        """Create the store if it is new, and return its uuid. Safe to run from many nodes at once.
+
+        Where signatures are required, a store that strangers may rearrange is refused; else it is told.
+        """
         try:
             self._staging.mkdir(parents=True, exist_ok=True)
             self._objects.mkdir(exist_ok=True)
             marker = self.root / MARKER
             fresh = self._staging / f"{staging_name()}.marker"
-            write_files(self._staging, {fresh.name: _marker()}, durable=True)
             try:
+                write_files(self._staging, {fresh.name: _marker()}, durable=True)
                 os.link(fresh, marker)  # of many creators one wins, and nobody sees half a file
             except FileExistsError:
                 pass
             finally:
-                fresh.unlink()
-            stated = msgpack.unpackb(marker.read_bytes())
+                self._discard(fresh)
         except OSError as error:
             raise store_error(error, self.root) from error
-        except (ValueError, msgpack.exceptions.UnpackException) as error:
+        uuid = self._uuid()
+        self._check_access()
+        self.opened = True
+        return uuid
+
+    def _check_access(self) -> None:
+        try:
+            found = doubts(self.root)
+        except OSError as error:
+            raise store_error(error, self.root) from error
+        for doubt in found:
+            if self.trust.required:
+                raise StoreError(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", f"{doubt.finding}: {doubt.remedy}")
+            if self._tell is not None:
+                self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
+
+    def check(self) -> None:
+        """Return if an artifact could be published now, as large (up to a MiB) as the last one that could not.
+
+        Raises `StoreError`. Unlike `open` it makes no store: where a mount has vanished there is another disk.
+        """
+        self._uuid()
+        fresh = self._staging / f"{staging_name()}.probe"
+        landed = self._objects / "probe"  # one name: whoever is killed here leaves one file at most
+        try:
+            try:
+                fresh.mkdir()  # all that publishing does
+                write_files(fresh, {landed.name: os.urandom(self._refused)}, durable=True)
+                (fresh / landed.name).rename(landed)
+                landed.unlink(missing_ok=True)
+            finally:
+                self._discard(fresh)
+            for left in list(self._left):
+                self._left.discard(left)
+                self._discard(left)
+        except FileNotFoundError as error:
+            if self._staging.is_dir() and self._objects.is_dir():
+                return  # another node's probe went the same way at once, or the rename was answered twice
+            raise store_error(error, self.root) from error
+        except OSError as error:
+            raise store_error(error, self.root) from error
+
+    def _discard(self, staged: Path) -> None:
+        """Remove what we staged, now or when the store is well again: nobody else may while we live."""
+        try:
+            staged.unlink() if not staged.is_dir() else shutil.rmtree(staged)
+        except FileNotFoundError:
+            return
+        except OSError:
+            if len(self._left) < _MOST_LEFT:
+                self._left.add(staged)
+
+    def _uuid(self) -> str:
+        marker = self.root / MARKER
+        try:
+            stated = msgpack.unpackb(read_plain(marker, _LARGEST_MARKER))
+        except OSError as error:
+            raise store_error(error, self.root) from error
+        except (ArtifactInvalid, ValueError, msgpack.exceptions.UnpackException) as error:
             raise StoreError(
                 f"{self.root}: its {MARKER} cannot be read ({error}): point KCOORD_STORE elsewhere"
             ) from error
@@ -80,59 +166,106 @@ class Store:
         return self._objects / digest[:2] / digest
 
     def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
-        """Publish an artifact; return the SHA-256 of the manifest that is in the store then (the winner's)."""
+        """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest's file (the winner's) that is there.
+
+        Raises `ArtifactDistrusted` if another's is there that is not ours to judge.
+        """
         payload = pack(manifest, contents)
-        manifest = with_payload(manifest, payload)
-        encoded = manifest.encode()
+        encoded = self.trust.seal(MANIFEST, with_payload(manifest, payload).encode())
+        return self.publish_files(manifest.key.digest, encoded, payload)
+
+    def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
+        """As `publish`, of an artifact's two files as they are to be in the store, which the caller has verified."""
+        why = "another writer's artifact vanished: does something clean the store?"
+        for _ in range(_PUBLISHES):
+            stated = self._publish_once(digest, encoded, payload)
+            if stated is not None:
+                return stated
+        raise StoreError(f"{self.home(digest)}: {why}", why)
+
+    def _publish_once(self, digest: str, encoded: bytes, payload: bytes) -> str | None:
+        """None: another's artifact was there, and is not any more: `kcoord gc` took it away in this moment."""
         staging = self._staging / staging_name()
-        final = self.home(manifest.key.digest)
+        final = self.home(digest)
         try:
-            staging.mkdir()
+            staging.mkdir(exist_ok=True)  # nobody else has its name: it may be a request that was sent again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
             won = rename_into_place(staging, final, _MANIFEST, self._is_valid, self._quarantine, durable=True)
-        except OSError as error:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise store_error(error, self.root) from error
-        except StoreError:
-            shutil.rmtree(staging, ignore_errors=True)
+        except ArtifactDistrusted:
+            self._discard(staging)
+            raise
+        except (OSError, StoreError) as error:
+            self._refused = min(len(payload), _LARGEST_PROBE)
+            self._discard(staging)
+            if isinstance(error, OSError):
+                raise store_error(error, self.root) from error
             raise
         if won:
             return manifest_digest(encoded)
         try:
-            return manifest_digest(self._read(final)[0])
-        except (_Missing, ArtifactInvalid, OSError) as error:
-            raise StoreError(f"{final}: another writer's artifact vanished: does something clean the store?") from error
+            return manifest_digest(self._read(final).encoded)
+        except _Missing:
+            return None
+        except (ArtifactInvalid, OSError) as error:
+            why = "another writer's artifact cannot be read any more: look at the store's disk"
+            raise StoreError(f"{final}: {why}", why) from error
 
     def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
         """The artifact's manifest, its checked contents, and its manifest's SHA-256; None if it is not there.
 
-        `announced` is that SHA-256 as READY gave it: only that artifact will do. An artifact that is not whole is
-        quarantined only by the leader (`announced` is None): *one* reader's failure takes nothing from the others.
+        `announced` is that SHA-256 as READY gave it: only that artifact will do. What is not whole is read once more, afresh;
+        if it is the same then, the leader (`announced` is None) moves it into quarantine. *One* reader's failure, a failing
+        read, or one that changes from one time to the next take nothing from the others; nor does a signature by a key that is
+        unknown here. What is verified is what was read into memory, and is returned.
         Raises `StoreError` if the file system fails, `ArtifactInvalid` if what is there does not verify.
         """
         final = self.home(digest)
         try:
-            try:
-                os.close(os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY))  # refreshes NFS's cached names
-            except FileNotFoundError:
+            if not self._look_again(final.parent):
                 return None
-            encoded, payload = self._read(final)
-            stated = manifest_digest(encoded)
-            if announced is not None and stated != announced:
-                raise ArtifactInvalid(f"{final} is not the artifact that was announced")
-            manifest = Manifest.decode(encoded)
-            if manifest.key.digest != digest:
-                raise ArtifactInvalid(f"{final} holds the artifact of another key")
-            contents = unpack(manifest, payload)
-        except ArtifactInvalid:
+            manifest, contents, stated, _ = self._verified(final, announced)
+            return manifest, contents, stated
+        except _Torn as error:
             if announced is None:
                 self._set_aside(final)
-            raise
+            raise error.why from error
         except OSError as error:
             raise store_error(error, final) from error
         except _Missing:
             return None
-        return manifest, contents, stated
+
+    def files(self, digest: str) -> tuple[Manifest, bytes, bytes] | None:
+        """The artifact's manifest, and its two files as they are, verified; None if it is not there. Nothing is set aside.
+
+        Raises `ArtifactInvalid` if it does not verify.
+        """
+        final = self.home(digest)
+        try:
+            manifest, _, _, found = self._verified(final)
+            return manifest, found.encoded, found.payload
+        except _Torn as error:
+            raise error.why from error
+        except OSError as error:
+            raise store_error(error, final) from error
+        except _Missing:
+            return None
+
+    def manifest_file(self, digest: str) -> bytes | None:
+        """The manifest's file as it is, not verified; None if it is not there. Raises `ArtifactInvalid` for no plain file."""
+        try:
+            return read_plain(self.home(digest) / _MANIFEST, LARGEST_MANIFEST)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise store_error(error, self.home(digest)) from error
+
+    def digests(self) -> Iterator[str]:
+        """Of all artifacts, by and by. Lists directories: for people, never on a job's way."""
+        try:
+            for bucket in sorted(p for p in self._objects.iterdir() if len(p.name) == 2):
+                yield from sorted(name for name in os.listdir(bucket) if _DIGEST.fullmatch(name))  # noqa: PTH208
+        except OSError as error:
+            raise store_error(error, self.root) from error
 
     def manifests(self) -> list[Manifest]:
         """The manifests of all readable artifacts. Lists directories: for people, never on a job's way."""
@@ -140,12 +273,24 @@ class Store:
         try:
             for path in sorted(self._objects.glob(f"??/*/{_MANIFEST}")):
                 try:
-                    found.append(Manifest.decode(path.read_bytes()))
+                    found.append(Manifest.decode(read_plain(path, LARGEST_MANIFEST)))
                 except (ArtifactInvalid, FileNotFoundError):
                     continue
         except OSError as error:
             raise store_error(error, self.root) from error
         return found
+
+    def _look_again(self, bucket: Path) -> bool:
+        """Make an NFS client forget that it saw a name of `bucket` missing, or `bucket` itself. False: it is not there."""
+        try:
+            refresh_names(bucket)
+        except FileNotFoundError:
+            refresh_names(self._objects)
+            try:
+                refresh_names(bucket)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _set_aside(self, final: Path) -> None:
         try:
@@ -153,28 +298,103 @@ class Store:
         except OSError as error:
             raise store_error(error, self._quarantine) from error
 
-    def _read(self, final: Path) -> tuple[bytes, bytes]:
-        """Both files, or `_Missing`. ESTALE while reading means that somebody removed it: a miss too."""
-        try:
-            encoded = (final / _MANIFEST).read_bytes()
+    def _verified(self, final: Path, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str, _Found]:
+        """Raises `_Torn` if what is there is not whole, `ArtifactInvalid` if it cannot be judged, `_Missing`, and OSError."""
+        seen = []
+        for afresh in (False, True):
+            found = None
             try:
-                payload = (final / _PAYLOAD).read_bytes()
+                found = self._read(final, afresh)
+                return *_checked(final, found, announced, self._judge), found
+            except _Another:
+                raise
+            except ArtifactInvalid as error:
+                if isinstance(error, ArtifactDistrusted) and error.foreign:
+                    raise
+                seen.append((found, error))
+        (first, _), (second, why) = seen
+        if first != second:
+            raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
+        raise _Torn(why)
+
+    def _judge(self, final: Path, encoded: bytes) -> None:
+        """Raises `ArtifactInvalid` if `encoded` is not to be trusted."""
+        doubt = self.trust.doubt(MANIFEST, encoded)
+        if doubt is None:
+            return
+        if self.trust.required:
+            raise doubt.of(final)
+        if self._tell is not None:
+            self._tell(f"{doubt.of(final)}; it is used all the same (KCOORD_TRUST=warn)", about=f"trust: {doubt.fault}")
+
+    def _read(self, final: Path, afresh: bool = False) -> _Found:
+        """Both files, or `_Missing`. ESTALE while reading means that somebody removed it: a miss too.
+
+        Raises `ArtifactInvalid` if there are no such files, or their sizes are not what may be.
+        """
+        try:
+            if not stat.S_ISDIR(final.lstat().st_mode):
+                raise ArtifactInvalid(f"{final} is no directory")
+            try:
+                encoded = read_plain(final / _MANIFEST, LARGEST_MANIFEST, afresh=afresh)
             except FileNotFoundError as error:
+                final.lstat()
+                raise ArtifactInvalid(f"{final} has no manifest") from error
+            stated = Manifest.decode(encoded).payload
+            try:
+                payload = read_plain(final / _PAYLOAD, stated.size if stated else 0, afresh=afresh)
+            except FileNotFoundError as error:
+                final.lstat()
                 raise ArtifactInvalid(f"{final} has a manifest and no payload") from error
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 raise _Missing from None
             raise
-        return encoded, payload
+        return _Found(encoded, payload)
 
-    def _is_valid(self, final: Path) -> bool:
+    def _is_valid(self, final: Path) -> bool | None:
         try:
-            encoded, payload = self._read(final)
-            manifest = Manifest.decode(encoded)
-            unpack(manifest, payload)
-        except (ArtifactInvalid, _Missing):
+            self._verified(final)
+        except _Torn:
             return False
-        return manifest.key.digest == final.name
+        except _Missing:
+            return None
+        except ArtifactDistrusted:
+            raise
+        except ArtifactInvalid as error:
+            raise StoreError(str(error)) from error
+        return True
+
+
+@dataclass(frozen=True)
+class _Found:
+    encoded: bytes
+    payload: bytes
+
+
+def _checked(
+    final: Path, found: _Found, announced: str | None, judge: Callable[[Path, bytes], None]
+) -> tuple[Manifest, dict[str, bytes], str]:
+    stated = manifest_digest(found.encoded)
+    if announced is not None and stated != announced:
+        raise _Another(f"{final} is not the artifact that was announced")
+    judge(final, found.encoded)
+    manifest = Manifest.decode(found.encoded)
+    if manifest.key.digest != final.name:
+        raise ArtifactInvalid(f"{final} holds the artifact of another key")
+    return manifest, unpack(manifest, found.payload), stated
+
+
+class _Torn(Exception):
+    """Read twice, and the same both times."""
+
+    def __init__(self, why: ArtifactInvalid) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class _Another(ArtifactInvalid):
+    """It may well be whole."""
 
 
 class _Missing(Exception):

@@ -4,7 +4,8 @@ A profile is ``<store>/v1/profiles/<name>/``; what did not get there (no store, 
 alone, in ``<local_dir>/profiles/<name>/``. Each writer adds a *part*, one file that is renamed into place and named after the set
 of its recipes, so that equal nodes write one file. Reading merges all parts: nothing is locked, and nobody waits.
 
-Not trusted: a part may be torn, another version's or another user's. It is checked as a frame from a stranger is.
+Not trusted: a part may be torn, another version's or another user's. It is checked as a frame from a stranger is. Since it names
+functions that are imported and called, parts in the store are signed as artifacts are; what is this node's alone is not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import msgpack
 
 from kcoord.artifacts.local import make_private
 from kcoord.artifacts.publish import staging_name, store_error, sync_directory, write_files
-from kcoord.errors import KcoordError, StoreError
+from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.profiles.recipe import MOST_RECIPES, Recipe, merge
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.events import Notices
@@ -51,39 +53,67 @@ def profile_names(settings: Settings) -> list[str]:
 def load_profile(settings: Settings, name: str, notices: Notices | None = None) -> list[Recipe]:
     """The recipes of all parts, each once, longest first; ties by order, then digest: the same for all who read the same parts.
 
-    Parts that cannot be read are skipped with a notice. Raises `KcoordError` if there is no such profile, naming those there are.
-    Blocks for as long as the file system does.
+    Parts that cannot be read, or that the settings' `Trust` refuses, are skipped with a notice. Raises `KcoordError` if there is
+    no such profile, naming those there are. Blocks for as long as the file system does.
     """
     notices = Notices() if notices is None else notices
+    trust = Trust.of(settings) if settings.store_root is not None else OFF
     there = profile_names(settings)  # lists the directory above, which refreshes the names that NFS remembers
     if name not in there:
         raise KcoordError(f"there is no profile {name!r}: there {_listed(there)}")
-    found = merge(r for root in _readable(settings) for r in parts(root / name, notices))
+    found = merge(
+        r
+        for root in _readable(settings)
+        for r in parts(root / name, notices, trust if root == _shared(settings) else OFF)
+    )
     if not found:
         raise KcoordError(f"the profile {name!r} has no part that can be read: record it again")
     return sorted(found.values(), key=lambda r: (-r.seconds, r.order, r.digest))
 
 
-def parts(directory: Path, notices: Notices) -> Iterator[Recipe]:
-    """The recipes of every part in `directory`, in the order of their names; what cannot be read is told, and skipped."""
-    for recipes in _read_all(directory, notices):
+def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Iterator[Recipe]:
+    """The recipes of every part in `directory`, in the order of their names; what cannot be read is told, and skipped, and so is
+    what `trust` refuses.
+    """
+    for recipes in _read_all(directory, notices, trust):
         yield from recipes
 
 
-def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None = None) -> Path:
-    """Write `recipes` as one part, atomically and durably; returns its path. Raises `StoreError`.
+def encode_part(recipes: dict[str, Recipe]) -> bytes:
+    """A part's content, unsigned; of recipes by digest. Equal recipes, equal bytes."""
+    body = msgpack.packb([recipes[d].to_wire() for d in sorted(recipes)], unicode_errors="surrogatepass")
+    return _FORMAT + hashlib.sha256(body).digest() + bytes(body)
+
+
+def decode_part(content: bytes) -> list[Recipe]:
+    """Raises ValueError if `content`, an unsigned part's, is torn or not tame."""
+    start = len(_FORMAT) + _DIGEST
+    body = content[start:]
+    if content[:start] != _FORMAT + hashlib.sha256(body).digest():
+        raise ValueError("it is torn, or another version's")
+    try:
+        plain = msgpack.unpackb(body, unicode_errors="surrogatepass")
+    except msgpack.exceptions.UnpackException as error:
+        raise ValueError(f"it is no msgpack: {error}") from error
+    if not isinstance(plain, list) or len(plain) > MOST_RECIPES:
+        raise ValueError("it is no list of recipes")
+    return [Recipe.from_wire(data) for data in plain]
+
+
+def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None = None, trust: Trust = OFF) -> Path:
+    """Write `recipes` as one part, atomically and durably, signed if `trust` has a key; returns its path. Raises `StoreError`.
 
     `earlier` is what the same writer's last call returned, and all in it must be in `recipes`: it is removed.
     """
     by_digest = merge(recipes)
     name = hashlib.sha256("".join(sorted(by_digest)).encode()).hexdigest() + _SUFFIX
-    body = msgpack.packb([by_digest[d].to_wire() for d in sorted(by_digest)], unicode_errors="surrogatepass")
-    if len(body) > LARGEST_PART:
-        raise StoreError(f"{directory}: a part of {len(body)} bytes is too large: record less under one name")
+    content = trust.seal(PROFILE, encode_part(by_digest))
+    if len(content) > LARGEST_PART:
+        raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     part = directory / name
     fresh = directory / f".{staging_name()}"
     try:
-        write_files(directory, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
+        write_files(directory, {fresh.name: content}, durable=True)
         fresh.replace(part)
         sync_directory(directory)
         if earlier is not None and earlier.parent == directory and earlier != part:
@@ -97,7 +127,12 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
 
 def _readable(settings: Settings) -> list[Path]:
     make_private(settings.local_dir)  # what another user put into a directory of a known name is not ours to run
-    return roots(settings.store, settings.local_dir)
+    return roots(settings.store_root, settings.local_dir)
+
+
+def _shared(settings: Settings) -> Path | None:
+    """The directory of the store's profiles."""
+    return roots(settings.store_root, settings.local_dir)[0] if settings.store_root is not None else None
 
 
 def _is_name(text: str) -> bool:
@@ -111,7 +146,7 @@ def _listed(names: list[str]) -> str:
     return f"are {', '.join(names)}" if names else "are none yet (KCOORD_PROFILE records one)"
 
 
-def _read_all(directory: Path, notices: Notices) -> list[list[Recipe]]:
+def _read_all(directory: Path, notices: Notices, trust: Trust) -> list[list[Recipe]]:
     """Looks again if a part vanishes between listing and reading: its writer has just put a larger one in its place."""
     for _ in range(_ATTEMPTS):
         try:
@@ -121,30 +156,32 @@ def _read_all(directory: Path, notices: Notices) -> list[list[Recipe]]:
         except OSError as error:
             notices.tell(f"a profile is skipped: {store_error(error, directory)}")
             return []
-        found = [_read_part(path, notices) for path in paths]
+        found = [_read_part(path, notices, trust) for path in paths]
         if None not in found:
             break
     return [recipes for recipes in found if recipes is not None]
 
 
-def _read_part(path: Path, notices: Notices) -> list[Recipe] | None:
+def _read_part(path: Path, notices: Notices, trust: Trust) -> list[Recipe] | None:
     """None: it is gone. Empty: it cannot be read."""
     try:
         if path.stat().st_size > LARGEST_PART:
             raise ValueError(f"it is larger than {LARGEST_PART} bytes")
-        content = path.read_bytes()
-        start = len(_FORMAT) + _DIGEST
-        body = content[start:]
-        if content[:start] != _FORMAT + hashlib.sha256(body).digest():
-            raise ValueError("it is torn, or another version's")
-        plain = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        if not isinstance(plain, list) or len(plain) > MOST_RECIPES:
-            raise ValueError("it is no list of recipes")
-        return [Recipe.from_wire(data) for data in plain]
+        sealed = path.read_bytes()
+        doubt = trust.doubt(PROFILE, sealed)
+        if doubt is not None:
+            what = "is skipped" if trust.required else "is used all the same (KCOORD_TRUST=warn)"
+            notices.tell(
+                f"{doubt.of(path)}; a part of a profile {what}", about=f"profile {path.parent.name}: {doubt.fault}"
+            )
+            if trust.required:
+                return []
+        content, _ = split(sealed)
+        return decode_part(content)
     except FileNotFoundError:
         return None
     except OSError as error:
         notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, ArtifactInvalid) as error:
         notices.tell(f"{path}: a part of a profile is skipped: {error}")
     return []

@@ -1,0 +1,201 @@
+"""Signatures: who may say what a key's artifact is, and what a profile's functions are.
+
+Whoever can write to the store can put code there that ranks load. Its agents therefore share secrets, and sign what they publish
+with HMAC-SHA256: over an artifact's manifest, which states the SHA-256 of all else, over each part of a profile, and over a
+bundle's index. What is signed is an *envelope*, one file that holds the content, the key's id and the MAC.
+
+A shared secret says that *one of us* has signed, not which one: every agent that can verify can sign. Not guaranteed: that what
+is signed is the newest that was; an older artifact of the same key is as good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+
+from kcoord.artifacts.reading import open_unwaiting
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError
+from kcoord.settings import Settings
+
+MANIFEST, PROFILE, BUNDLE = "manifest", "profile", "bundle"
+OVERHEAD = 256  # bytes, at most, by which an envelope is larger than its content
+_FORMAT = b"kcoord-signed-1\n"  # no msgpack map begins so, and no part of a profile
+_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAC = hashlib.sha256().digest_size
+_SHORTEST_SECRET = 16  # bytes
+_LARGEST_KEY_FILE = 64 << 10
+_MAKE = 'make one with: echo "main $(openssl rand -hex 32)" > FILE; chmod 600 FILE'
+
+
+@dataclass(frozen=True)
+class Signature:
+    key_id: str
+    mac: bytes
+
+
+def split(data: bytes) -> tuple[bytes, Signature | None]:
+    """The content of an envelope, and its signature, which is not verified; what is no envelope is content without one.
+
+    Raises `ArtifactInvalid` for a torn envelope.
+    """
+    if not data.startswith(_FORMAT):
+        return data, None
+    try:
+        key_id, mac, content = msgpack.unpackb(data[len(_FORMAT) :])
+        if not (isinstance(key_id, str) and _KEY_ID.fullmatch(key_id)):
+            raise ValueError("its key id is none")
+        if not (isinstance(mac, bytes) and len(mac) == _MAC and isinstance(content, bytes)):
+            raise ValueError("it holds something else")
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise ArtifactInvalid(f"a signed envelope is torn: {error}") from error
+    return content, Signature(key_id, mac)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A policy, and the keys by id: the first signs, all verify. The secrets are shown nowhere."""
+
+    policy: str = "off"
+    keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Trust:
+        """As the settings say. Raises `SettingsError` for keys that cannot be used, and for ``require`` without one."""
+        keys: dict[str, bytes] = {}
+        if settings.signing_key_file is not None:
+            keys = _read_keys(settings.signing_key_file)
+        elif settings.signing_key is not None:
+            key_id, colon, secret = settings.signing_key.strip().partition(":")
+            try:
+                if not colon:
+                    raise ValueError("it must be ID:SECRET")
+                keys = {_id(key_id): _secret(secret)}
+            except ValueError as error:
+                raise SettingsError(f"KCOORD_SIGNING_KEY: {error}") from None
+        policy = settings.trust or ("require" if keys else "off")
+        if policy == "require" and not keys:
+            raise SettingsError(
+                f"KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE ({_MAKE}), or KCOORD_TRUST=off"
+            )
+        return cls(policy, keys)
+
+    @property
+    def required(self) -> bool:
+        return self.policy == "require"
+
+    def seal(self, kind: str, content: bytes) -> bytes:
+        """`content` in an envelope that the first key signs; without a key, `content` itself. Equal content, equal bytes."""
+        for key_id, secret in self.keys.items():
+            return _FORMAT + bytes(msgpack.packb([key_id, _mac(secret, kind, key_id, content), content]))
+        return content
+
+    def verifies(self, kind: str, data: bytes) -> bool:
+        """Whether a key of ours has signed `data`, whatever the policy. Raises `ArtifactInvalid` for a torn envelope."""
+        return Trust("require", self.keys).doubt(kind, data) is None
+
+    def doubt(self, kind: str, data: bytes) -> ArtifactDistrusted | None:
+        """Why no key of ours vouches for `data`, an envelope or what lacks one; None if one does, and with the policy ``off``.
+
+        Raises `ArtifactInvalid` for a torn envelope.
+        """
+        if self.policy == "off":
+            return None
+        content, signature = split(data)
+        if signature is None:
+            return ArtifactDistrusted("it is not signed", f"sign what is there: {_SIGN}")
+        secret = self.keys.get(signature.key_id)
+        if secret is None:
+            return ArtifactDistrusted(
+                f"the key {signature.key_id!r} that signed it is not known here",
+                "add that key to KCOORD_SIGNING_KEY_FILE on this node", foreign=True,
+            )  # fmt: skip
+        if not hmac.compare_digest(_mac(secret, kind, signature.key_id, content), signature.mac):
+            return ArtifactDistrusted(
+                f"its signature is not that of the key {signature.key_id!r}",
+                "look who can write to the store, and that all nodes have one secret for each key id",
+            )
+        return None
+
+
+OFF = Trust()
+_SIGN = "let every node that publishes have the key, and see 'kcoord verify'"
+
+
+def _mac(secret: bytes, kind: str, key_id: str, content: bytes) -> bytes:
+    # neither a kind nor a key id holds a NUL: what is signed reads in one way only
+    message = b"kcoord signature 1\0" + kind.encode() + b"\0" + key_id.encode() + b"\0" + content
+    return hmac.digest(secret, message, "sha256")
+
+
+def _read_keys(path: Path) -> dict[str, bytes]:
+    """Raises `SettingsError`, in which there is nothing of the file's content."""
+    name = f"KCOORD_SIGNING_KEY_FILE={path}"
+    try:
+        with open(path, "rb", opener=open_unwaiting) as file:
+            _check_owner(name, os.fstat(file.fileno()))  # of the very file that is read
+            content = file.read(_LARGEST_KEY_FILE + 1)
+    except OSError as error:
+        raise SettingsError(f"{name}: {error.strerror}: name a file that this user may read") from error
+    try:
+        lines = content.decode("ascii").splitlines() if len(content) <= _LARGEST_KEY_FILE else []
+    except UnicodeDecodeError:
+        lines = []
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            if len(words) != 2:
+                raise ValueError("it must be a key id and a secret")
+            if _id(words[0]) in keys:
+                raise ValueError(f"the key id {words[0]!r} is there twice")
+            keys[words[0]] = _secret(words[1])
+        except ValueError as error:
+            raise SettingsError(f"{name}: line {number}: {error}") from None
+    if not keys:
+        raise SettingsError(f"{name}: it holds no key: {_MAKE}")
+    return keys
+
+
+def _check_owner(name: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise SettingsError(f"{name}: it is no plain file")
+    if found.st_uid not in (os.getuid(), 0):
+        raise SettingsError(f"{name}: it belongs to user {found.st_uid}: it must be this user's, or root's")
+    # root's may be read by its group: so Kubernetes mounts a Secret for a container that is not root (fsGroup)
+    others = 0o077 if found.st_uid == os.getuid() else 0o027
+    if found.st_mode & others:
+        raise SettingsError(f"{name}: others may read or write it: chmod 600 (a Kubernetes Secret: defaultMode 0400)")
+
+
+def _id(text: str) -> str:
+    if not _KEY_ID.fullmatch(text):
+        raise ValueError("a key id must be 1 to 64 letters, digits, '-', '_' or '.'")
+    return text
+
+
+def _secret(text: str) -> bytes:
+    """Hex, or else base64. Raises ValueError, with nothing of it."""
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        import base64  # a rank needs neither it nor a key
+
+        try:
+            secret = base64.b64decode(text, validate=True)
+        except ValueError:
+            raise ValueError("its secret is neither hex nor base64") from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise ValueError(
+            f"its secret has {len(secret)} bytes; it must have {_SHORTEST_SECRET} at least: openssl rand -hex 32"
+        )
+    return secret

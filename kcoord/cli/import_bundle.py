@@ -1,0 +1,74 @@
+"""``kcoord import``: what ``kcoord export`` wrote goes into this store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kcoord.artifacts.bundle import Bundle, BundleInvalid, Imported
+from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.store import Store
+from kcoord.cli.export import WHERE
+from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.cli.transfer import bar
+from kcoord.errors import SettingsError
+from kcoord.profiles import document
+from kcoord.profiles.needs import Need, needs_directory, save_needs
+from kcoord.profiles.parts import roots, save_part
+from kcoord.profiles.recipe import Recipe
+from kcoord.settings import Settings
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Verify the file and say what would be done, and write nothing.")
+@json_flag
+@settings_flags(*WHERE)
+def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> None:
+    """Put the artifacts and profiles of FILE into the store.
+
+    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that are there
+    are kept. May be interrupted, and begun again.
+    """
+    settings = Settings.from_environ(**flags)
+    if settings.store_root is None:
+        raise SettingsError("kcoord import writes to the store: set KCOORD_STORE (--store)")
+    trust = Trust.of(settings)
+    store = Store(settings.store_root, trust)
+    with Bundle(file, trust) as bundle:
+        if bundle.doubt is not None and not as_json:
+            click.echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
+        with bar(f"verify {file.name}", quiet=as_json) as progress:
+            bundle.verify(progress)
+        profiles = {name: _decoded(file, name, text) for name, text in bundle.profiles()}
+        if not dry_run:
+            store.open()
+        with bar(f"import {file.name}", quiet=as_json) as progress:
+            done = bundle.publish(store, progress, dry_run=dry_run)
+    if not dry_run:
+        for name, (recipes, needs) in profiles.items():
+            _save(store, name, recipes, needs)
+    _say(done, sorted(profiles), store, dry_run, as_json)
+
+
+def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[Need]]:
+    try:
+        return document.decode(text)
+    except ValueError as error:
+        raise BundleInvalid(f"{file}: the profile {name}: {error}") from error
+
+
+def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need]) -> None:
+    if recipes:
+        save_part(roots(store.root, store.root)[0] / name, recipes, trust=store.trust)
+    if needs:
+        save_needs(needs_directory(store.root, name), needs)
+
+
+def _say(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"published": done.published, "kept": done.kept, "profiles": profiles, "dry_run": dry_run})
+        return
+    would = "would be published" if dry_run else "published"
+    click.echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}")
