@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from kcoord.artifacts.collector import homes_of
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
+from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from kcoord.settings import Settings
@@ -14,18 +17,60 @@ from kcoord.settings import Settings
 def artifacts_of(settings: Settings) -> list[Manifest]:
     """The manifests of the store's and the local tier's artifacts, each key once. Raises `StoreError`."""
     found = {m.key.digest: m for m in _local(settings)}
-    if settings.store is not None:
-        found |= {m.key.digest: m for m in Store(settings.store).manifests()}
+    if settings.store_root is not None:
+        found |= {m.key.digest: m for m in Store(settings.store_root).manifests()}
     return list(found.values())
 
 
+def newest_first(settings: Settings) -> Iterator[Manifest]:
+    """As `artifacts_of`, one by one, by when they came there; a name and a number of each are in memory at once, and no more.
+
+    Raises `StoreError`.
+    """
+    root = settings.store_root
+    there: list[tuple[float, str]] = []
+    if root is not None:
+        try:
+            there = [(status.st_mtime, home.name) for home, status in homes_of(root)]
+        except OSError as error:
+            raise store_error(error, root) from error
+    in_store = {name for _, name in there}
+    here = [(_written(path), str(path)) for path in _local_homes(settings)]
+    store = Store(root) if root is not None else None
+    for _, name in sorted([*there, *here], reverse=True):
+        manifest = _from_store(store, name) if store is not None and name in in_store else _read(Path(name))
+        if manifest is not None and (name in in_store or manifest.key.digest not in in_store):
+            yield manifest
+
+
 def _local(settings: Settings) -> list[Manifest]:
+    return [manifest for home in _local_homes(settings) if (manifest := _read(home)) is not None]
+
+
+def _local_homes(settings: Settings) -> Iterator[Path]:
     triton = Path(os.environ.get("TRITON_CACHE_DIR") or settings.local_dir / "triton")
-    found = []
     for root, pattern in ((settings.local_dir / "objects", "??/*"), (triton, "*")):
         for path in root.glob(f"{pattern}/{MANIFEST_NAME}"):
-            try:
-                found.append(Manifest.decode(path.read_bytes()))
-            except (ArtifactInvalid, OSError):
-                continue  # it is being removed, or not ours to judge here
-    return found
+            yield path.parent
+
+
+def _read(home: Path) -> Manifest | None:
+    try:
+        return Manifest.decode((home / MANIFEST_NAME).read_bytes())
+    except (ArtifactInvalid, OSError):
+        return None  # it is being removed, or not ours to judge here
+
+
+def _from_store(store: Store, digest: str) -> Manifest | None:
+    try:
+        encoded = store.manifest_file(digest)
+        return None if encoded is None else Manifest.decode(encoded)
+    except ArtifactInvalid:
+        return None
+
+
+def _written(home: Path) -> float:
+    try:
+        return home.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 import time
+from collections.abc import Iterable
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from kcoord.artifacts.catalog import artifacts_of
+from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import WHERE, json_flag, print_json, printable, settings_flags
+from kcoord.cli.options import WHERE, json_flag, settings_flags
 from kcoord.settings import Settings
+from kcoord.telemetry.spans import plain_text
+
+_WIDTHS = ("<12", "<8", "<40", "<14", ">12", ">9", ">6", "")
 
 
 @click.command("ls")
@@ -21,32 +25,40 @@ from kcoord.settings import Settings
 def command(name: str, as_json: bool, **flags: str | None) -> None:
     """List artifacts, newest first; with NAME those whose kernel name contains it."""
     settings = Settings.from_environ(**flags)
-    found = [m for m in artifacts_of(settings) if name in m.key.name]
-    found.sort(key=lambda m: -m.origin.created)
+    found = (m for m in newest_first(settings) if name in m.key.name)
     if as_json:
-        print_json([_document(m) for m in found])
-        return
-    table = Table()
-    for column in ("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by"):
-        right = column in ("bytes", "compile s", "age")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column == "key")
+        _print_documents(found)
+    else:
+        _print_table(found, settings)
+
+
+def _print_documents(found: Iterable[Manifest]) -> None:
+    """One JSON list, as it comes: a store may hold a hundred thousand."""
+    before = "["
+    for manifest in found:
+        document = json.dumps(_document(manifest), indent=2, sort_keys=True)
+        click.echo(f"{before}\n{textwrap.indent(document, '  ')}", nl=False)
+        before = ","
+    click.echo("[]" if before == "[" else "\n]")
+
+
+def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
+    click.echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by"))
+    count, size, seconds = 0, 0, 0.0
     for m in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
-        what = (
-            m.key.digest[:12],
-            m.key.backend,
-            m.key.name,
-            m.origin.device,
-            f"{m.size:,}",
-            f"{m.compile_seconds:.2f}",
-        )
-        table.add_row(*map(printable, what), _age(m.origin.created), printable(f"{m.origin.host}{rank}"))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{len(found)} artifacts, {sum(m.size for m in found):,} bytes, "
-        f"{sum(m.compile_seconds for m in found):.1f} s of compiling, in {settings.store or settings.local_dir}"
-    )
+        size_text, took, age = f"{m.size:,}", f"{m.compile_seconds:.2f}", _age(m.origin.created)
+        where = f"{m.origin.host}{rank}"
+        click.echo(_row(m.key.digest[:12], m.key.backend, m.key.name, m.origin.device, size_text, took, age, where))
+        count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
+    root = settings.store_root or settings.local_dir
+    click.echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {root}")
+
+
+def _row(*cells: str) -> str:
+    """Of fixed widths, since the last row is not known when the first is printed; a longer cell pushes the others."""
+    shown = [plain_text(cell) for cell in cells]
+    return "  ".join(f"{cell:{spec}}" for cell, spec in zip(shown, _WIDTHS, strict=True)).rstrip()
 
 
 def _document(manifest: Manifest) -> dict[str, object]:

@@ -1,0 +1,191 @@
+"""The agent's part of retention: it notes what is used, keeps the bounds that are set, and empties the trash.
+
+Of all agents one at a time goes over the store, by a lease, and not more often than once an hour, by a stamp in the store.
+The store has a thread of its own here, and the local disk another one, which either may hold for ever: nothing else waits
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kcoord.agent.sweeper import is_turn
+from kcoord.artifacts.collector import Collected, collect
+from kcoord.artifacts.local_collector import collect_local
+from kcoord.artifacts.publish import fault_of
+from kcoord.artifacts.retention import Limits
+from kcoord.artifacts.trash import Trash
+from kcoord.artifacts.uses import MOST_USES, note_uses, prefix_of
+from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.leases.base import LeaseService, Won, kept_alive
+from kcoord.profiles.pinned import pinned_digests, pinned_needs
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices, log
+from kcoord.units import bytes_text
+
+T = TypeVar("T")
+
+FIRST = 600.0  # seconds; a job that has just begun has better things to do
+EVERY = 3600.0
+NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0
+_MOST = 2000  # artifacts of one pass
+_LEASE = "gc"
+
+
+class Keeper:
+    """No method raises for a disk's sake, and only `drain` waits. Not guaranteed: that a bound is kept at every moment."""
+
+    def __init__(
+        self, store: Path | None, settings: Settings, leases: LeaseService, agent: str, notices: Notices
+    ) -> None:
+        self._store, self._settings, self._leases, self._agent, self._notices = store, settings, leases, agent, notices
+        self._used: dict[bytes, None] = {}
+        self._noted = 0
+        self._io = {"store": ThreadPoolExecutor(1, "keeper-store"), "local": ThreadPoolExecutor(1, "keeper")}
+        self._noting: Future[None] | None = None
+        self._passes: dict[str, asyncio.Task[None]] = {}
+        now = time.monotonic()
+        self._note_at = now + _about(NOTED_FIRST)
+        self._due = {"store": now + _about(FIRST), "local": now + _about(FIRST)}
+
+    def used(self, digests: Iterable[str]) -> None:
+        """Ranks of this node asked for these, or loaded them; 16 digits of each are enough. What is no digest is ignored."""
+        for digest in digests if self._store is not None else ():
+            with suppress(ValueError):
+                if len(self._used) < MOST_USES:
+                    self._used.setdefault(prefix_of(digest))
+
+    def pulse(self) -> None:
+        """Begin what is due. Call it about once a second."""
+        now = time.monotonic()
+        if self._store is not None and now >= self._note_at and self._used:
+            self._note_at = now + _about(NOTED_EVERY)
+            self._note()
+        if self._store is not None:
+            self._begin("store", self._keep_store, now)
+        if self._settings.local_max_size is not None:
+            self._begin("local", self._keep_local, now)
+
+    async def drain(self, timeout: float) -> None:
+        """Note what was used and is not noted yet, within `timeout` seconds; a pass that is under way ends in the middle."""
+        for task in self._passes.values():
+            task.cancel()
+        if len(self._used) > self._noted:
+            self._note()
+        if self._noting is not None:
+            _, late = await asyncio.wait({asyncio.wrap_future(self._noting)}, timeout=timeout)
+            if late:
+                log.info("what was used was not noted within %g s", timeout)
+        for pool in self._io.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._passes.values(), return_exceptions=True)
+
+    def _note(self) -> None:
+        if self._noting is not None and not self._noting.done():
+            return
+        self._noting = self._io["store"].submit(self._write, list(self._used))
+
+    def _write(self, prefixes: list[bytes]) -> None:
+        assert self._store is not None
+        try:
+            note_uses(self._store, prefixes)
+            self._noted = len(prefixes)
+        except StoreError as error:
+            self._notices.tell(f"what is used is not noted: {error}", about=fault_of(self._store, error))
+
+    def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, None]], now: float) -> None:
+        before = self._passes.get(what)
+        if now < self._due[what] or (before is not None and not before.done()):
+            return
+        self._due[what] = now + _about(EVERY)
+        task = self._passes[what] = asyncio.create_task(work())
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
+            log.error("a pass of garbage collection failed", exc_info=error)
+
+    async def _keep_store(self) -> None:
+        """Whatever goes wrong: an hour later another agent tries."""
+        assert self._store is not None
+        token, ttl = f"{self._agent}.gc", self._settings.lease_ttl
+        try:
+            if not await self._in("store", self._is_turn):
+                return
+            won = await self._leases.acquire(_LEASE, token, platform.node())
+            if not isinstance(won, Won):
+                return  # another agent is at it
+            try:
+                async with kept_alive(self._leases, _LEASE, token, ttl):
+                    await self._in("store", self._collect)
+            finally:
+                await self._leases.release(_LEASE, token)
+        except LeaseUnavailable as error:
+            log.info("the store was not looked through: %s", error)
+        except StoreError as error:
+            self._notices.tell(f"the store's bound is not kept: {error}", about=fault_of(self._store, error))
+
+    async def _keep_local(self) -> None:
+        try:
+            await self._in("local", self._collect_local)
+        except StoreError as error:
+            self._notices.tell(f"KCOORD_LOCAL_MAX_SIZE is not kept: {error}", about="the bound of the local directory")
+
+    def _is_turn(self) -> bool:
+        assert self._store is not None
+        try:
+            return is_turn(self._store / "v1" / "collected", EVERY)
+        except OSError as error:
+            log.info("the store was not looked through: %s", error)
+            return False
+
+    def _collect(self) -> None:
+        """Raises `StoreError`."""
+        store, most = self._store, self._settings.store_max_size
+        assert store is not None
+        _yield_to_others()
+        if most is None:  # what `kcoord gc` has put there
+            with suppress(OSError):
+                Trash(store / "v1" / "trash").empty()
+            return
+        keep = self._pinned(store)
+        self._tell("the store", collect(store, Limits(max_size=most), pinned=keep, most=_MOST))
+
+    def _pinned(self, store: Path) -> Callable[[], set[str]]:
+        return lambda: pinned_digests(store)
+
+    def _collect_local(self) -> None:
+        """Raises `StoreError`."""
+        _yield_to_others()
+        places = {need.place for need in pinned_needs(self._store)} if self._store is not None else set()
+        limits = Limits(max_size=self._settings.local_max_size)
+        self._tell("the local directory", collect_local(self._settings.local_dir, limits, pinned=places, most=_MOST))
+
+    def _tell(self, where: str, found: Collected) -> None:
+        if found.removed:
+            size = bytes_text(found.removed_size)
+            log.info("%s: %d artifacts (%s) that were used longest ago were removed", where, len(found.removed), size)
+
+    async def _in(self, which: str, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._io[which], work)
+
+
+def _yield_to_others() -> None:
+    """On Linux a thread has a priority of its own."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(0.8, 1.2)

@@ -1,0 +1,152 @@
+"""Garbage collection of a node's local tier: one pass, safe beside ranks that load from it.
+
+A rank reads an artifact's files by their names, some of them a moment after it has verified them. So what was read lately
+stays: that is known from the access time of its manifest, which Linux keeps to within a day (``relatime``), and which costs
+no write. After the rename into the trash it is looked at once more; what somebody opened meanwhile is put back.
+
+Not guaranteed: on a file system without access times (``noatime``) nothing is removed at all, which is told. What `kcoord
+ls` and others read counts as used. A rank that opens an artifact for the first time in a day in the very microseconds
+between the rename and the second look may miss a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kcoord.artifacts.collector import BLOCK, Collected, Tidying, tidy_quarantine
+from kcoord.artifacts.manifest import MANIFEST_NAME
+from kcoord.artifacts.publish import staging_name, store_error
+from kcoord.artifacts.retention import Entry, Limits, choose
+from kcoord.artifacts.sweep import touched
+from kcoord.artifacts.trash import Trash
+from kcoord.errors import StoreError
+
+LEAST_UNUSED = 26 * 3600.0  # seconds: an access time may lag by a day
+_BUCKET = re.compile(r"[0-9a-f]{2}")
+
+
+def tiers(local_dir: Path) -> list[Path]:
+    """The directories of `local_dir` that homes lie in; of Triton's, the one that this process would use."""
+    triton = Path(os.environ.get("TRITON_CACHE_DIR") or local_dir / "triton")
+    try:
+        buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
+    except FileNotFoundError:
+        buckets = []
+    return [p for p in (triton, *buckets) if p.is_dir() and not p.is_symlink()]
+
+
+def collect_local(
+    local_dir: Path,
+    limits: Limits,
+    *,
+    pinned: Collection[str] = (),
+    tidying: Tidying | None = None,
+    dry_run: bool = False,
+    most: int | None = None,
+    least_unused: float = LEAST_UNUSED,
+) -> Collected:
+    """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look.
+
+    Raises `StoreError`, also where nobody can tell what is in use. What has no manifest of kcoord's is left alone.
+    """
+    tidying = tidying or Tidying()
+    found = Collected()
+    try:
+        there = tiers(local_dir)
+        if not dry_run:
+            for tier in there:
+                _tidy(tier, tidying, found)
+        if not there or not (limits.any or dry_run):
+            return found
+        entries = [entry for tier in there for entry in _entries(tier)]
+        found.artifacts, found.size = len(entries), sum(e.size for e in entries)
+        found.inodes = sum(e.inodes for e in entries)
+        if limits.any:
+            _check_access_times(there)
+        now = max(touched(tier) for tier in there)
+        used_lately = {e.name for e in entries if now - e.used < least_unused}
+        kept = {str(local_dir / place) for place in pinned}
+        found.pinned = sum(e.name in kept for e in entries)
+        plan = choose(entries, limits, now, kept | used_lately)
+        found.over = plan.over
+        for doomed in plan.doomed[:most]:
+            if dry_run or _take(Path(doomed.entry.name), doomed.entry.used):
+                found.removed.append(doomed)
+    except OSError as error:
+        raise store_error(error, local_dir) from error
+    return found
+
+
+def _entries(tier: Path) -> Iterator[Entry]:
+    with os.scandir(tier) as homes:
+        for home in homes:
+            with suppress(FileNotFoundError, NotADirectoryError):  # no artifact of ours; or it goes in this very moment
+                if home.is_dir(follow_symlinks=False) and not home.name.startswith("."):
+                    used, made = _used(Path(home.path))
+                    sizes = [
+                        -(-os.lstat(f"{parent}/{name}").st_size // BLOCK) * BLOCK
+                        for parent, folders, names in os.walk(home.path)
+                        for name in folders + names
+                    ]
+                    yield Entry(home.path, sum(sizes) + BLOCK, len(sizes) + 1, made, used)
+
+
+def _used(home: Path) -> tuple[float, float]:
+    """When the artifact at `home` was last read, as far as is known, and when it was made. Raises FileNotFoundError."""
+    manifest = (home / MANIFEST_NAME).lstat()
+    return max(manifest.st_atime, manifest.st_mtime), manifest.st_mtime
+
+
+def _take(home: Path, used: float) -> bool:
+    trash = Trash(home.parent / ".kcoord" / "trash")
+    with suppress(FileNotFoundError):
+        if _used(home)[0] != used:
+            return False
+        (home.parent / ".kcoord").mkdir(exist_ok=True)
+        there = trash.take(home)
+        if there is None:
+            return False
+        return _used(there)[0] == used or not trash.put_back(there, home)
+    return False
+
+
+def _check_access_times(there: list[Path]) -> None:
+    devices = {tier.stat().st_dev: tier for tier in there}
+    for tier in devices.values():
+        if not keeps_access_times(tier):
+            raise StoreError(
+                f"{tier}: its file system keeps no access times (noatime), so nobody knows what is in use: "
+                "mount it with relatime, or remove the whole directory while no job runs"
+            )
+
+
+def keeps_access_times(tier: Path) -> bool:
+    """Tried, since a mount's options do not tell all. Raises OSError."""
+    staging = tier / ".kcoord" / "staging"
+    staging.mkdir(parents=True, exist_ok=True)
+    probe = staging / f"{staging_name()}.probe"
+    try:
+        probe.write_bytes(b"read me")
+        os.utime(probe, (0, probe.stat().st_mtime))
+        probe.read_bytes()
+        return probe.stat().st_atime > 0
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _tidy(tier: Path, tidying: Tidying, found: Collected) -> None:
+    ours = tier / ".kcoord"
+    try:
+        if not stat.S_ISDIR(ours.lstat().st_mode):
+            return
+        now = touched(ours)
+    except FileNotFoundError:
+        return
+    trash = Trash(ours / "trash")
+    found.count("deleted for good", trash.empty(tidying.grace))
+    found.count("quarantined", tidy_quarantine(ours / "quarantine", trash, tidying, now))

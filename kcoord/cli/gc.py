@@ -1,0 +1,192 @@
+"""``kcoord gc``: what may stay in the store, or on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kcoord.artifacts.collector import Collected, Tidying, collect
+from kcoord.artifacts.local_collector import collect_local
+from kcoord.artifacts.pins import load_pins, unpin
+from kcoord.artifacts.retention import LEAST_AGE, Doomed, Limits
+from kcoord.artifacts.trash import GRACE
+from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.errors import KcoordError, SettingsError
+from kcoord.profiles.pinned import pin_profile, pinned_digests, pinned_needs
+from kcoord.settings import Settings, profile_name
+from kcoord.telemetry.spans import plain_text
+from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
+
+
+class _Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+SIZE, TIME, PROFILE = _Parsed("size", parse_bytes), _Parsed("time", parse_span), _Parsed("name", profile_name)
+
+
+@click.command("gc")
+@click.option(
+    "--max-size", type=SIZE, help="Remove what was used longest ago until the rest takes at most this much: 50GiB."
+)
+@click.option(
+    "--max-files", type=click.IntRange(0), metavar="N", help="The same for the number of files and directories."
+)
+@click.option("--unused-for", type=TIME, help="Remove what no job has used for so long: 30d.")
+@click.option("--older-than", type=TIME, help="Remove what was compiled longer ago than this, used or not: 180d.")
+@click.option(
+    "--toolchain-gone",
+    type=TIME,
+    help="Remove what a compiler version made of which nothing has been used for so long: 14d. Reads every manifest.",
+)
+@click.option("--least-age", type=TIME, default=LEAST_AGE, help="Never remove what is younger. Default: 1h.")
+@click.option(
+    "--pin", "pins", type=PROFILE, multiple=True, help="Keep for ever what the jobs of this profile asked for."
+)
+@click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
+@click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles, and do nothing else.")
+@click.option(
+    "--local", is_flag=True, help="This node's own copies instead of the store; none that was used within a day."
+)
+@click.option("--grace", type=TIME, default=GRACE, help="How long what is removed lies in the trash. Default: 15min.")
+@click.option(
+    "--traces-for", type=TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
+)
+@click.option("--quarantine-for", type=TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and why.")
+@json_flag
+@settings_flags("store", "local_dir", "namespace")
+def command(
+    max_size: int | None,
+    max_files: int | None,
+    unused_for: float | None,
+    older_than: float | None,
+    toolchain_gone: float | None,
+    least_age: float,
+    pins: tuple[str, ...],
+    unpins: tuple[str, ...],
+    list_pins: bool,
+    local: bool,
+    grace: float,
+    traces_for: float,
+    quarantine_for: float,
+    dry_run: bool,
+    as_json: bool,
+    **flags: str | None,
+) -> None:
+    """Remove artifacts that nobody needs, while jobs run. Without a limit only what is no artifact goes: trash, what killed
+    processes left, old time lines, old quarantine.
+
+    What is removed lies in the trash for the grace period, and is deleted by the next `kcoord gc`, or by an agent: so space comes
+    back a while later. KCOORD_STORE_MAX_SIZE (with --local: KCOORD_LOCAL_MAX_SIZE) is used where --max-size is not given.
+    """
+    settings = Settings.from_environ(**flags)
+    if pins or unpins or list_pins:
+        if local or dry_run:
+            raise click.UsageError("--pin, --unpin and --pins are of the store, and no dry run: give them alone")
+        _pin(_store(settings), pins, unpins, as_json)
+        return
+    given = settings.local_max_size if local else settings.store_max_size
+    limits = Limits(
+        given if max_size is None else max_size, max_files, unused_for, older_than, toolchain_gone, least_age
+    )  # fmt: skip
+    tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
+    if local:
+        if toolchain_gone is not None:
+            raise click.UsageError("--toolchain-gone is of the store: on a node use --unused-for")
+        places = {need.place for need in pinned_needs(settings.store_root)} if settings.store_root else set()
+        where = settings.local_dir
+        if not where.is_dir():
+            raise KcoordError(f"{where}: there is nothing on this node: set KCOORD_LOCAL_DIR to what its jobs use")
+        found = collect_local(where, limits, pinned=places, tidying=tidying, dry_run=dry_run)
+    else:
+        where = _store(settings)
+        found = collect(where, limits, pinned=lambda: pinned_digests(where), tidying=tidying, dry_run=dry_run)
+    if as_json:
+        print_json(_document(where, found, dry_run, grace))
+    else:
+        _print(where, found, dry_run, grace)
+
+
+def _store(settings: Settings) -> Path:
+    if settings.store_root is None:
+        raise SettingsError("KCOORD_STORE is not set: set it, or give --store; --local is for this node's own copies")
+    return settings.store_root
+
+
+def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:
+    for name in unpins:
+        if not unpin(store, name):
+            raise KcoordError(f"the profile {name!r} is not pinned: 'kcoord gc --pins' lists those that are")
+    for name in pins:
+        if not pin_profile(store, name):
+            unpin(store, name)
+            raise KcoordError(
+                f"nothing is known of what the profile {name!r} needs: run its job once with KCOORD_PROFILE={name} and this store"
+            )
+    held = load_pins(store)
+    if as_json:
+        print_json({"store": str(store), "pins": {name: len(digests) for name, digests in held.items()}})
+        return
+    for name, digests in held.items():
+        click.echo(f"{name}: {len(digests):,} artifacts are kept")
+    if not held:
+        click.echo("no profile is pinned")
+
+
+def _document(where: Path, found: Collected, dry_run: bool, grace: float) -> dict[str, Any]:
+    return {
+        "where": str(where),
+        "dry_run": dry_run,
+        "artifacts": found.artifacts,
+        "bytes": found.size,
+        "files": found.inodes,
+        "pinned": found.pinned,
+        "removed": [_doomed(d) for d in found.removed],
+        "removed_bytes": found.removed_size,
+        "over": found.over,
+        "tidied": found.tidied,
+        "grace_seconds": grace,
+    }
+
+
+def _doomed(doomed: Doomed) -> dict[str, Any]:
+    entry = doomed.entry
+    return {
+        "artifact": entry.name, "bytes": entry.size, "files": entry.inodes, "made": entry.made, "used": entry.used,
+        "rule": doomed.rule, "why": doomed.why,
+    }  # fmt: skip
+
+
+def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
+    for doomed in found.removed:
+        name = doomed.entry.name[:12] if "/" not in doomed.entry.name else doomed.entry.name
+        verb = "would remove" if dry_run else "removed"
+        click.echo(f"{verb} {plain_text(name)}  {bytes_text(doomed.entry.size):>10}  {plain_text(doomed.why)}")
+    for what, number in found.tidied.items():
+        click.echo(f"tidied up: {number:,} {what}")
+    if found.artifacts:
+        kept = found.artifacts - len(found.removed)
+        pinned = f", {found.pinned:,} pinned" if found.pinned else ""
+        click.echo(
+            f"{where}: {kept:,} of {found.artifacts:,} artifacts stay{pinned}, "
+            f"{bytes_text(found.size - found.removed_size)} of {bytes_text(found.size)}"
+        )
+    if found.removed and not dry_run:
+        click.echo(
+            f"{bytes_text(found.removed_size)} come free after {span_text(grace)}, by the next 'kcoord gc' or an agent"
+        )
+    if found.over:
+        click.echo(f"kcoord: the limit is not kept: {found.over}", err=True)

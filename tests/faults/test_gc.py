@@ -1,0 +1,228 @@
+"""Garbage collection beside what reads and publishes: everybody gets the right bytes or a miss, and what is pinned stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kcoord.artifacts import local
+from kcoord.artifacts.collector import Tidying, collect
+from kcoord.artifacts.local_collector import collect_local, keeps_access_times
+from kcoord.artifacts.pins import pin
+from kcoord.artifacts.retention import Limits
+from kcoord.artifacts.store import Store
+from kcoord.keys import CacheKey
+from tests.agents import Node, until
+from tests.faults.cluster import is_whole, start_agent
+from tests.faults.interpose import Interposer
+from tests.test_retention import DAY, make_home, publish
+from tests.test_store import manifest_of
+
+_ROOT = Path(__file__).parents[2]
+_FOR = 8.0  # seconds
+_KEYS = 40
+_PINNED = 5
+
+_PLAYER = """
+import json, random, sys, time
+from pathlib import Path
+from kcoord.artifacts.collector import Tidying, collect
+from kcoord.artifacts.retention import Limits
+from kcoord.artifacts.store import Store
+from kcoord.profiles.pinned import pinned_digests
+from tests.faults.test_gc import contents, key, manifest_of, pinned
+from kcoord.artifacts.uses import note_uses, prefix_of
+
+role, root, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+store, until = Store(root), time.monotonic() + seconds
+done = missed = 0
+while time.monotonic() < until:
+    n = random.randrange(40)
+    if role == "publish":
+        store.publish(manifest_of(contents(n), key(n)), contents(n))
+    elif role == "read":
+        found = store.fetch(key(n).digest)
+        assert found is None or found[1] == contents(n), n
+        assert found is not None or n not in pinned(), f"{n} is pinned"
+        missed += found is None
+    elif role == "note":
+        note_uses(root, [prefix_of(key(n).digest) for n in random.sample(range(40), 5)])
+        time.sleep(0.01)
+    else:
+        limits, tidying = Limits(max_size=40960, least_age=0), Tidying(grace=0.5)
+        found = collect(root, limits, pinned=lambda: pinned_digests(root), tidying=tidying)
+        done += len(found.removed) - 1
+    done += 1
+print(json.dumps([role, done, missed]))
+"""
+
+
+def key(n: int) -> CacheKey:
+    return CacheKey.of("test", f"busy{n}")
+
+
+def contents(n: int) -> dict[str, bytes]:
+    return {f"f{i}": random.Random(n * 10 + i).randbytes(3000) for i in range(3)}
+
+
+def pinned() -> range:
+    return range(_PINNED)
+
+
+_SLOW = """
+import kcoord.artifacts.collector as collector
+collector._REST_EVERY, collector._REST = 1, 0.005
+"""
+
+
+def play(role: str, root: Path, seconds: float = _FOR, prelude: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", prelude + _PLAYER, role, str(root), str(seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT,
+    )  # fmt: skip
+
+
+def test_readers_and_publishers_never_notice_two_collectors_but_for_misses(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    for n in pinned():
+        store.publish(manifest_of(contents(n), key(n)), contents(n))
+    pin(store.root, "llama", [key(n).digest for n in pinned()])
+    roles = ["publish", "publish", "read", "read", "gc", "gc", "note"]
+    players = [play(role, store.root) for role in roles]
+    try:
+        counts: dict[str, list[int]] = {}
+        for player in players:
+            output, errors = player.communicate(timeout=120)
+            assert player.returncode == 0, errors
+            role, done, missed = json.loads(output)
+            before = counts.setdefault(role, [0, 0])
+            counts[role] = [before[0] + done, before[1] + missed]
+    finally:
+        for player in players:
+            player.kill()
+            player.communicate()
+    assert counts["gc"][0] > 20, "it had something to do"
+    assert counts["read"][0] > counts["read"][1] > 0
+    assert not list((store.root / "v1" / "quarantine").glob("*")), "nobody ever saw less than a whole artifact"
+    assert all(is_whole(home) for home in store.root.glob("v1/objects/??/*"))
+    assert not list((store.root / "v1" / "staging").iterdir())
+
+
+def test_a_collector_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    caught = 0
+    for _ in range(4):
+        digests = [publish(store, f"k{n}", DAY) for n in range(60)]
+        collector = play("gc", store.root, 60, _SLOW)
+        try:
+            until(lambda: any(store.root.glob("v1/trash/*")))
+        finally:
+            collector.kill()
+            collector.communicate()
+        homes = list(store.root.glob("v1/objects/??/*"))
+        assert all(is_whole(home) for home in homes)
+        assert {home.name for home in homes} <= set(digests)
+        caught += len(homes) > 40960 // 12288
+        collect(store.root, Limits(), tidying=Tidying(grace=-1))
+        assert not list((store.root / "v1" / "trash").iterdir())
+    assert caught, "none was killed in the middle"
+    assert not list((store.root / "v1" / "staging").iterdir())
+
+
+_GC = "from kcoord.cli import main; main()"
+
+
+@pytest.mark.parametrize("offset", [600.0, -600.0, 400 * DAY], ids=["10 min ahead", "10 min behind", "a year ahead"])
+def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interposer: Interposer, offset: float) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    old, fresh = publish(store, "old", 60.0), publish(store, "fresh")
+    interposer.clock(offset)
+    environ = {**os.environ, **interposer.environ, "KCOORD_LOCAL_DIR": str(tmp_path / "local")}
+
+    def gc(*arguments: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", _GC, "gc", "--store", str(store.root), "--json", *arguments],
+            env=environ,
+            capture_output=True, text=True, cwd=_ROOT, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [d["artifact"] for d in json.loads(done.stdout)["removed"]]
+
+    told = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.time())"], env=environ, capture_output=True, check=True
+    )
+    assert abs(float(told.stdout) - time.time() - offset) < 60
+    assert gc("--unused-for", "5min", "--older-than", "5min", "--least-age", "0") == []
+    assert gc("--max-size", "0", "--least-age", "5min") == []
+    assert gc("--unused-for", "45s", "--least-age", "0") == [old]
+    assert store.fetch(fresh) is not None
+    gc("--grace", "5min")
+    assert len(list((store.root / "v1" / "trash").iterdir())) == 1
+
+
+def test_a_collected_key_is_compiled_and_published_again_by_jobs_that_were_told_it_is_ready(tmp_path: Path) -> None:
+    """The outcome of its lease says READY; the store has it no more."""
+    with Node(store=str(tmp_path)) as first, Node(store=str(tmp_path)) as second:
+        for node, text in ((first, "Lead"), (second, "Lead")):
+            start_agent(node)
+            rank = node.rank('publish(client, claim(client, "k"), "k"); say("done"); listen()')
+            rank.expect(text)
+            rank.expect("done")
+            until(lambda: list(tmp_path.glob("v1/objects/??/*")))
+            until(
+                lambda: (
+                    list(tmp_path.glob("v1/leases/??/*.outcome")) and not list(tmp_path.glob("v1/leases/??/*.lease"))
+                )
+            )
+            if node is first:
+                assert len(collect(tmp_path, Limits(max_size=0, least_age=0)).removed) == 1
+
+
+_LOADER = """
+import sys, time
+from pathlib import Path
+from kcoord.artifacts import local
+homes, until, loads = sys.argv[2:], time.monotonic() + float(sys.argv[1]), 0
+while time.monotonic() < until:
+    for home in homes:
+        artifact = local.open_artifact(Path(home))
+        assert artifact is not None, home
+        assert (artifact.path / "kernel.txt").read_text(), "as Triton does: by its name, after it was verified"
+        loads += 1
+print(loads)
+"""
+
+
+def test_ranks_load_what_they_use_while_their_node_is_collected(tmp_path: Path) -> None:
+    if not keeps_access_times(tmp_path):
+        pytest.skip("the temporary directory's file system keeps no access times")
+    busy = [make_home(tmp_path / "local", f"busy{n}", 0.0) for n in range(5)]
+    idle = [make_home(tmp_path / "local", f"idle{n}", 9 * DAY) for n in range(5)]
+    loader = subprocess.Popen(
+        [sys.executable, "-c", _LOADER, "3", *map(str, busy)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT,
+    )  # fmt: skip
+    try:
+        removed = 0
+        while loader.poll() is None:
+            limits = Limits(max_size=0, least_age=0)
+            removed += len(collect_local(tmp_path / "local", limits, tidying=Tidying(grace=-1)).removed)
+            time.sleep(0.001)
+        output, errors = loader.communicate()
+    finally:
+        loader.kill()
+        loader.communicate()
+    assert loader.returncode == 0, errors
+    assert int(output) > 100
+    assert removed == len(idle)
+    assert all(local.open_artifact(home) is not None for home in busy)
