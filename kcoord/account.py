@@ -23,7 +23,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.metrics import Counters
+from kcoord.telemetry.metrics import OUTCOMES, Counters, by_backend
 from kcoord.telemetry.span_files import write_own
 from kcoord.telemetry.spans import SHORTEST_WAIT, Process, Spans
 
@@ -50,7 +50,7 @@ class Account:
     def loaded(self, artifact: Artifact, outcome: str, counters: Counters, begun: float) -> None:
         """A request that began to load at `begun` ended with `artifact`; `outcome` names its counter."""
         saved = artifact.manifest.compile_seconds
-        counters.add(requests=1, **{outcome: 1}, saved_seconds=saved)
+        counters.add(requests=1, **{outcome: 1, by_backend(outcome, artifact.key.backend): 1}, saved_seconds=saved)
         aside, took = counters is not self.counters, time.perf_counter() - begun
         many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside)
         if many or (outcome != "local_hits" and time.monotonic() >= self._deliver_at):
@@ -67,7 +67,8 @@ class Account:
 
     def ended(self, compilation: Compilation, amounts: dict[str, float]) -> None:
         """A request is counted with its outcome, and told at once."""
-        compilation.counters.add(requests=1, **amounts)
+        backends = {by_backend(name, compilation.key.backend): amounts[name] for name in OUTCOMES if name in amounts}
+        compilation.counters.add(requests=1, **amounts, **backends)
         if self._usable() and not (compilation.outcome == "given up" and compilation.failed is not None):
             took = amounts.get("compile_seconds", time.perf_counter() - compilation.started)
             coordinated = compilation.lead is not None or compilation.failed is not None

@@ -16,6 +16,11 @@ COUNTERS = ("requests", *OUTCOMES, "alone", "compile_seconds", "wait_seconds", "
 in each artifact that was loaded instead of compiled."""
 
 
+def by_backend(outcome: str, backend: str) -> str:
+    """The name under which a process reports an outcome of one backend, beside the sum: for metrics, and in no job's sums."""
+    return f"{outcome}@{backend}"
+
+
 class Counters:
     """Thread-safe sums. Not guaranteed: that a reader sees two counters of one moment."""
 
