@@ -1,44 +1,135 @@
-"""``kcoord agent``: the node's agent in the foreground, as a sidecar or a service runs it."""
+"""``kcoord agent``: the node's agent in the foreground, as a sidecar or a service runs it, and what goes with it in a pod."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
+import signal
 import sys
 from contextlib import suppress
 
 import click
 
-from kcoord.agent import spawn
-from kcoord.agent.__main__ import run_agent
 from kcoord.cli.options import ALL, ask_agent, no_agent, settings_flags
-from kcoord.errors import AgentUnavailable
+from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
 from kcoord.settings import FIELDS, Settings, variable
+
+_CHECKED_WITHIN = 5.0  # seconds
 
 
 @click.command("agent")
 @click.option("--stop", is_flag=True, help="Tell the running agent to finish its publishes and end.")
+@click.option(
+    "--check", is_flag=True, help="Say nothing and exit with 0 if the agent answers; else with 1. For a probe."
+)
+@click.option("--prefetch", is_flag=True, help="Do not serve: fetch what the profile's jobs needed from the store to this node, "
+              "and end. Exits with 0 whatever happens: a job goes on without.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
+              help="With --prefetch: end after this long, with what is there.")  # fmt: skip
+@click.option("--max-mib", type=click.IntRange(0), default=4096, show_default=True, metavar="MIB",
+              help="With --prefetch: fetch about this much, at most.")  # fmt: skip
+@click.option("--await", "within", type=click.FloatRange(0, 3600), metavar="SECONDS",
+              help="Do not serve: wait until the agent answers, at most this long. Exits with 0 either way.")  # fmt: skip
+@click.option("--sidecar", is_flag=True, help="In a pod: what keeps the agent from serving is said, and no error that holds up "
+              "the job; other processes of this user cannot read its secrets.")  # fmt: skip
 @settings_flags(*ALL)
-def command(stop: bool, **flags: str | None) -> None:
+def command(
+    stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,
+    **flags: str | None,
+) -> None:  # fmt: skip
     """Run this node's agent until SIGTERM; publishes finish first, leases are released."""
+    if prefetch:
+        _prefetch(flags, timeout, max_mib << 20)
+    if within is not None:
+        _await(flags, within)
+    elif sidecar:
+        _serve_beside(flags)
     settings = Settings.from_environ(**flags)
-    if stop:
+    if check:
+        _check(settings)
+    elif stop:
         if ask_agent(settings, {"op": "stop"}) is None:
             raise no_agent(settings)
         click.echo(f"the agent at {settings.socket_path} ends")
-        return
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    else:
+        _serve(settings, flags)
+
+
+def _serve_beside(flags: dict[str, str | None]) -> None:
+    """Never returns. An agent that ended at once, again and again, would keep the pod's other containers from starting."""
+    _hide_memory()
+    try:
+        _serve(Settings.from_environ(**flags), flags, opens_store=False)
+    except KcoordError as error:
+        click.echo(f"kcoord: {error}; the job runs without an agent", err=True)
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # the first process of a container would not end by them otherwise
+    signal.sigwait(ends)
+    os._exit(0)
+
+
+def _await(flags: dict[str, str | None], within: float) -> None:
+    from kcoord.agent.liveness import await_agent
+
+    try:
+        why = await_agent(Settings.from_environ(**flags), within)
+    except SettingsError as error:
+        why = str(error)
+    if why:
+        click.echo(f"kcoord: {why}; the job starts without it", err=True)
+    sys.exit(0)
+
+
+def _check(settings: Settings) -> None:
+    from kcoord.agent.liveness import why_silent
+
+    why = why_silent(settings, _CHECKED_WITHIN)
+    if why:
+        raise AgentUnavailable(why)
+
+
+def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
+    """Never returns. The exit code is 0: a pod whose init container fails does not start."""
+    from kcoord.agent.prefetch import prefetch
+
+    def say(line: str) -> None:
+        with suppress(OSError):
+            click.echo(f"kcoord: prefetch: {line}", err=True)
+
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        settings = Settings.from_environ(**flags)
+        if settings.disable:
+            say("KCOORD_DISABLE is set: nothing is fetched")
+        else:
+            say(str(prefetch(settings, timeout=timeout, most=most, say=say)))
+    except SettingsError as error:
+        say(f"{error}; nothing is fetched")
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
+
+
+def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: bool = True) -> None:
+    """Never returns, but by an exception. Without `opens_store`, one that cannot be used yet is tried again by the agent."""
+    import asyncio
+
+    from kcoord.agent import spawn
+    from kcoord.agent.__main__ import run_agent
+    from kcoord.artifacts.signing import Trust
     from kcoord_launch.supervise import check_directories
 
-    check_directories(settings)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    Trust.of(settings)  # a key that cannot be used is said before anything listens
+    check_directories(settings, store=opens_store)
     path = settings.socket_path
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with spawn.agent_lock(path, settings.agent_timeout):
             running = _is_running(settings)
             if running:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
-            listener = spawn.bind(path)
+            listener = spawn.bind(path)  # in the place of a socket that a predecessor left
             identity = spawn.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
@@ -57,8 +148,20 @@ def command(stop: bool, **flags: str | None) -> None:
 
 
 def _is_running(settings: Settings) -> bool:
+    from kcoord.agent import spawn
+
     try:
         spawn.connect(settings.socket_path, settings.agent_timeout).close()
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     return True
+
+
+def _hide_memory() -> None:
+    """Where containers see each other's processes (``shareProcessNamespace``), the trainer is the same user as the agent, and
+    could read the Redis password from ``/proc/<agent>/environ``. Not guaranteed: it can, in the moment before this."""
+    import ctypes
+
+    no_dumps = 4  # PR_SET_DUMPABLE
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(no_dumps, 0, 0, 0, 0)

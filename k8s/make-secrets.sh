@@ -1,0 +1,30 @@
+#!/bin/sh
+# Writes the secrets of k8s/base, once: a random Redis password, for its ACL file as a hash, and a random signing key.
+# Nothing can be applied before: there is no password that somebody could forget to change.
+#   k8s/make-secrets.sh [DIRECTORY]      default: base/secrets beside this script
+set -eu
+umask 077
+directory=${1:-$(dirname "$0")/base/secrets}
+mkdir -p "$directory"
+for name in redis-url users.acl signing-key; do
+  if [ -e "$directory/$name" ]; then
+    echo "$directory/$name is there already; remove it to make a new one (its users must restart then)" >&2
+    exit 1
+  fi
+done
+
+random() { od -An -tx1 -N32 /dev/urandom | tr -d ' \n'; }
+
+password=$(random)
+hash=$(printf %s "$password" | sha256sum | cut -d' ' -f1)
+printf 'redis://kcoord:%s@redis-kcoord:6379/0' "$password" > "$directory/redis-url"
+printf '%s:%s' "key-$(date +%Y%m%d)" "$(random)" > "$directory/signing-key"
+
+# The agent's user may run kcoord's script (and what is in it), wait for news, and add up statistics, on its own keys. Nothing
+# else: no KEYS, FLUSHALL or CONFIG, nobody else's keys. The probe's user may say PING.
+cat > "$directory/users.acl" <<ACL
+user default off resetpass resetkeys resetchannels -@all
+user probe on nopass resetkeys resetchannels -@all +ping
+user kcoord on #$hash resetkeys ~kcoord:* resetchannels &kcoord:* -@all +eval +evalsha +time +type +del +hset +hget +hmget +hgetall +expire +pexpire +pttl +publish +subscribe +unsubscribe
+ACL
+echo "wrote $directory/redis-url, users.acl and signing-key: keep them out of version control" >&2

@@ -1,0 +1,290 @@
+"""The manifests are valid, and say what ours must say. A schema passes much: each rule is shown to refuse something."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.cli import _COMMANDS
+from kcoord.settings import Settings
+from tests.k8s.lint import complaints
+from tests.k8s.manifests import (
+    OVERLAYS,
+    ROOT,
+    WITH_SIDECAR,
+    Object,
+    checkout,
+    environment,
+    is_sidecar,
+    objects,
+    pods,
+    rendered,
+)
+
+validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+VERSIONS = ["1.29", "1.33", validation.latest_version()]
+EVERYTHING = ["base", *OVERLAYS]
+
+
+def validate(each: Object, version: str) -> None:
+    """Strictly: an unknown field is an error. Of another project's objects, the pods; what else they have, the lint knows."""
+    try:
+        validation.validate(each, version, strict=True)
+    except validation.SchemaNotFoundError:
+        for pod in pods([each]):
+            made = {"apiVersion": "v1", "kind": "Pod", "metadata": pod.metadata, "spec": pod.spec}
+            validation.validate(made, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_object_is_valid(name: str, version: str) -> None:
+    found = objects(name)
+    assert found
+    for each in found:
+        validate(each, version)
+
+
+def test_validation_is_strict() -> None:
+    (job,) = (each for each in objects("indexed-job") if each["kind"] == "Job")
+    job["spec"]["template"]["spec"]["initContainers"][0]["restartPolciy"] = "Always"
+    with pytest.raises(validation.ValidationError):
+        validate(job, VERSIONS[-1])
+    (jobset,) = objects("jobset")
+    next(pods([jobset])).spec["containers"][0]["imagee"] = "x"
+    with pytest.raises(validation.ValidationError):
+        validate(jobset, VERSIONS[-1])
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_no_rule_of_ours_is_broken(name: str) -> None:
+    if name == "gc" and "gc" not in _COMMANDS:
+        pytest.skip("this kcoord has no gc command")
+    assert complaints(objects(name)) == []
+
+
+def pod_of(name: str) -> tuple[list[Object], Any]:
+    found = objects(name)
+    return found, next(pods(found))
+
+
+def _trainer(pod: Any) -> Object:
+    return next(c for c in pod.spec["containers"])
+
+
+def _agent(pod: Any) -> Object:
+    return next(c for c in pod.spec["initContainers"] if is_sidecar(c))
+
+
+BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
+    ("indexed-job", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
+    ("jobset", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
+    ("indexed-job", "enableServiceLinks", lambda pod: pod.spec.pop("enableServiceLinks")),
+    ("indexed-job", "runAsNonRoot and seccompProfile", lambda pod: pod.spec.pop("securityContext")),
+    ("indexed-job", "terminationGracePeriodSeconds", lambda pod: pod.spec.update(terminationGracePeriodSeconds=30)),
+    ("indexed-job", "there is no volume kcoord", lambda pod: pod.spec.update(volumes=[])),
+    ("indexed-job", "is not pinned", lambda pod: _trainer(pod).update(image="trainer:latest")),
+    ("indexed-job", "is not pinned", lambda pod: _trainer(pod).update(image="registry:5000/trainer")),
+    ("indexed-job", "resources are not set", lambda pod: _agent(pod).pop("resources")),
+    ("indexed-job", "readOnlyRootFilesystem", lambda pod: _agent(pod)["securityContext"].pop("readOnlyRootFilesystem")),
+    ("jobset", "capabilities", lambda pod: _trainer(pod)["securityContext"].pop("capabilities")),
+    ("jobset", "a user of its own", lambda pod: _trainer(pod)["securityContext"].update(runAsUser=1000)),
+    ("jobset", "no setting KCOORD_STOER", lambda pod: _trainer(pod)["env"].append({"name": "KCOORD_STOER", "value": "/"})),
+    ("jobset", "secret of the agent's",
+     lambda pod: _trainer(pod)["env"].append(environment(_agent(pod))["KCOORD_REDIS_URL"])),
+    ("jobset", "does not come from a Secret",
+     lambda pod: _agent(pod)["env"].append({"name": "KCOORD_REDIS_URL", "value": "redis://:x@y"})),
+    ("trainjob", "No such option", lambda pod: _agent(pod).update(command=["kcoord", "agent", "--sidecart"])),
+    ("trainjob", "no command kcoord agnet", lambda pod: _agent(pod).update(command=["kcoord", "agnet"])),
+    ("trainjob", "readiness probe", lambda pod: _agent(pod).update(readinessProbe=_agent(pod)["livenessProbe"])),
+    ("trainjob", "must succeed in the end", lambda pod: _agent(pod).update(startupProbe=_agent(pod)["livenessProbe"])),
+    ("trainjob", "does not reach Redis", lambda pod: pod.metadata["labels"].pop("kcoord/agent")),
+    ("trainjob", "a volume's root", lambda pod: _agent(pod)["env"][1].update(value="/kcoord")),
+    ("trainjob", "is in no volume", lambda pod: _agent(pod)["env"][0].update(value="/data")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "said", "damage"), BROKEN, ids=[f"{n}: {s}" for n, s, _ in BROKEN])
+def test_each_rule_refuses_something(name: str, said: str, damage: Callable[[Any], Any]) -> None:
+    found, pod = pod_of(name)
+    damage(pod)
+    lines = complaints(found)
+    assert [line for line in lines if said in line], lines
+
+
+def test_unknown_fields_of_other_projects_objects_are_refused() -> None:
+    found = objects("trainjob")
+    (job,) = (each for each in found if each["kind"] == "TrainJob")
+    job["spec"]["trainer"]["numProcsPerNode"] = 8
+    assert complaints(found) == ["TrainJob train: spec.trainer has no field numProcsPerNode"]
+
+
+@pytest.mark.parametrize("name", WITH_SIDECAR)
+def test_the_component_adds_to_what_the_job_has_and_takes_nothing(name: str) -> None:
+    import yaml
+
+    (path,) = [
+        p
+        for p in (checkout() / "overlays" / name).glob("*.yaml")
+        if p.name in ("job.yaml", "jobset.yaml", "runtime.yaml")
+    ]
+    before = next(pods(list(yaml.safe_load_all(path.read_text()))))
+    after = next(pods(objects(name)))
+    assert [c["name"] for c in after.spec["initContainers"]] == ["kcoord-agent", "kcoord-prefetch"]
+    assert is_sidecar(after.spec["initContainers"][0])
+    assert not is_sidecar(after.spec["initContainers"][1])
+    for key, value in before.spec.items():
+        if key not in ("containers", "volumes"):
+            assert after.spec[key] == value
+    for ours, theirs in zip(before.spec["containers"], after.spec["containers"], strict=True):
+        assert theirs["command"] == ours["command"]
+        assert [e for e in ours["env"] if e not in theirs["env"]] == []
+        assert [m for m in ours.get("volumeMounts", []) if m not in theirs["volumeMounts"]] == []
+        there = environment(theirs)
+        assert there["KCOORD_SPAWN"]["value"] == "0"
+        for variable in ("KCOORD_SOCKET", "KCOORD_LOCAL_DIR"):
+            assert there[variable]["value"] == environment(after.spec["initContainers"][0])[variable]["value"]
+
+
+def test_a_job_of_ones_own_keeps_its_init_containers_and_volumes_and_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [job.yaml]\ncomponents: [{_relative(tmp_path, 'sidecar')}]\n"
+    )
+    (tmp_path / "job.yaml").write_text(_MINE + "---\n" + _MINE.replace("mine", "other").replace("kcoord/agent", "else"))
+    mine, other = objects(tmp_path)
+    assert [c["name"] for c in mine["spec"]["template"]["spec"]["initContainers"]] == [
+        "data",
+        "kcoord-agent",
+        "kcoord-prefetch",
+    ]
+    assert [v["name"] for v in mine["spec"]["template"]["spec"]["volumes"]] == ["data", "kcoord", "kcoord-store"]
+    for container in mine["spec"]["template"]["spec"]["containers"]:
+        assert "KCOORD_SOCKET" in environment(container)
+    assert "kcoord" not in str(other).replace("'else': 'sidecar'", "")
+
+
+def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
+    for name in WITH_SIDECAR:
+        place = tmp_path / name
+        place.mkdir()
+        optional = [_relative(place, c) for c in ("shared-pids", "openshift")]
+        overlay = Path(_relative(place, "sidecar")).parent.parent / "overlays" / name
+        (place / "kustomization.yaml").write_text(f"resources: [{overlay}]\ncomponents: [{', '.join(optional)}]\n")
+        found = objects(place)
+        pod = next(pods(found))
+        assert pod.spec["shareProcessNamespace"] is True
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
+        for each in found:
+            validate(each, VERSIONS[0])
+
+
+def test_nothing_can_be_applied_before_there_are_secrets(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("secrets"))
+    done = subprocess.run(["kubectl", "kustomize", tmp_path / "k8s" / "base"], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "secrets/" in done.stderr
+
+
+def test_secrets_are_private_random_and_made_once(tmp_path: Path) -> None:
+    make = ROOT / "k8s" / "make-secrets.sh"
+    for directory in ("a", "b"):
+        subprocess.run([make, tmp_path / directory], check=True, capture_output=True)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"redis-url", "users.acl", "signing-key"}
+    for name in names:
+        first, second = (tmp_path / d / name for d in ("a", "b"))
+        assert first.read_text() != second.read_text()
+        assert first.stat().st_mode & 0o777 == 0o600
+    url = (tmp_path / "a" / "redis-url").read_text()
+    assert Settings.from_environ({"KCOORD_REDIS_URL": url}).redis_url == url
+    password = url.partition("kcoord:")[2].partition("@")[0]
+    assert len(password) == 64
+    assert password not in (tmp_path / "a" / "users.acl").read_text()
+    again = subprocess.run([make, tmp_path / "a"], capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "there already" in again.stderr
+
+
+def test_no_secret_is_in_the_repository() -> None:
+    assert "/k8s/base/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_settings_of_the_config_map_are_settings() -> None:
+    (found,) = (
+        each
+        for each in objects("base")
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "kcoord-settings"
+    )
+    from tests.k8s.lint import KNOWN
+
+    assert found["data"].keys() <= KNOWN
+    Settings.from_environ(found["data"])
+
+
+def test_what_overlays_name_is_in_the_base() -> None:
+    there = {(each["kind"], each["metadata"]["name"]): each for each in objects("base")}
+    for name in OVERLAYS:
+        for pod in pods(objects(name)):
+            for container in pod.containers:
+                for source in container.get("envFrom", []):
+                    assert ("ConfigMap", source["configMapRef"]["name"]) in there
+                for entry in container.get("env", []):
+                    wanted = entry.get("valueFrom", {}).get("secretKeyRef")
+                    if wanted is not None:
+                        assert wanted["key"] in there["Secret", wanted["name"]]["data"]
+            for volume in pod.spec["volumes"]:
+                if "persistentVolumeClaim" in volume:
+                    claim = there["PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]]
+                    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_only_pods_with_an_agent_reach_redis() -> None:
+    found = objects("base")
+    (policy,) = (each for each in found if each["kind"] == "NetworkPolicy")
+    (redis,) = (pod for pod in pods(found) if pod.of["kind"] == "Deployment")
+    (service,) = (each for each in found if each["kind"] == "Service")
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    assert selected == service["spec"]["selector"]
+    assert selected.items() <= redis.metadata["labels"].items()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["egress"] == []
+    (rule,) = policy["spec"]["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchExpressions"] == [{"key": "kcoord/agent", "operator": "Exists"}]
+    url = (checkout() / "base" / "secrets" / "redis-url").read_text()
+    assert f"@{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/" in url
+
+
+def test_rendering_is_the_same_each_time() -> None:
+    path = checkout() / "overlays" / "indexed-job"
+    first = rendered(path)
+    rendered.cache_clear()
+    assert rendered(path) == first
+    assert copy.deepcopy(objects("indexed-job")) == objects("indexed-job")
+
+
+def _relative(place: Path, component: str) -> str:
+    import os
+
+    return os.path.relpath(checkout() / "components" / component, place)
+
+
+_MINE = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: mine, labels: {kcoord/agent: sidecar}}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      initContainers: [{name: data, image: data:1}]
+      containers: [{name: a, image: a:1}, {name: b, image: b:1, env: [{name: X, value: y}]}]
+      volumes: [{name: data, emptyDir: {}}]
+"""

@@ -1,0 +1,228 @@
+"""What a profile's jobs needed is on a node before its job starts: bounded, verified, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.agent.needs import Needs
+from kcoord.agent.prefetch import prefetch
+from kcoord.artifacts import local
+from kcoord.artifacts.store import Store
+from kcoord.errors import StoreError
+from kcoord.profiles.needs import Need, load_needs, needs_directory, save_needs
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.agents import key_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish, sandboxed
+
+KCOORD = ("-c", "from kcoord.cli import main; main()")
+DIGESTS = [f"{n:064x}" for n in range(20)]
+
+
+def need(n: int) -> Need:
+    return Need(DIGESTS[n], f"objects/{DIGESTS[n][:2]}/{DIGESTS[n]}")
+
+
+# Needs on disk.
+
+
+def test_needs_of_several_agents_are_merged_each_once_in_the_order_of_asking(tmp_path: Path) -> None:
+    first = save_needs(tmp_path, [need(3), need(1)])
+    os.utime(first, (1, 1))
+    save_needs(tmp_path, [need(2), need(3)])
+    assert load_needs(tmp_path) == [need(2), need(3), need(1)], "the newest file first"
+
+
+def test_equal_agents_write_one_file_and_a_larger_one_takes_its_place(tmp_path: Path) -> None:
+    first = save_needs(tmp_path, [need(1), need(2)])
+    assert save_needs(tmp_path, [need(2), need(1)]) == first
+    larger = save_needs(tmp_path, [need(1), need(2), need(3)], first)
+    assert list(tmp_path.iterdir()) == [larger]
+
+
+def test_nothing_is_needed_where_nothing_was_noted(tmp_path: Path) -> None:
+    assert load_needs(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"kcoord-needs-1\n" + bytes(32) + b"\x90"])
+def test_a_file_that_is_torn_is_skipped(tmp_path: Path, damage: bytes) -> None:
+    save_needs(tmp_path, [need(1)])
+    (tmp_path / "a.needs").write_bytes(damage)
+    (tmp_path / "b.needs").symlink_to("/etc/passwd")
+    (tmp_path / "c.needs").mkdir()
+    assert load_needs(tmp_path) == [need(1)]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "../x",
+        "/etc/passwd",
+        "agent.sock",
+        "profiles/job",
+        "triton/.kcoord",
+        "triton/a/b",
+        "objects/ab",
+        "triton/",
+        "triton/a\n",
+    ],
+)
+def test_a_place_outside_the_tiers_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ValueError, match="no place"):
+        Need(DIGESTS[0], place)
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError):
+        load_needs(tmp_path / "file")
+
+
+# Noting.
+
+
+def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
+    for store, profile in ((None, "job"), (tmp_path, None)):
+        needs = Needs(store, tmp_path / "local", profile, Notices())
+        needs.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
+        needs.pulse()
+    assert not list(tmp_path.rglob("*.needs"))
+
+
+# From one node to another, by way of the store.
+
+
+@pytest.fixture(scope="module")
+def published() -> Iterator[Path]:
+    """A store to which a job of two ranks and five keys has published."""
+    with sandboxed() as sandbox:
+        yield _record(sandbox)
+
+
+@pytest.fixture
+def recorded(sandbox: Sandbox, published: Path) -> Path:
+    """A copy of it, on a node that has nothing of it."""
+    store = sandbox.root / "store"
+    shutil.copytree(published, store)
+    return store
+
+
+def _record(sandbox: Sandbox) -> Path:
+    store = sandbox.root / "store"
+    here = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_LOCAL_DIR": str(sandbox.root / "first")}
+    agent = sandbox.start(*KCOORD, "agent", **here)
+    eventually(lambda: list((sandbox.root / "first").glob("*.sock")))
+    ranks = [sandbox.start(PROGRAMS / "generic_rank.py", "5", "0", RANK=str(n), **here) for n in range(2)]
+    for rank in ranks:
+        done = finish(rank)
+        assert done.returncode == 0, done.stderr
+    agent.terminate()
+    assert finish(agent).returncode == 0
+    return store
+
+
+def settings_of(sandbox: Sandbox, store: Path, **more: str) -> Settings:
+    return Settings.from_environ(
+        {"KCOORD_STORE": str(store), "KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_PROFILE": "job", **more}
+    )
+
+
+def fetch(sandbox: Sandbox, *arguments: str, **more: str | None) -> subprocess.CompletedProcess[str]:
+    """As an init container does."""
+    store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_PROFILE": "job"}
+    done = sandbox.run(*KCOORD, "agent", "--prefetch", *arguments, **{**store, **more})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, recorded: Path) -> None:
+    assert "5 artifacts" in fetch(sandbox).stderr
+    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])["counters"]
+    assert (report["local_hits"], report["compiles"]) == (5, 0), "without an agent, and without the store"
+
+
+def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) -> None:
+    fetch(sandbox)
+    assert "0 artifacts" in (line := fetch(sandbox).stderr)
+    assert "5 were there" in line
+
+
+def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: Path) -> None:
+    needs = load_needs(needs_directory(recorded, "job"))
+    shutil.rmtree(Store(recorded).home(needs[0].digest))
+    assert "4 artifacts" in (line := fetch(sandbox).stderr)
+    assert "1 are not in the store" in line
+
+
+def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path) -> None:
+    needs = load_needs(needs_directory(recorded, "job"))
+    payload = Store(recorded).home(needs[0].digest) / "payload.tar.zst"
+    payload.write_bytes(payload.read_bytes()[:-1] + b"x")
+    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
+    assert (found.fetched, found.missing, found.why) == (4, 1, "")
+    assert not (sandbox.local / needs[0].place).exists()
+
+
+def test_a_need_that_names_another_keys_place_harms_nobody(sandbox: Sandbox, recorded: Path) -> None:
+    one, other, *_ = load_needs(needs_directory(recorded, "job"))
+    save_needs(needs_directory(recorded, "job"), [Need(one.digest, other.place)])
+    fetch(sandbox)
+    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_more_is_fetched_than_it_may(sandbox: Sandbox, recorded: Path) -> None:
+    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=0, say=print)
+    assert (found.needed, found.fetched, found.why) == (5, 0, "0 MiB are enough")
+    assert "5 left for when they are asked for" in str(found)
+
+
+def test_it_ends_in_time_from_a_store_that_hangs(
+    sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: time.sleep(3600))
+    begun = time.monotonic()
+    found = prefetch(settings_of(sandbox, recorded), timeout=0.3, most=1 << 30, say=print)
+    assert time.monotonic() - begun < 30
+    assert "0.3 s are over" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"KCOORD_PROFILE": None}, "KCOORD_PROFILE is not set"),
+        ({"KCOORD_PROFILE": ""}, "KCOORD_PROFILE is not set"),
+        ({"KCOORD_PROFILE": "first-job"}, "0 artifacts"),
+        ({"KCOORD_STORE": None}, "KCOORD_STORE is not set"),
+        ({"KCOORD_STORE": "/proc/nowhere"}, "0 artifacts"),
+        ({"KCOORD_LOCAL_DIR": "/proc/nowhere"}, "0 artifacts"),
+        ({"KCOORD_LEASE_TTL": "soon"}, "KCOORD_LEASE_TTL"),
+        ({"KCOORD_PROFILE": "../x"}, "KCOORD_PROFILE"),
+        ({"KCOORD_DISABLE": "1"}, "KCOORD_DISABLE"),
+        ({"KCOORD_TRUST": "require"}, "KCOORD_TRUST"),
+    ],
+)
+def test_it_never_fails_the_pod(sandbox: Sandbox, more: dict[str, str | None], said: str) -> None:
+    assert said in fetch(sandbox, **more).stderr
+
+
+def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: Path) -> None:
+    """The profile comes with what it names, if there is one to replay."""
+    assert not local.is_whole(sandbox.local / "objects", key_of("x").digest)
+    from kcoord.profiles.parts import load_profile, save_part
+    from kcoord.profiles.recipe import Recipe
+
+    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    fetch(sandbox)
+    alone = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
+    assert [r.qualname for r in load_profile(alone, "job")] == ["f"]
