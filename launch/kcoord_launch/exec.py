@@ -7,7 +7,7 @@ import signal
 import subprocess
 from types import FrameType
 
-from kcoord.settings import Settings
+from kcoord.settings import SECRETS, Settings, variable
 from kcoord_launch.supervise import job_name, say, supervised
 
 _FORWARDED = (
@@ -28,24 +28,34 @@ def run(settings: Settings, command: list[str]) -> int:
     if settings.disable:
         return _run(command, dict(os.environ))
     with supervised(settings, job_name(settings)) as extra:
-        environment = {k: v for k, v in os.environ.items() if not extra or k != "KCOORD_REDIS_URL"} | extra
+        hidden = {variable(name) for name in SECRETS} if extra else set()
+        environment = {k: v for k, v in os.environ.items() if k not in hidden} | extra
         return _run(command, environment)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except OSError as error:
-        say(f"{command[0]}: {error.strerror}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came before there was a process to have them
 
     def forward(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
         # a terminal's Ctrl-C reaches the whole foreground group: the command has had it already
-        if number != signal.SIGINT or not _shares_terminal():
+        elif number != signal.SIGINT or not _shares_terminal():
             process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    heard = [
+        n for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN
+    ]  # under nohup the command ignores it, too
+    before = {number: signal.signal(number, forward) for number in heard}
     try:
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            say(f"{command[0]}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        for number in early:
+            process.send_signal(number)
         code = process.wait()
     finally:
         for number, handler in before.items():

@@ -1,5 +1,7 @@
 """The agent of a launched job: found or started, started again if it dies, asked for a summary, stopped.
 
+A launcher that finds another one's agent on the node attends it: the agent ends with the last of them, which prints the summary.
+
 The launcher owns the listening socket. An agent that dies is replaced on the same socket, so ranks that connect meanwhile
 wait in its backlog for as long as the new one takes to start.
 """
@@ -20,18 +22,21 @@ from typing import Any
 
 from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient
+from kcoord.agent.liveness import await_agent
 from kcoord.artifacts.local import make_private
+from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.backends.install import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
-from kcoord.settings import FIELDS, LONGEST_JOB, Settings, variable
+from kcoord.settings import FIELDS, LONGEST_JOB, SECRETS, Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import summary
 from kcoord.telemetry.spans import plain_text
+from kcoord_launch.attendance import Attendance, hand_over
 
-_SECRETS = ("redis_url",)
 _STOP_TIMEOUT = 20.0
-_MOST_RESTARTS = 20
+_MOST_RESTARTS = 20  # of agents that do not last
+_LASTS = 60.0  # seconds after which an agent's end says nothing about the next one's
 
 
 def say(line: str) -> None:
@@ -44,27 +49,37 @@ def say(line: str) -> None:
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
     """The settings, with directories that can be written. Raises `SettingsError`: one line, with the remedy."""
     settings = Settings.from_environ(None, flag_prefix, **flags)
+    if settings.spawn:  # else the agent, with its keys, is somebody else's
+        Trust.of(settings)
     if not settings.disable:
         check_directories(settings)
     return settings
 
 
-def check_directories(settings: Settings) -> None:
-    """Raises `SettingsError` if the local directory or the store cannot be written."""
+def check_directories(settings: Settings, *, store: bool = True) -> None:
+    """Raises `SettingsError` if the local directory or, unless it is not `store`'s turn yet, the store can never be used.
+
+    A disk that is full, read-only or out of reach just now is a warning of the agent's, and not a job that does not start.
+    """
     try:
         make_private(settings.local_dir)
     except StoreError as error:
-        raise SettingsError(f"KCOORD_LOCAL_DIR={error}") from error
-    if settings.store is not None:
+        _refuse("KCOORD_LOCAL_DIR", error)
+    if settings.store is not None and store:
         try:
             _try_store(settings)
         except StoreError as error:
-            raise SettingsError(f"KCOORD_STORE={error}") from error
+            _refuse("KCOORD_STORE", error)
+
+
+def _refuse(variable: str, error: StoreError) -> None:
+    if not error.passing:
+        raise SettingsError(f"{variable}={error}") from error
 
 
 def _try_store(settings: Settings) -> None:
     """Open the store in a thread: a file system that hangs is a warning, not a job that does not start."""
-    assert settings.store is not None
+    assert settings.store_root is not None
     failures: list[StoreError] = []
 
     def attempt(store: Store) -> None:
@@ -73,7 +88,8 @@ def _try_store(settings: Settings) -> None:
         except StoreError as error:
             failures.append(error)
 
-    thread = threading.Thread(target=attempt, args=(Store(settings.store),), daemon=True)
+    trust = Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")
+    thread = threading.Thread(target=attempt, args=(Store(settings.store_root, trust),), daemon=True)
     thread.start()
     thread.join(20.0)
     if thread.is_alive():
@@ -91,6 +107,7 @@ def job_name(settings: Settings, given: str | None = None) -> str:
         os.environ.get("SLURM_JOB_ID"),
         os.environ.get("PBS_JOBID"),
         os.environ.get("LSB_JOBID"),
+        os.environ.get("PMIX_NAMESPACE"),  # Open MPI's name of this mpirun
     ):
         if name and name != "none":
             return plain_text(name, LONGEST_JOB)
@@ -107,6 +124,8 @@ class Supervisor:
         self._listener: Any = None
         self._identity: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
+        self._attendance: Attendance | None = None
+        self._handed_over = False
 
     @property
     def owns_agent(self) -> bool:
@@ -119,7 +138,8 @@ class Supervisor:
         with spawn.agent_lock(path, self.settings.agent_timeout):
             try:
                 spawn.connect(path, self.settings.agent_timeout).close()
-                return  # somebody else's, and theirs to stop
+                self._attendance = Attendance(self.settings)
+                return
             except (FileNotFoundError, ConnectionRefusedError):
                 self._listener = spawn.bind(path)
                 self._identity = spawn.identity_of(path)
@@ -131,21 +151,43 @@ class Supervisor:
         self._thread = threading.Thread(target=self._keep_running, name="kcoord-supervisor", daemon=True)
         self._thread.start()
 
+    def leave(self) -> bool:
+        """Whether the summary is this launcher's to print: no other one of this node uses the agent, and it answers.
+
+        If another one uses it, an agent of ours goes on, and `stop` leaves it alone.
+        """
+        if self._attendance is not None:
+            return self._attendance.is_last()
+        if self._listener is None:
+            return False
+        stays = hand_over(self.settings)
+        if stays:
+            self._stopping.set()
+            self._listener.close()  # its name stays
+            self._listener, self._handed_over = None, True
+        return stays is False
+
     def stop(self) -> None:
-        """Drain and end the agent, if it is ours; its socket goes with it."""
+        """Drain and end the agent, if it is ours; its socket goes with it, also if a signal's exception ends the wait."""
         self._stopping.set()
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                say("the agent did not end in time and is killed")
-                self._process.kill()
-                self._process.wait()
-        if self._thread is not None:
-            self._thread.join(_STOP_TIMEOUT)
-        if self._listener is not None:
-            self._close()
+        if self._attendance is not None:
+            self._attendance.end(_STOP_TIMEOUT)
+        if self._handed_over:
+            return
+        try:
+            if self._process is not None:
+                self._process.terminate()
+                try:
+                    self._process.wait(_STOP_TIMEOUT)
+                except subprocess.TimeoutExpired:
+                    say("the agent did not end in time and is killed")
+                    self._process.kill()
+                    self._process.wait()
+            if self._thread is not None:
+                self._thread.join(_STOP_TIMEOUT)
+        finally:
+            if self._listener is not None:
+                self._close()
 
     def _close(self) -> None:
         """Under the lock, and only if the name is still ours: another launcher may have bound it since."""
@@ -159,15 +201,17 @@ class Supervisor:
         return spawn.start_process(self._listener, ["--parent", str(os.getpid())], self.settings)
 
     def _keep_running(self) -> None:
-        for _ in range(_MOST_RESTARTS):
+        restarts, launched = 0, time.monotonic()
+        while restarts < _MOST_RESTARTS:
             assert self._process is not None
             code = self._process.wait()
             if self._stopping.is_set():
                 return
+            restarts = restarts + 1 if time.monotonic() - launched < _LASTS else 1
             say(f"the agent ended with code {code} and is started again")
             time.sleep(0.05)
             try:
-                self._process = self._launch()
+                self._process, launched = self._launch(), time.monotonic()
             except (OSError, KcoordError) as error:
                 say(f"the agent cannot be started again: {error}")
                 break
@@ -184,6 +228,16 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
     Whatever fails here is said in one line, and the job runs without kcoord: then the environment says so.
     """
     settings = replace(settings, job=job, socket=settings.socket_path)
+    if not settings.spawn:  # a sidecar's agent, or a service's: theirs to start, and to start again
+        if why := await_agent(settings, settings.agent_timeout):
+            say(f"{why}; none is started (KCOORD_SPAWN=0), and ranks compile for themselves until there is one")
+        try:
+            yield rank_environment(settings)
+        finally:
+            counters = _statistics(settings, job)
+            if counters is not None:
+                say(closing_line(counters, job))
+        return
     supervisor = Supervisor(settings)
     failure: Exception | None = None
     try:
@@ -198,7 +252,7 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
         yield rank_environment(settings, spawn=not supervisor.owns_agent)
     finally:
         try:
-            counters = _statistics(settings, job)
+            counters = _statistics(settings, job) if supervisor.leave() else None
             if counters is not None:
                 say(closing_line(counters, job))
         finally:
@@ -219,9 +273,13 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
     environment = triton_environment(settings, os.environ)
     for spec in FIELDS:
         value = getattr(settings, spec.name)
-        if value is not None and spec.name not in _SECRETS:
+        if value is not None and spec.name not in SECRETS:
             environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
     environment[variable("spawn")] = str(int(spawn))
+    if settings.signing_key_file is not None or settings.signing_key is not None:
+        environment[variable("trust")] = Trust.of(
+            settings
+        ).policy  # its default depends on the keys, which they do not have
     return environment
 
 
@@ -231,7 +289,7 @@ def applied(environment: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.update(environment)
     if environment:
-        for name in _SECRETS:
+        for name in SECRETS:
             os.environ.pop(variable(name), None)
     try:
         yield

@@ -12,7 +12,7 @@ from kcoord.errors import SettingsError
 from kcoord.settings import FIELDS, variable
 from kcoord_launch.supervise import applied, checked_settings, job_name, say, supervised
 
-_FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn")]
+_FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key")]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,42 @@
+"""The launchers that an agent serves: the one that started it, its owner, and others of the node that found it there.
+
+One `kcoord exec` for each task of a node (``srun --ntasks-per-node=8 kcoord exec -- …``) is the usual case: the first one starts
+the agent, and may well be the first to end. The agent ends with the last of them. Not guaranteed: that an agent that was
+killed and replaced still knows of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Launchers:
+    """Who is there. ``end()`` is called when the owner and all others have gone; never for an agent that has no owner."""
+
+    def __init__(self, owned: bool, end: Callable[[], None]) -> None:
+        self._owner_is_here, self._ownerless, self._end = owned, not owned, end
+        self._others: set[int] = set()  # their connections
+
+    @property
+    def handed_over(self) -> bool:
+        """The owner has left it to others."""
+        return not (self._ownerless or self._owner_is_here)
+
+    def attend(self, connection: int) -> None:
+        self._others.add(connection)
+
+    def is_last(self, connection: int) -> bool:
+        """Whether no launcher is here but the one with this `connection`."""
+        return not self._owner_is_here and self._others <= {connection}
+
+    def owner_leaves(self) -> bool:
+        """The owner ends, or has ended. True: the agent goes on for others; False: there are none."""
+        if self._others:
+            self._owner_is_here = False
+        return bool(self._others)
+
+    def gone(self, connection: int) -> None:
+        if connection in self._others:
+            self._others.remove(connection)
+            if self.handed_over and not self._others:
+                self._end()

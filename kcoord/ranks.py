@@ -1,0 +1,48 @@
+"""Which rank this process is, of how many, and which one on its node, as its launcher numbered it.
+
+A process often has the variables of two launchers: torchrun's or mpirun's own, and those of the Slurm step or batch script
+below which that launcher runs, which number the launcher and not its ranks. So the innermost one counts: torchrun, then MPI,
+then Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Each None if the launcher does not say it: this rank, the number of ranks, this rank's number on its node."""
+
+    rank: int | None = None
+    world: int | None = None
+    local: int | None = None
+
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and whatever speaks its language: Accelerate, Lightning, Kubeflow
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI (Hydra); srun --mpi=pmi2 sets the first two
+    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),  # Cray
+    ("PMIX_RANK", "", ""),  # whatever speaks PMIx; srun --mpi=pmix
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # srun
+)
+
+
+def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """What the innermost launcher in `environ` says; what it leaves open, another one that gives this process the same rank."""
+    found = Ranks()
+    for rank, world, local in _LAUNCHERS:
+        number = _number(environ, rank)
+        if number is None or found.rank not in (None, number):
+            continue
+        of, here = _number(environ, world), _number(environ, local)
+        found = Ranks(number, of if found.world is None else found.world, here if found.local is None else found.local)
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

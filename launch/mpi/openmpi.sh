@@ -1,0 +1,20 @@
+#!/bin/bash
+# mpirun of Open MPI, each rank under `kcoord exec`: openmpi.sh [mpirun's options] -- COMMAND …
+#   launch/mpi/openmpi.sh -n 16 --hostfile hosts -- python train.py
+# Open MPI takes only those variables along to other nodes that it is told to: kcoord's are.
+set -euo pipefail
+export KCOORD_JOB="${KCOORD_JOB:-${SLURM_JOB_ID:-mpi-$(hostname)-$$}}" # equal on all nodes
+options=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+	options+=("$1")
+	shift
+done
+[ $# -ge 2 ] || {
+	echo "usage: $0 [mpirun's options] -- COMMAND …" >&2
+	exit 2
+}
+shift
+while read -r name; do
+	options+=(-x "$name")
+done < <(compgen -e KCOORD_)
+exec "${MPIRUN:-mpirun}" "${options[@]}" kcoord exec -- "$@"

@@ -1,0 +1,105 @@
+"""Several launchers of one node: one agent, which ends with the last of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from kcoord.agent.launchers import Launchers
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+
+EXEC = ("-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c")
+RANK = PROGRAMS / "generic_rank.py"
+
+
+def launcher(sandbox: Sandbox, name: str, then: str = "true") -> subprocess.Popen[str]:
+    """`kcoord exec` of a command that waits until the file `name` is there; returns when the command runs."""
+    up, gate = sandbox.root / f"{name}-up", sandbox.root / name
+    command = f"touch {up}; until [ -e {gate} ]; do sleep 0.05; done; {then}"
+    process = sandbox.start(*EXEC, command, KCOORD_JOB="the-job")
+    eventually(lambda: up.exists() or process.poll() is not None)
+    return process
+
+
+def agents(sandbox: Sandbox) -> list[int]:
+    return sorted(p.pid for p in sandbox.processes() if "kcoord.agent" in _command(p))
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+@pytest.mark.parametrize("end", ["it ends", "it is killed"])
+def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sandbox: Sandbox, end: str) -> None:
+    first = launcher(sandbox, "first", f"{_rank()} 1")
+    others = [launcher(sandbox, f"other{n}", f"{_rank()} 3") for n in range(2)]
+    (agent,) = agents(sandbox)
+    if end == "it ends":
+        (sandbox.root / "first").touch()
+    else:
+        first.kill()
+        (sandbox.root / "first").touch()  # its shell ends, too
+    done = finish(first)
+    assert "kernels asked for" not in done.stderr, "it is not the last"
+    assert agents(sandbox) == [agent]
+    (sandbox.root / "other0").touch()
+    done = finish(others[0])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+    assert "kernels asked for" not in done.stderr
+    assert agents(sandbox) == [agent]
+    (sandbox.root / "other1").touch()
+    done = finish(others[1])
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+    assert "7 kernels asked for, 3 compiled" in done.stderr, "the last one sums up for all"
+    assert not agents(sandbox), "it has ended before its last launcher has"
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+def test_a_launchers_output_ends_with_it_also_if_its_agent_goes_on(sandbox: Sandbox) -> None:
+    """Whoever reads it to its end, as mpirun does, must not wait for the others."""
+    first, other = launcher(sandbox, "first"), launcher(sandbox, "other")
+    (sandbox.root / "first").touch()
+    finish(first)  # reads to the end of both streams
+    assert other.poll() is None
+    assert len(agents(sandbox)) == 1
+    (sandbox.root / "other").touch()
+    finish(other)
+
+
+def test_an_agent_that_nobody_launched_does_not_end_with_launchers(sandbox: Sandbox) -> None:
+    agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent")
+    eventually(lambda: list(sandbox.local.glob("*.sock")) or agent.poll() is not None)
+    done = finish(sandbox.start(*EXEC, f"{_rank()} 2"))
+    assert "2 kernels asked for, 2 compiled" in done.stderr
+    assert agent.poll() is None
+    agent.terminate()
+    finish(agent)
+
+
+def test_who_is_last() -> None:
+    ended: list[bool] = []
+    launchers = Launchers(True, lambda: ended.append(True))
+    assert not launchers.owner_leaves()
+    launchers.attend(1)
+    launchers.attend(2)
+    assert not launchers.is_last(1)
+    assert launchers.owner_leaves()
+    assert launchers.handed_over
+    launchers.gone(1)
+    launchers.gone(7)  # a rank
+    assert not ended
+    assert launchers.is_last(2)
+    launchers.gone(2)
+    assert ended == [True]
+
+
+def _rank() -> str:
+    return f"{sys.executable} {RANK}"

@@ -1,0 +1,270 @@
+"""The recipes for Slurm and MPI, run by a real Slurm of two nodes and by real mpiruns."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.redis_server import RedisServer
+from tests.slurm_cluster import KILL_WAIT, SlurmCluster, missing, slurm_cluster
+
+LAUNCH = Path(__file__).resolve().parents[1] / "launch"
+RANK = PROGRAMS / "generic_rank.py"
+WHO = """
+import json, os, sys
+from kcoord.agent.protocol import Identity
+who = Identity.here(os.environ.get("KCOORD_JOB"))
+seen = {"rank": who.rank, "local": who.local_rank, "job": who.job, "socket": os.environ.get("KCOORD_SOCKET"),
+        "redis": os.environ.get("KCOORD_REDIS_URL"), "store": os.environ.get("KCOORD_STORE")}
+sys.stdout.write(json.dumps(seen) + "\\n")
+"""
+needs_slurm = pytest.mark.skipif(missing() is not None, reason=f"a real Slurm: {missing()}")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def box(sandbox: Sandbox) -> Sandbox:
+    """A sandbox whose PATH has the `kcoord` and the `python` of these tests, and a store."""
+    sandbox.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    sandbox.environment["KCOORD_STORE"] = str(sandbox.root / "store")
+    return sandbox
+
+
+def batch(slurm: SlurmCluster, box: Sandbox, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """``sbatch words``, until the job has ended: its exit code, output and errors."""
+    out, err = box.root / "out", box.root / "err"
+    command = ["sbatch", "--parsable", f"--output={out}", f"--error={err}", *words]
+    environment = {**box.env(**more), **slurm.environment}
+    done = subprocess.run(
+        command, env=environment, cwd=box.root, capture_output=True, text=True, timeout=60, check=True
+    )  # `sbatch --wait` asks every ten seconds
+    job = done.stdout.strip()
+    eventually(lambda: slurm.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"), 120, f"job {job} ended")
+    return subprocess.CompletedProcess(command, slurm.exit_code(job), _text(out), _text(err))
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def said(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def summaries(errors: str) -> list[str]:
+    return re.findall(r"kcoord: (\d+ kernels asked for, \d+ compiled)", errors)
+
+
+@needs_slurm
+def test_tasks_of_a_node_share_one_agent_and_nodes_one_compile(slurm: SlurmCluster, box: Sandbox) -> None:
+    with RedisServer(tcp=True, password="hunter2") as redis:
+        done = batch(
+            slurm, box, "--nodes=2", "--ntasks-per-node=3", str(LAUNCH / "slurm" / "per-gpu.sbatch"),
+            "python", str(RANK), "4", "0.05", KCOORD_REDIS_URL=redis.url,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ranks = said(done.stdout)
+    assert len(ranks) == 6
+    assert sorted(n for rank in ranks for n in rank["compiled"]) == [0, 1, 2, 3], "each kernel once, on two nodes"
+    assert all(rank["counters"]["alone"] == 0 for rank in ranks)
+    lines = summaries(done.stderr)
+    assert len(lines) == 2, done.stderr
+    assert "24 kernels asked for, 4 compiled" in lines, "the last node's summary is the job's"
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not box.processes(), "nothing of the job is left"
+    assert not list(box.local.glob("*/*.sock"))
+
+
+@needs_slurm
+def test_the_tasks_know_their_numbers_and_no_password(slurm: SlurmCluster, box: Sandbox) -> None:
+    script = box.root / "who.py"
+    script.write_text(WHO)
+    done = batch(
+        slurm, box, "--nodes=2", "--ntasks-per-node=2", str(LAUNCH / "slurm" / "per-gpu.sbatch"), "python", str(script),
+        KCOORD_REDIS_URL="redis://:hunter2@127.0.0.1:1/0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(said(done.stdout), key=lambda seen: seen["rank"])
+    assert [(seen["rank"], seen["local"]) for seen in ranks] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert {seen["redis"] for seen in ranks} == {None}
+    assert len({seen["job"] for seen in ranks}) == 1
+    assert len({seen["socket"] for seen in ranks}) == 2, "an agent for each node"
+
+
+@needs_slurm
+def test_a_heterogeneous_step_has_one_world_and_one_job(slurm: SlurmCluster, box: Sandbox) -> None:
+    command = ["srun", "-N1", "-n2", "kcoord", "exec", "--", "python", "-c", WHO]
+    command += [":", "-N1", "-n1", "kcoord", "exec", "--", "python", "-c", WHO]
+    done = subprocess.run(
+        command, env={**box.env(), **slurm.environment}, cwd=box.root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = said(done.stdout)
+    assert sorted((seen["rank"], seen["local"]) for seen in ranks) == [(0, 0), (1, 1), (2, 0)]
+    assert len({seen["job"] for seen in ranks}) == 1
+
+
+@needs_slurm
+def test_one_torchrun_for_each_node_without_redis(slurm: SlurmCluster, box: Sandbox) -> None:
+    pytest.importorskip("torch")
+    done = batch(
+        slurm, box, "--nodes=2", str(LAUNCH / "slurm" / "torchrun.sbatch"), str(RANK), "3", "0.05",
+        PROCS_PER_NODE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=_free_port(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ranks = said(done.stdout)
+    assert len(ranks) == 4
+    assert sorted(n for rank in ranks for n in rank["compiled"]) == [0, 1, 2], done.stderr  # lease files elect one
+    assert len(summaries(done.stderr)) == 2
+    assert not box.processes()
+
+
+@needs_slurm
+def test_a_failing_rank_ends_the_job(slurm: SlurmCluster, box: Sandbox) -> None:
+    done = batch(
+        slurm, box, "--nodes=2", "--ntasks-per-node=2", str(LAUNCH / "slurm" / "per-gpu.sbatch"),
+        "bash", "-c", 'if [ "$RANK" = 0 ]; then exit 7; fi; sleep 600',
+    )  # fmt: skip
+    assert done.returncode != 0, "srun's own is the highest of all tasks', those included that it ended"
+    assert "task 0: Exited with exit code 7" in done.stderr
+    eventually(lambda: not box.processes())
+
+
+@needs_slurm
+def test_scancel_leaves_nothing_and_the_next_job_compiles_at_once(slurm: SlurmCluster, box: Sandbox) -> None:
+    settings = {"KCOORD_LEASE_TTL": "600"}
+    recipe, command = str(LAUNCH / "slurm" / "per-gpu.sbatch"), ["python", str(RANK), "1"]
+    begun = box.root / "begun"
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", "--output=/dev/null", "--nodes=2", "--ntasks-per-node=2", recipe, *command, "600"],
+        env={**box.env(BEGUN=str(begun), **settings), **slurm.environment},
+        cwd=box.root, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    eventually(begun.exists, 60, "a rank compiles")
+    cancelled = time.monotonic()
+    slurm.command("scancel", submitted.stdout.strip())
+    eventually(lambda: not box.processes(), KILL_WAIT + 20)
+    # the leader's lease was given back: without that, its TTL of 600 s would have to pass
+    done = batch(slurm, box, "--nodes=1", "--ntasks-per-node=1", recipe, *command, "0.05", **settings)
+    assert done.returncode == 0, done.stderr
+    assert [rank["compiled"] for rank in said(done.stdout)] == [[0]]
+    assert said(done.stdout)[0]["counters"]["alone"] == 0
+    assert time.monotonic() - cancelled < 300
+
+
+@needs_slurm
+def test_a_requeued_job_compiles_only_what_is_left_and_has_its_old_name(slurm: SlurmCluster, box: Sandbox) -> None:
+    begun, out = box.root / "begun", box.root / "out"
+    hangs = f"python {RANK} 2; BEGUN={begun} exec python {RANK} 3 600"
+    command = (
+        f'echo "run ${{SLURM_RESTART_COUNT:-0}} of $KCOORD_JOB"; [ -n "${{SLURM_RESTART_COUNT:-}}" ] || {{ {hangs}; }}'
+    )
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", "--open-mode=append", f"--output={out}", "--ntasks-per-node=1",
+         str(LAUNCH / "slurm" / "per-gpu.sbatch"), "bash", "-c", f"{command}; exec python {RANK} 3"],
+        env={**box.env(), **slurm.environment}, cwd=box.root, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    job = submitted.stdout.strip()
+    eventually(begun.exists, 60, "the third kernel is being compiled")
+    slurm.command("scontrol", "requeue", job)
+    eventually(lambda: slurm.state(job) == "PENDING" and not box.processes(), KILL_WAIT + 20)
+    slurm.command("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would let it wait for minutes
+    eventually(lambda: slurm.state(job) == "COMPLETED", 60)
+    assert [rank["compiled"] for rank in said(out.read_text())] == [[0, 1], [2]]
+    assert re.findall(r"run .*", out.read_text()) == [f"run 0 of {job}", f"run 1 of {job}"]
+
+
+def test_the_epilog_ends_agents_of_its_job_alone(box: Sandbox) -> None:
+    kcoord = shutil.which("kcoord", path=box.environment["PATH"])
+    assert kcoord is not None
+    agents = {}
+    for job in ("41", "42"):
+        path = box.root / f"agent-{job}.sock"
+        agents[job] = box.start(kcoord, "agent", "--socket", str(path), SLURM_JOB_ID=job)
+        eventually(lambda path=path: path.exists())
+        eventually(lambda path=path: box.run(kcoord, "status", "--socket", str(path)).returncode == 0)
+    epilog = str(LAUNCH / "slurm" / "epilog.sh")
+    for job in ("", "4", "42; rm -rf x", "41"):
+        done = subprocess.run([epilog], env={**os.environ, "SLURM_JOB_ID": job}, timeout=30)
+        assert done.returncode == 0
+    assert finish(agents["41"]).returncode == 0, "it was told to end, and drained"
+    assert agents["42"].poll() is None
+    agents["42"].terminate()
+    assert finish(agents["42"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "variable", "program", "options"),
+    [
+        ("openmpi.sh", "MPIRUN", "mpirun.openmpi", ("--oversubscribe", "-n", "3")),
+        ("mpich.sh", "MPIEXEC", "mpiexec.hydra", ("-n", "3")),
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_ranks_of_an_mpirun_share_one_agent(
+    box: Sandbox, script: str, variable: str, program: str, options: tuple[str, ...]
+) -> None:
+    mpirun = shutil.which(program) or shutil.which(variable.lower())
+    if mpirun is None:
+        pytest.skip(f"no {program} on PATH")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    def launch(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(LAUNCH / "mpi" / script), *options, "--", *command],
+            env=box.env(**{variable: mpirun}, **root), cwd=box.root, capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
+
+    done = launch("python", str(RANK), "3", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert sorted(n for rank in said(done.stdout) for n in rank["compiled"]) == [0, 1, 2]
+    assert summaries(done.stderr) == ["9 kernels asked for, 3 compiled"]
+    seen = said(launch("python", "-c", WHO).stdout)
+    assert sorted((who["rank"], who["local"]) for who in seen) == [(0, 0), (1, 1), (2, 2)]
+    assert {who["store"] for who in seen} == {box.environment["KCOORD_STORE"]}
+    assert len({who["job"] for who in seen}) == 1
+    assert launch("bash", "-c", "exit 5").returncode == 5
+    eventually(lambda: not box.processes(), what="the agent saw mpirun end its launchers")
+
+
+def test_the_scripts_are_bash_and_say_how_they_are_used() -> None:
+    scripts = [*LAUNCH.glob("slurm/*.s*"), *LAUNCH.glob("mpi/*.sh")]
+    assert len(scripts) == 5
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
+        assert script.suffix == ".sbatch" or os.access(script, os.X_OK), script
+    for script in LAUNCH.glob("mpi/*.sh"):
+        done = subprocess.run([str(script), "-n", "3"], capture_output=True, text=True, timeout=10)
+        assert done.returncode == 2
+        assert done.stderr.startswith("usage:")
+
+
+def test_a_recipe_without_a_store_says_what_is_missing(box: Sandbox) -> None:
+    for recipe in LAUNCH.glob("slurm/*.sbatch"):
+        environment = box.env(KCOORD_STORE=None, SLURM_JOB_ID="1")
+        done = subprocess.run(["bash", str(recipe)], env=environment, capture_output=True, text=True, timeout=10)
+        assert done.returncode != 0
+        assert "KCOORD_STORE: name a directory that all nodes share" in done.stderr
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
