@@ -13,12 +13,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import kcoord
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
+from kcoord.telemetry.findings import findings_of
 from kcoord.telemetry.job_names import directory_name, job_of
+from kcoord.telemetry.report import page
+from kcoord.telemetry.span_files import Said
 from kcoord.telemetry.spans import Process, Span
 from kcoord.telemetry.trace import Row, Timeline, chrome_events, jobs, lanes, load_timeline
 from tests.conftest import PROGRAMS, Sandbox
@@ -54,7 +58,7 @@ def check(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
     assert trace["displayTimeUnit"] == "ms"
     for event in trace["traceEvents"]:
         assert isinstance(event["name"], str)
-        assert event["ph"] in ("X", "M")
+        assert event["ph"] in ("X", "M", "i")
         assert type(event["pid"]) is type(event["tid"]) is type(event["ts"]) is int
         assert isinstance(event["args"], dict)
         if event["ph"] == "M":
@@ -64,6 +68,9 @@ def check(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
             named[event["name"]].add(row)
             continue
         assert event["ts"] >= 0
+        if event["ph"] == "i":
+            assert (event["cat"], event["s"], event["tid"]) == ("agent", "p", 0), "of the whole node"
+            continue
         assert type(event["dur"]) is int
         assert event["dur"] >= 0
         assert event["cat"] in ("compile", "wait", "load", "fetch")
@@ -277,3 +284,37 @@ def test_a_domain_that_all_nodes_share_is_left_out_of_a_report(tmp_path: Path) -
     assert names("a.x.org", "a.y.org") == ["a.x.org", "a.y.org"]
     assert names("a", "b.x.org") == ["a", "b.x.org"]
     assert names(".x", "") == [".x", ""]
+
+
+def test_what_agents_said_is_in_the_time_line_and_so_is_that_one_ended_without_a_word(tmp_path: Path) -> None:
+    def agent(node: str, begins: float, *rest: Said) -> None:
+        path = save(tmp_path, "j", node, {0: [span("k", begins, 1.0)]}, f"{begins:g}")
+        said = [Said(1e9 + begins, node, f"agent {node}-{begins:g} began", "begins"), *rest]
+        path.write_bytes(path.read_bytes() + b"".join(each.record() for each in said))
+
+    agent("a", 1, Said(1e9 + 5, "a", "Redis cannot be used"), Said(1e9 + 9, "a", "agent a-1 was told to end", "ends"))
+    agent("a", 10)
+    agent("b", 2, Said(1e9 + 4, "b", "x" * 5000 + "<script>"))
+    agent("b", 20, Said(1e9 + 30, "b", "agent b-20 was told to end", "ends"))
+    timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
+    said = [(each.when - 1e9, each.node, each.text[:40]) for each in timeline.said]
+    assert [each for each in said if "began" not in each[2]] == [
+        (4.0, "b", "x" * 40),
+        (4.0, "b", "agent b-2 has not said that it ends: thi"),
+        (5.0, "a", "Redis cannot be used"),
+        (9.0, "a", "agent a-1 was told to end"),
+        (30.0, "b", "agent b-20 was told to end"),
+    ], "the second one of a may still be there"
+    check({"displayTimeUnit": "ms", "traceEvents": list(chrome_events(timeline))})
+    text = page(timeline, findings_of(timeline), [])
+    assert "What the agents said" in text
+    assert "Redis cannot be used" in text
+
+
+@pytest.mark.parametrize("said", [1, [], [1.0, "told"], ["x", "told", "y"], [1.0, "told", 5], [-1.0, "told", "y"]])
+def test_what_no_agent_would_say_is_a_problem_of_its_file_alone(tmp_path: Path, said: Any) -> None:
+    path = save(tmp_path, "j", "a", {0: [span("k", 1, 1.0)]})
+    document = {"pid": 0, "rank": None, "spans": [], "dropped": 0, "said": said}
+    path.write_bytes(path.read_bytes() + msgpack.packb(document))
+    timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
+    assert (len(timeline.rows), len(timeline.problems), timeline.said) == (1, 1, [])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.agent.protocol import Identity
-from kcoord.artifacts.publish import staging_name, store_error
+from kcoord.artifacts.publish import fault_of, staging_name, store_error
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
@@ -32,13 +32,14 @@ _SOON = 256 << 10  # bytes of a job that are written at once: ranks that end tog
 _SHARE_EVERY = 30.0  # seconds between two copies to the store
 _REST = 20  # a copy that took long is not repeated for so many times as long
 _MOST_SHARED = 64  # files of a job on this node
+_LATELY = 60.0  # seconds; what an agent said before a job's first report, and may be why the job is as it is
 _ROOM_FOR_DROPPED = 4096  # bytes at the end of a full file
 
 
 @dataclass
 class _Line:
     """One job's file. `size`: bytes of it that are whole; `pending`: what follows them, in memory. `dropped`: spans that neither
-    has; the file knows of `told` others.
+    has; the file knows of `told` others. `heard`: how much of what the agent said it has.
     """
 
     job: str
@@ -48,6 +49,7 @@ class _Line:
     dropped: int = 0
     told: int = 0
     unshared: bool = False
+    heard: int = 0
 
 
 class Timelines:
@@ -60,16 +62,19 @@ class Timelines:
         self._io, self._store_io = ThreadPoolExecutor(1, "timelines"), ThreadPoolExecutor(1, "timelines-store")
         self._saving: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
-        self._share_at = time.monotonic() + _SHARE_EVERY
+        self._share_at = 0.0  # at once: a node that vanishes then leaves a word of itself
+        self._began, self._listened = time.time(), 0
+        self._said: list[span_files.Said] = []
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._io.submit(span_files.forget_old, local_dir)
 
-    def add(self, who: Identity, message: Mapping[str, Any]) -> None:
-        """Keep what a client's report says of its spans; what is no span is left out, and counted."""
+    def add(self, who: Identity, message: Mapping[str, Any]) -> list[str]:
+        """Keep what a client's report says of its spans; what is no span is left out, and counted. Returns their keys."""
         wire, dropped = message.get("spans"), message.get("dropped")
         spans, refused = checked(wire)
         dropped = dropped if isinstance(dropped, int) and 0 < dropped <= span_files.MOST else 0
         self._append(who, spans, dropped + refused)
+        return [span.key for span in spans]
 
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:
         """The process `who` ended while it compiled `name`, which is ``backend:kernel``, for so long."""
@@ -105,7 +110,26 @@ class Timelines:
         self._opened += 1
         directory = span_files.roots(None, self._local_dir)[0] / directory_name(job)
         path = directory / f"{self._agent}-{self._opened}{span_files.SUFFIX}"
-        return _Line(job, bytearray(span_files.head(platform.node())), path)
+        self._listen()
+        first = self._saying(self._began, f"agent {self._agent} began", "begins").record()
+        lately = [said for said in self._said if said.when < time.time() - _LATELY]
+        return _Line(job, bytearray(span_files.head(platform.node()) + first), path, heard=len(lately))
+
+    def _saying(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.Said:
+        return span_files.Said(when, platform.node(), text, what)
+
+    def _listen(self) -> None:
+        """Pass on to each job's file what the agent has told since the last time."""
+        lines, self._listened = self._notices.since(self._listened)
+        self._said += [self._saying(time.time(), line) for line in lines]
+        for line in self._lines.values():
+            self._append_said(line, self._said[line.heard :])
+            line.heard = len(self._said)
+
+    def _append_said(self, line: _Line, said: list[span_files.Said]) -> None:
+        for record in (each.record() for each in said):
+            if line.size + len(line.pending) + len(record) <= span_files.LARGEST_FILE - _ROOM_FOR_DROPPED:
+                line.pending += record
 
     def _close_one(self) -> bool:
         """Forget the oldest job of which all is written, and copied. False: there is none."""
@@ -118,6 +142,7 @@ class Timelines:
 
     def pulse(self) -> None:
         """Begin to write what is pending, and to copy it to the store, unless that is under way or was done a moment ago."""
+        self._listen()
         for line in self._lines.values():
             if line.dropped >= max(1, line.told):  # a few times a job, however long spans are dropped
                 self._tell_dropped(line)
@@ -144,8 +169,10 @@ class Timelines:
     async def _finish(self) -> None:
         if self._saving is not None:
             await asyncio.wait({self._saving})
+        self._listen()
         for line in self._lines.values():
             self._tell_dropped(line)
+            self._append_said(line, [self._saying(time.time(), f"agent {self._agent} was told to end", "ends")])
         await self._save()
         if self._sharing is not None:
             await asyncio.wait({self._sharing})
@@ -210,10 +237,9 @@ class Timelines:
             others = sorted(mine.parent.glob(f"*{span_files.SUFFIX}"))
             for path in [mine, *(p for p in others if p != mine)][:_MOST_SHARED]:
                 self._copy_one(path, there)
-        except OSError as error:
-            self._notices.tell(
-                f"the time line stays on this node: {store_error(error, there)}", about="time line in the store"
-            )
+        except OSError as caught:
+            error = store_error(caught, there)
+            self._notices.tell(f"the time line stays on this node: {error}", about=fault_of(self._store, error))
             return False
         return True
 

@@ -146,6 +146,7 @@ def _facts(
         "divergences": [_divergence_facts(d) for d in divergences],
         "dropped": timeline.dropped,
         "problems": timeline.problems,
+        "said": [{"time": s.when, "node": s.node, "text": s.text} for s in timeline.said],
     }
 
 

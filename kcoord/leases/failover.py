@@ -3,7 +3,8 @@
 Losing the first service loses efficiency only. What this agent holds is made known to the service that takes over, by renewing it
 there at once; a key whose waiter was faster than its holder is compiled once more. A background probe finds out when the first is
 back, so that no claim ever waits for a dead server. It takes two answers in a row: after the first one every agent makes known in
-the service that is back what it holds, and after the second one uses it, so that coming back costs no compile.
+the service that is back what it holds, and takes there too what it takes from then on; after the second one it uses it, so that
+coming back costs no compile. Not guaranteed: an agent that finds it back later than another one uses it may still give two.
 """
 
 from __future__ import annotations
@@ -53,9 +54,24 @@ class Failover(LeaseService):
         return [{"service": self._first.name, "state": state, **counts, "why": self._why}, *self._second.breakers()]
 
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        was_open = self.open
         answer = await self._either(lambda s: s.acquire(key, token, holder, void=void))
+        if isinstance(answer, Won) and was_open and (self._returning or not self.open):
+            answer = await self._unless_the_first_knows(answer, key, token, holder, void)
         if isinstance(answer, Won):
             self._held[key, token] = None
+        return answer
+
+    async def _unless_the_first_knows(self, won: Won, key: str, token: str, holder: str, void: str | None) -> Answer:
+        """Agents come back one by one, and who was faster asks the first service already: so both must agree."""
+        try:
+            answer = await self._first.acquire(key, token, holder, void=void)
+        except LeaseUnavailable:
+            return won
+        if isinstance(answer, Won):
+            return won
+        with suppress(LeaseUnavailable):
+            await self._second.release(key, token)
         return answer
 
     async def renew(self, key: str, token: str) -> bool:

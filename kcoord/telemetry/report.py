@@ -47,7 +47,13 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergence
     script = resources.joinpath("report.js").read_text(encoding="utf-8")
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    tables = (_slowest(found, keys), _misses(misses, keys), _duplicates(found, keys), _failures(found, keys))
+    tables = (
+        _slowest(found, keys),
+        _misses(misses, keys),
+        _duplicates(found, keys),
+        _failures(found, keys),
+        _said(timeline),
+    )
     sections = (_divergences(divergences, keys), *tables)
     data, left_out = drawing(timeline, found)
     job = plain_text(timeline.job)
@@ -337,6 +343,22 @@ def _failures(found: Findings, keys: dict[int, int]) -> str:
         return ""
     shown = table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
     return f"<section><h2>Failed or lost</h2>{shown}</section>"
+
+
+def _said(timeline: Timeline) -> str:
+    """Nothing if there is only that each node's one agent began and ended."""
+    said = timeline.said
+    begun = Counter(each.node for each in said if each.what == "begins")
+    if max(begun.values(), default=0) < 2 and not any(each.what == "told" for each in said):
+        return ""
+    rows = [
+        (time.strftime("%H:%M:%S", time.gmtime(each.when)), escape(each.node), escape(each.text))
+        for each in said[:_MOST_ROWS]
+    ]
+    more = f'<p class="quiet">and {len(said) - _MOST_ROWS:,} more</p>' if len(said) > _MOST_ROWS else ""
+    about = "Each node's agent, by its own clock (UTC); a line is told once, however often it happens."
+    shown = table(("when", "node", "what"), rows)
+    return f'<section><h2>What the agents said</h2><p class="quiet">{about}</p>{shown}{more}</section>'
 
 
 def _button(kernel: Kernel, keys: dict[int, int]) -> str:

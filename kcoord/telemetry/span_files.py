@@ -1,7 +1,8 @@
 """Where spans lie: one file for each agent and job, which only its agent appends to.
 
 ``<local_dir>/traces/<job>/<agent>.spans`` is the node's own; ``<store>/v1/traces/<job>/`` has copies of all nodes'. A file is a
-line that names its format, a msgpack map about its node, and then a map for each report of a process. What a killed writer left
+line that names its format, a msgpack map about its node, and then a map for each report of a process, or each line of the agent
+itself (`Said`), which a reader that does not know them takes for an empty report. What a killed writer left
 torn at the end is not read, nor is anything that is not what it should be: files are as little trusted as frames.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
@@ -23,6 +24,7 @@ LARGEST_FILE = 8 << 20  # bytes; some 100,000 spans
 SUFFIX = ".spans"
 _FORMAT = b"kcoord-spans-1\n"
 _KEPT = 7 * 86400.0  # seconds
+_LONGEST_LINE = 500  # characters
 MOST = 1 << 40  # of anything that is counted
 
 
@@ -66,6 +68,25 @@ def forget_old(local_dir: Path) -> None:
                 path.parent.rmdir()  # unless it holds another's
 
 
+Moment = Literal["told", "begins", "ends"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A line of an agent about itself: what it told its log, at most a second ago, or that it begins or ends. `when` is in Unix
+    seconds by its node's clock."""
+
+    when: float
+    node: str
+    text: str
+    what: Moment = "told"
+
+    def record(self) -> bytes:
+        """To append to its node's file."""
+        said = [self.when, self.what, self.text[:_LONGEST_LINE]]
+        return _packed({"pid": 0, "rank": None, "spans": [], "dropped": 0, "said": said})
+
+
 @dataclass
 class SpanFile:
     """What one file says. `dropped` spans are missing from it; `problem` says why the rest of it could not be read."""
@@ -74,6 +95,7 @@ class SpanFile:
     reports: list[tuple[Process, list[Span]]] = field(default_factory=list)
     dropped: int = 0
     problem: str = ""
+    said: list[Said] = field(default_factory=list)
 
 
 def read(path: Path) -> SpanFile:
@@ -104,8 +126,21 @@ def _add_report(found: SpanFile, document: Any) -> None:
     wire = _of(document, "spans", list)
     spans, refused = checked(wire, len(wire))  # a file's own bound holds them
     found.dropped += dropped + refused
+    if document.get("said") is not None:
+        found.said.append(_said(found.node, document["said"]))
     if spans:
         found.reports.append((Process(found.node, pid, rank), spans))
+
+
+def _said(node: str, wire: Any) -> Said:
+    """Raises ValueError."""
+    if not isinstance(wire, list) or len(wire) < 3:
+        raise ValueError("'said' must be a list of three values")
+    when, what, text = wire[:3]
+    if isinstance(when, bool) or not isinstance(when, (int, float)) or not 0 <= when <= MOST:
+        raise ValueError("'said' must begin with a time")
+    known: Moment = what if what in ("begins", "ends") else "told"
+    return Said(float(when), node, plain_text(text, _LONGEST_LINE), known)
 
 
 def _documents(body: bytes) -> Iterator[Any]:

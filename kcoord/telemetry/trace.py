@@ -20,6 +20,7 @@ from kcoord.errors import KcoordError
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.job_names import directory_name, job_of
+from kcoord.telemetry.span_files import Said, SpanFile
 from kcoord.telemetry.spans import Process, Span, plain_text
 
 _TOLERANCE = 1e-6  # seconds: what a float of today's Unix time cannot tell apart
@@ -58,6 +59,8 @@ class Timeline:
     rows: list[Row] = field(default_factory=list)
     dropped: int = 0
     problems: list[str] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    """What the agents said of themselves, in the order of time."""
 
     @property
     def begin(self) -> float:
@@ -90,7 +93,8 @@ class Timeline:
         if len({node.partition(".")[2] for node in short}) != 1 or "" in short.values():
             return self  # of one domain no two have the same first part
         rows = [Row(replace(row.process, node=short[row.process.node]), row.spans) for row in self.rows]
-        return Timeline(self.job, rows, self.dropped, self.problems)
+        said = [replace(s, node=short.get(s.node, s.node)) for s in self.said]
+        return Timeline(self.job, rows, self.dropped, self.problems, said)
 
     def title(self, process: Process) -> str:
         """The row's name: with the pid if the rank has had several processes."""
@@ -112,7 +116,7 @@ def jobs(settings: Settings) -> list[JobSeen]:
     """
     updated: dict[str, float] = {}
     names: dict[str, set[str]] = defaultdict(set)
-    for root in span_files.roots(settings.store, settings.local_dir):
+    for root in span_files.roots(settings.store_root, settings.local_dir):
         for directory in _listed(root):
             job = job_of(directory)
             try:
@@ -147,6 +151,7 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     """
     timeline = Timeline(job)
     by_process: dict[Process, list[Span]] = defaultdict(list)
+    agents: list[SpanFile] = []
     files = _files(settings, job, since, timeline.problems)
     for path in files:
         name = plain_text(str(path), _LONGEST_PATH)
@@ -158,14 +163,34 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
         if found.problem:
             timeline.problems.append(f"{name}: {found.problem}")
         timeline.dropped += found.dropped
+        agents.append(found)
         for process, spans in found.reports:
             by_process[process] += spans if not since else [s for s in spans if s.begin >= since]
+    timeline.said = [said for said in _said(agents) if said.when >= since]
     timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items() if s])
     if not timeline.rows and not timeline.problems:
         if since:
             raise KcoordError(f"job {job!r} has left nothing in that time: ask for more --hours")
         raise KcoordError(_nothing(settings, job, bool(files)))
     return timeline
+
+
+def _said(files: list[SpanFile]) -> list[Said]:
+    """In the order of time; and of an agent that was followed by another one of its node, that it did not say that it ends."""
+    found = [said for file in files for said in file.said]
+    began: dict[str, float] = {}  # when a node's last agent did
+    for said in found:
+        if said.what == "begins":
+            began[said.node] = max(said.when, began.get(said.node, 0.0))
+    for file in files:
+        first = next((said for said in file.said if said.what == "begins"), None)
+        if first is None or first.when == began[first.node] or any(said.what == "ends" for said in file.said):
+            continue
+        last = max([*(s.end for _, spans in file.reports for s in spans), *(said.when for said in file.said)])
+        agent = first.text.removesuffix(" began")
+        text = f"{agent} has not said that it ends: this is the last that is known of it, and its node has another one"
+        found.append(Said(last, first.node, text))
+    return sorted(found, key=lambda said: said.when)
 
 
 def _nothing(settings: Settings, job: str, begun: bool) -> str:
@@ -186,7 +211,7 @@ def _files(settings: Settings, job: str, since: float, problems: list[str]) -> l
     or after that is removed.
     """
     found: dict[str, tuple[int, Path]] = {}
-    for root in span_files.roots(settings.store, settings.local_dir):
+    for root in span_files.roots(settings.store_root, settings.local_dir):
         try:
             there = _listed(root / directory_name(job))
         except KcoordError as error:
@@ -270,6 +295,11 @@ def chrome_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             yield _metadata("thread_sort_index", pid, thread, sort_index=thread)
             for span, (start, end) in zip(spans, _microseconds(spans, begin), strict=True):
                 yield _complete(span, row.process, start, end, pid, thread)
+    for said in timeline.said:
+        if said.node in numbers:
+            when = max(0, int((said.when - begin) * 1e6))
+            event = {"ph": "i", "s": "p", "name": said.text, "cat": "agent", "ts": when}
+            yield {**event, "pid": numbers[said.node], "tid": 0, "args": {}}
 
 
 def write_chrome(timeline: Timeline, write: Any) -> int:

@@ -349,6 +349,35 @@ def test_who_finds_redis_back_first_leaves_time_for_the_others_to_make_their_lea
     bounded(scenario())
 
 
+def test_while_agents_come_back_to_redis_one_by_one_they_give_no_key_to_two(
+    shared_redis: RedisServer, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(shared_redis.url, store, []) as one, chain_at(shared_redis.url, store, []) as other:
+            for service, period in ((one, 0.05), (other, 1.0)):
+                monkeypatch.setattr(failover, "_PROBE_EVERY", period)
+                service._trip(LeaseUnavailable("its cable was pulled, and is back"))
+                await asyncio.sleep(0)  # its probe begins
+            deadline = time.monotonic() + BOUND
+            while one.open or not other._returning:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            here, there = some_key(), some_key()
+            assert isinstance(await one.acquire(here, "a", "host-a"), Won)
+            assert isinstance(await other.acquire(here, "b", "host-b"), Wait)
+            assert isinstance(await other.acquire(there, "b", "host-b"), Won)
+            assert isinstance(await one.acquire(there, "a", "host-a"), Wait)
+            assert other.open, "what was to be shown came too late"
+            assert there in markers(store), "others may still look there"
+            assert here not in markers(store), "what the other one has been refused it does not keep"
+            await one.ready(here, "a", "m")
+            assert await other.acquire(here, "b", "host-b") == Ready("m")
+            await other.ready(there, "b", "m")
+            assert await one.acquire(there, "a", "host-a") == Ready("m")
+
+    bounded(scenario())
+
+
 @pytest.mark.usefixtures("soon")
 def test_a_waiter_follows_from_redis_to_the_files_and_back(redis_server: RedisServer, store: Path) -> None:
     async def scenario() -> None:
