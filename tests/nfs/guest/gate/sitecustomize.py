@@ -1,0 +1,44 @@
+"""Python loads this first in the processes of a test on NFS: a gate before `rename`, and a clock that is wrong.
+
+While ``hold`` exists in ``$NFS_GATE``, a thread that is about to rename into the store's objects says so in ``held``, and waits:
+so the server can be disturbed in the middle of a publish. ``tried-<digest>`` tells that a rename began. ``$NFS_CLOCK``: seconds
+by which `time.time` is wrong.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_gate = os.environ.get("NFS_GATE")
+_wrong = float(os.environ.get("NFS_CLOCK", "0"))
+
+
+def _hold(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "os.rename" or "/objects/" not in os.fsdecode(arguments[1]):
+        return
+    assert _gate is not None
+    source, target = Path(os.fsdecode(arguments[0])), Path(os.fsdecode(arguments[1]))
+    hold = Path(_gate, "hold")
+    if hold.exists():
+        for known in (
+            source,
+            source.parent,
+            target.parent,
+        ):  # then only the rename itself has to be asked of the server
+            os.access(known, os.W_OK | os.X_OK)
+        Path(_gate, "held").touch()
+    while hold.exists():
+        time.sleep(0.002)
+    Path(_gate, f"tried-{target.name}").touch()
+
+
+if _gate:
+    Path(_gate).mkdir(parents=True, exist_ok=True)
+    sys.addaudithook(_hold)
+
+if _wrong:
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + _wrong
+    time.time_ns = lambda: right_ns() + int(_wrong * 1e9)
