@@ -29,11 +29,14 @@ class Sentinels:
     @classmethod
     def of(cls, url: str) -> Sentinels | None:
         """None if the URL is not of sentinels. Raises ValueError, with nothing in it that may be secret."""
-        parts = urlsplit(url)
-        scheme, _, kind = parts.scheme.partition("+")
-        if kind != "sentinel":
+        whole, separator, rest = url.partition("://")
+        scheme, _, kind = whole.lower().partition("+")
+        if kind != "sentinel" or not separator:
             return None
-        credentials, at, hosts = parts.netloc.rpartition("@")
+        place = re.match(r"[^/?#]*", rest)
+        assert place is not None  # it matches nothing, too
+        credentials, at, hosts = place[0].rpartition("@")
+        parts = urlsplit("//hosts" + rest[place.end() :])  # `urlsplit` knows no list of hosts
         service, _, db = parts.path.lstrip("/").partition("/")
         if not service:
             raise ValueError("it names no service: redis+sentinel://host:26379,host:26379/service/0")
@@ -53,6 +56,8 @@ class Sentinels:
 
 def parse_redis_url(value: str) -> str:
     """`value`, if a client can be made from it. Raises ValueError, with nothing in it that may be secret."""
+    if Sentinels.of(value) is not None:
+        return value
     try:
         parts = urlsplit(value)
     except ValueError:  # its text may hold a part of the password
@@ -62,7 +67,7 @@ def parse_redis_url(value: str) -> str:
             "it must look like redis://[user:password@]host:port/0, rediss://…, unix:///path "
             "or redis+sentinel://host:port,host:port/service"
         )
-    if parts.scheme != "unix" and Sentinels.of(value) is None:
+    if parts.scheme != "unix":
         _address(parts.netloc.rpartition("@")[2])
     return value
 

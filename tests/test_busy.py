@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,11 +61,15 @@ def test_ranks_of_a_node_that_pass_over_a_key_cost_one_command_together(cluster:
     leader = cluster.one.client()
     lead = cluster.one.claim(leader, "k")
     assert isinstance(lead, Lead)
+    first, *others = cluster.clients()
+    assert hurried(cluster.two, first, "k") is BUSY  # its agent tries Redis first
     before, begun = cluster.commands(), time.monotonic()
-    for client in cluster.clients():
+    for client in others:
         assert hurried(cluster.two, client, "k") is BUSY
     after, took = cluster.commands(), time.monotonic() - begun
-    assert after["evalsha"] - before["evalsha"] <= 1 + took // 2.0, "one, and another one every two seconds"
+    assert after["evalsha"] - before["evalsha"] <= took // 2.0 + (took > 1), (
+        "one for all, and another one every two seconds"
+    )
     assert after.get("subscribe", 0) == before.get("subscribe", 0), "nobody waits, so nobody listens"
     leader.give_up(lead, key_of("k"))
 
@@ -101,15 +106,20 @@ def test_who_does_not_stay_has_asked_once_and_holds_nothing() -> None:
         service = RedisLeases(url, "test", ttl=30.0, limit=60.0, failure_ttl=30.0)
         try:
             assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+            subscribed = subscriptions(server)
             seen: list[Wait] = []
             answer = await await_turn(service, "k", "b", "host-b", stays=lambda wait: bool(seen.append(wait)))
             assert answer is None
             assert [wait.holder for wait in seen] == ["host-a"]
+            assert subscriptions(server) == subscribed
             await service.release("k", "a")
             assert isinstance(await service.acquire("k", "c", "host-c"), Won), "nothing stands in the next one's way"
         finally:
             await service.close()
 
+    def subscriptions(server: RedisServer) -> list[bytes]:
+        """What the server counts of them; the service makes one when it tries the server first."""
+        return re.findall(rb"cmdstat_subscribe:calls=\d+", server.command("INFO", "commandstats"))
+
     with RedisServer() as server:
         asyncio.run(asyncio.wait_for(scenario(server.url), 30))
-        assert b"cmdstat_subscribe" not in server.command("INFO", "commandstats")

@@ -689,3 +689,13 @@ def test_what_is_published_is_nobody_s_stall() -> None:
     flights, token = led_by_a(B)
     flights.landing(KEY, token)
     assert flights.stalled(KEY, token, 5.0) == []
+
+
+def test_a_new_leader_is_not_hedged_for_the_slowness_of_the_one_before() -> None:
+    flights = slow_flight()
+    flight = flights.get(KEY)
+    assert flight is not None
+    flights.stalled(KEY, flight.token, SLOW + 1)
+    assert flights.hedge_answered(KEY, 1, True, SLOW + 2) == [EndHedge(KEY, 1)]
+    assert flights.tick(2 * SLOW + 0.9) == []
+    assert flights.tick(2 * SLOW + 1) == [AskHedge(KEY, 1)]

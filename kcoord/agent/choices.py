@@ -49,6 +49,8 @@ class Choices:
         turn = self._turns.setdefault(digest, asyncio.Lock())
         async with turn:
             try:
+                if offered is not None:
+                    choices.check(offered[0])
                 found = await self._decided(digest, offered)
                 if found is None:
                     return {"op": "none"}

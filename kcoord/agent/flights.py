@@ -270,6 +270,8 @@ class Flights:
         if flight is None or flight.serial != serial or not flight.hedge_asked:
             return [EndHedge(key, serial)] if won else []
         flight.hedge_asked = False
+        if now < flight.hedge_due:  # another leads since we asked
+            return [EndHedge(key, serial)] if won else []
         flight.hedge_due = now + flight.hedge_after if flight.is_led else math.inf
         hedge = self._next_hedge(flight)
         if not won:

@@ -90,20 +90,26 @@ def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
 
 def lives(pid: int, since: float = 0.0) -> bool:
     """Whether there is a process `pid`, and it is not known to be younger than `since` seconds."""
+    if not _exists(pid):
+        return False
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        state, started = fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return _exists(pid)  # hidden from us, or it has ended this very moment
+    if state in (b"Z", b"X"):
+        return False
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started + _SLACK >= since
+
+
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass  # another user's
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        state, started = fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return True  # hidden from us
-    if state in (b"Z", b"X"):
-        return False
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started + _SLACK >= since
+    return True
 
 
 def touched(directory: Path) -> float:
