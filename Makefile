@@ -1,11 +1,11 @@
-# make setup | demo | test | lint | bench
+# make setup | demo | test | lint | bench | docs
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo test test-tritons test-redis-py lint format bench clean
+.PHONY: setup demo test test-tritons test-redis-py chaos nfs lint format bench docs clean
 
 setup: .venv/ready
 
@@ -31,7 +31,15 @@ test-tritons: setup
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).
 test-redis-py: setup
 	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==5.0.1
-	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/leases tests/test_redis_faults.py
+	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/leases tests/faults/test_redis.py tests/faults/test_redis_values.py tests/faults/test_partitions.py
+
+# Faults at random, for SECONDS; SEED decides which, and ROUND plays one of its rounds alone.
+chaos: setup
+	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(MODES),--modes $(MODES)) $(if $(JSON),--json $(JSON))
+
+# On a real NFS server; what a rig is: docs/development.md. Without one they are skipped.
+nfs: setup
+	NFS_RESULTS=benchmarks/results/nfs.md $(BIN)/pytest tests/nfs
 
 lint: setup
 	$(BIN)/ruff check .
@@ -44,6 +52,12 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# The site, in build/site. settings.md and cli.md are written from the code.
+docs: setup
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build dist .demo *.egg-info

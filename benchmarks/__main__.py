@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import cold_start, cpu_only, footprint, liger, live_key, takeover, warm_hit
+from benchmarks import (
+    cluster_proof,
+    cold_start,
+    cpu_only,
+    footprint,
+    liger,
+    live_key,
+    many_artifacts,
+    takeover,
+    warm_hit,
+)
 from benchmarks.cluster import table as cluster
 from benchmarks.result import Result
 
@@ -20,6 +30,8 @@ _ON_REQUEST = {
     "liger": liger.run,  # needs GPUs
     "cluster": cluster.run,  # takes minutes
     "cpu_only": cpu_only.run,  # so does this
+    "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
+    "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces
 }
 
 

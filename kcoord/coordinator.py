@@ -34,7 +34,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.metrics import Counters
+from kcoord.telemetry.metrics import Counters, by_backend
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class Coordinator:
                 return artifact
             note = "what had been published was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
-            lead = answer
+            lead, note = answer, "who had begun it was slow" if answer.hedges else ""
             account.waited("lead", key, counters, begun, took)
         elif isinstance(answer, agent.Failed):
             failed, note = answer, f"it had failed on {answer.where}"
@@ -222,7 +222,7 @@ class Coordinator:
         handle = self._memory.get(key.digest, device)
         if handle is None:
             return ABSENT
-        self.counters.add(requests=1, memory_hits=1)
+        self.counters.add(requests=1, memory_hits=1, **{by_backend("memory_hits", key.backend): 1})
         return None if handle is _NONE else handle
 
     def serve(
@@ -326,7 +326,12 @@ class Coordinator:
         under_way = self._under_way()
         under_way.add(compilation.key.digest)
         try:
-            compile(compilation.staging)
+            try:
+                compile(compilation.staging)
+            except OSError as error:
+                if not compilation.moves(error):
+                    raise
+                compile(compilation.staging)
             return compilation.publish(strict=True)
         except Exception:
             compilation.fail(traceback.format_exc())

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from kcoord.errors import SettingsError
+from kcoord.redis_url import parse_redis_url, without_password
+from kcoord.units import parse_bytes
 
 PROTOCOL_VERSION = 1
 _LONGEST_SOCKET_PATH = 100  # sockaddr_un holds 108 bytes; leave room for a lock file's suffix
+_DEFAULT_NAMESPACE = "default"
+SECRETS = ("redis_url", "signing_key", "signing_key_file")
+"""The agent's alone: launchers keep them from the ranks."""
 LONGEST_JOB = 200  # characters of a job's name
-_REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 def _path(value: str) -> Path:
@@ -48,6 +50,20 @@ def _seconds(value: str) -> float:
     return seconds
 
 
+def _seconds_or_never(value: str) -> float:
+    return 0.0 if value.strip() in ("0", "0.0") else _seconds(value)
+
+
+def _factor(value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = -1.0
+    if factor != 0 and not 1 <= factor < 1e6:
+        raise ValueError("it must be a number of at least 1, such as 4, or 0")
+    return factor
+
+
 def _count(value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ValueError("it must be a whole number of at least 1")
@@ -68,20 +84,9 @@ def _switch(value: str) -> bool:
     raise ValueError("it must be 1 or 0")
 
 
-def _redis_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        scheme, host, _ = parts.scheme, parts.hostname, parts.port
-    except ValueError:  # its text may hold a part of the password
-        raise ValueError("it cannot be parsed: in a password, write / ? # @ : as %2F %3F %23 %40 %3A") from None
-    if scheme not in _REDIS_SCHEMES:
-        raise ValueError("it must look like redis://[user:password@]host:port/0, rediss://… or unix:///path")
-    if scheme != "unix" and not host:
-        raise ValueError("it names no host")
-    return value
-
-
 def _namespace(value: str) -> str:
+    if value.startswith("."):
+        raise ValueError("it must not begin with '.'")
     if not value or len(value) > 64 or not all(c.isalnum() or c in "-_." for c in value):
         raise ValueError("it must be 1 to 64 letters, digits, '-', '_' or '.'")
     return value
@@ -93,11 +98,38 @@ def _job(value: str) -> str:
     return value
 
 
+def _listening(value: str) -> str:
+    """``host:port``, of a port alone this node's own address. Raises ValueError."""
+    host, colon, port = value.strip().rpartition(":")
+    host = host if colon else "127.0.0.1"
+    if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError("it must be a port, as 9464, or host:port, as 0.0.0.0:9464 for all of this node's addresses")
+    return f"{host}:{int(port)}"
+
+
+def _log_format(value: str) -> str:
+    if value.lower() not in ("text", "json"):
+        raise ValueError("it must be text or json")
+    return value.lower()
+
+
 def profile_name(value: str) -> str:
     """`value`, if a profile may have this name, which is a directory's name too. Raises ValueError."""
-    if value.startswith("."):
-        raise ValueError("it must not begin with '.'")
     return _namespace(value)
+
+
+TRUST = ("require", "warn", "off")
+
+
+def _trust(value: str) -> str:
+    if value not in TRUST:
+        raise ValueError("it must be require, warn or off")
+    return value
+
+
+def _secret(value: str) -> str:
+    """Any: `kcoord.artifacts.signing` reads it, in the agent alone."""
+    return value
 
 
 def default_local_dir() -> Path:
@@ -123,17 +155,35 @@ class Settings:
         default_local_dir, _path, "directory", "The node's own copies, on local disk. "
         "Default: kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
-        None, _redis_url, "URL", "Redis that elects one compiler across nodes; credentials and rediss:// "
-        "included (a flag shows in the process list: prefer the variable). "
-        "Unset: each node elects its own.", repr=False)  # fmt: skip
+        None, parse_redis_url, "URL", "Redis that elects one compiler across nodes; credentials, rediss:// and "
+        "redis+sentinel:// included (a flag shows in the process list: prefer the variable). "
+        "Unset: lease files in the store do, or each node elects its own.", repr=False)  # fmt: skip
     socket: Path | None = _setting(
         None, _socket, "file", "The agent's Unix socket. Default: made from the other settings, in the "
         "local directory.")  # fmt: skip
-    namespace: str = _setting("default", _namespace, "name", "Keeps teams that share one Redis apart.")
+    namespace: str = _setting(
+        _DEFAULT_NAMESPACE, _namespace, "name", "Keeps teams that share one Redis and one store apart: another than "
+        "`default` has its own store, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
+    trust: str | None = _setting(
+        None, _trust, "policy", "What to do with artifacts and profiles in the store that no key of ours has signed: require "
+        "(compile instead), warn (say so once) or off. Default: require with a signing key, off without.")  # fmt: skip
+    signing_key_file: Path | None = _setting(
+        None, _path, "file", "Keys that sign and verify what is in the store, for the agent alone: lines of a key id and a "
+        "secret, as hex or base64; the first signs, all verify. Only its owner may read it.")  # fmt: skip
+    signing_key: str | None = _setting(
+        None, _secret, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
+        repr=False)  # fmt: skip
     lease_ttl: float = _setting(
         15.0, _seconds, "seconds", "A lease that is not renewed for this long is free again. "
         "It is renewed every third of it.")  # fmt: skip
     lease_limit: float = _setting(900.0, _seconds, "seconds", "One compile may hold its lease for at most this long.")
+    stall: float = _setting(
+        60.0, _seconds_or_never, "seconds", "A compile whose processes have not used the CPU for this long is led by another "
+        "rank. 0: never.")  # fmt: skip
+    hedge: float = _setting(
+        4.0, _factor, "factor", "When a compile takes this many times what its kernel took before, one more rank is let go "
+        "ahead. 0: never.")  # fmt: skip
+    hedge_after: float = _setting(10.0, _seconds, "seconds", "No compile is taken for slow before this long.")
     max_wait: float = _setting(
         300.0, _seconds, "seconds", "A rank that waited this long for another rank's compile compiles "
         "for itself. Keep it below the process group's time-out.")  # fmt: skip
@@ -160,6 +210,17 @@ class Settings:
     ahead: int = _setting(
         8, _whole, "count", "Processes of a node, at most, that compile upcoming keys of the profile while ranks wait: no "
         "more than there are idle cores, and 4 GiB of free memory for each. 0: none.")  # fmt: skip
+    metrics: str | None = _setting(
+        None, _listening, "host:port", "Where the agent serves its metrics to Prometheus, at /metrics. A port alone: to this "
+        "host only; 0.0.0.0:PORT in a pod. Unset: nowhere.")  # fmt: skip
+    log_format: str = _setting(
+        "text", _log_format, "text or json", "How the agent logs: lines for people, or one JSON object a line.")  # fmt: skip
+    store_max_size: int | None = _setting(
+        None, parse_bytes, "size", "What the artifacts in the store may take, such as 50GiB: now and then an agent "
+        "removes what was used longest ago. Unset: no bound.")  # fmt: skip
+    local_max_size: int | None = _setting(
+        None, parse_bytes, "size", "The same of this node's own copies; what was used within a day stays. "
+        "Unset: no bound.")  # fmt: skip
     disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
 
     @classmethod
@@ -186,7 +247,7 @@ class Settings:
             try:
                 values[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
-                shown = _without_password(text) if spec.name == "redis_url" else repr(text)
+                shown = without_password(text) if spec.name == "redis_url" else repr(text)
                 raise SettingsError(f"{source}={shown}: {error}") from None
         settings = cls(**values)
         if settings.lease_limit < settings.lease_ttl:
@@ -195,6 +256,13 @@ class Settings:
                 "raise the limit or lower the TTL"
             )
         return settings
+
+    @property
+    def store_root(self) -> Path | None:
+        """The root of this namespace's store: `store` itself for the default one, a directory below it for another."""
+        if self.store is None or self.namespace == _DEFAULT_NAMESPACE:
+            return self.store
+        return self.store / "namespaces" / self.namespace
 
     @property
     def fingerprint(self) -> str:
@@ -214,24 +282,15 @@ class Settings:
         return Path("/tmp", f"kcoord-{os.getuid()}", inside.name)  # TMPDIR is too long as well
 
     def redacted(self) -> dict[str, Any]:
-        """All values as JSON-able data, without the Redis password."""
+        """All values as JSON-able data, without the Redis password and the signing key's secret."""
         shown = {f.name: getattr(self, f.name) for f in fields(self)}
-        shown["redis_url"] = _without_password(self.redis_url) if self.redis_url else None
+        key_id, colon, _ = (self.signing_key or "").partition(":")
+        shown["signing_key"] = f"{key_id}:***" if colon else None
+        shown["redis_url"] = without_password(self.redis_url) if self.redis_url else None
         return {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()}
 
 
 FIELDS = fields(Settings)
-
-
-def _without_password(url: str) -> str:
-    """One line without credentials. `url` may be malformed: a password with an unescaped slash, no scheme at all."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        scheme, rest = "", url
-    if "@" in rest:
-        rest = "***@" + rest.rpartition("@")[2]
-    shown = scheme + separator + re.sub(r"(?i)\b(username|password)=[^&]*", r"\1=***", rest)
-    return shown if shown.isprintable() else repr(shown)
 
 
 def variable(name: str) -> str:

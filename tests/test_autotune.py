@@ -7,7 +7,6 @@ import copy
 import importlib.util
 import itertools
 import json
-import os
 import pickle
 import shutil
 import signal
@@ -31,6 +30,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from tests.agents import Node
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.faults.interpose import Interposer, build, find_compiler
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -344,23 +344,24 @@ def test_a_store_that_cannot_be_written_leaves_the_choice_on_its_node(sandbox: S
         (store / "v1" / "staging").write_text("in the way, also of root")
     first = said(ranks[0])
     assert first["launched"] == 128
-    assert "choices of autotuning stay on this node" in first["stderr"]
+    assert "artifacts stay on this node" in first["stderr"]
     assert tune(sandbox, 32, KCOORD_STORE=str(store))["choice"] == 128
     (kept,) = choices(sandbox.local)
     assert kept.path == node_decided(sandbox.local, kept.key.digest), "it is not taken for the store's"
 
 
-def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox: Sandbox) -> None:
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler: apt install gcc")
+def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox: Sandbox, tmp_path: Path) -> None:
     tune(sandbox, 128, node="elsewhere")
     (chosen,) = choices(sandbox.root / "elsewhere")
     store = sandbox.root / "store"
-    final = store / "v1" / "objects" / chosen.key.digest[:2] / chosen.key.digest
-    final.mkdir(parents=True)
-    os.mkfifo(final / "manifest.msgpack")  # whoever opens it waits, as for a server that is gone
-    report = tune(sandbox, 32, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1")
+    interposer = Interposer(build(tmp_path), tmp_path)
+    interposer.stall("open", below=store / "v1" / "objects" / chosen.key.digest[:2], seconds=30)
+    report = tune(sandbox, 32, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
     assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
     assert "has not answered for 1 s" in report["stderr"]
-    assert tune(sandbox, 64, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1")["choice"] == 32, "the node agrees"
+    again = tune(sandbox, 64, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
+    assert again["choice"] == 32, "the node agrees"
 
 
 def test_a_torn_choice_in_the_store_is_set_aside_and_made_again(sandbox: Sandbox) -> None:

@@ -17,7 +17,7 @@ from kcoord.agent.client import AgentClient, Alone, Lead, Ready
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.agents import Node, in_thread, key_of, stage, until
+from tests.agents import SOON, Node, end_agent, in_thread, key_of, stage, until
 from tests.conftest import Sandbox
 
 THREADS = 16
@@ -314,3 +314,49 @@ def test_a_client_that_was_never_used_holds_nothing_and_starts_nothing() -> None
         AgentClient(Settings.from_environ({}, local_dir=str(node.directory)), Notices()).close()
         assert node.agent_pids() == []
         assert sorted(p.name for p in node.directory.iterdir()) == ["started.log"]
+
+
+def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Node(spawn="0", agent_timeout="20") as node:
+        first = node.start()
+        client = node.client()
+        lead = node.claim(client, "a")
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+        end_agent(first.pid)
+        client.close()
+        looked: list[float] = []
+        look = client_module.spawn.find_or_start
+        monkeypatch.setattr(client_module.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        begun = in_thread(lambda: node.claim(client, "b"))
+        until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
+        node.start()
+        lead = begun.result(SOON)
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+
+
+def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    look = client_module.spawn.find_or_start
+    with Node(spawn="0", agent_timeout="2") as node:
+        first = node.start()
+        client = node.client()
+        lead = node.claim(client, "a")
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+        end_agent(first.pid)
+        node.path.unlink()
+        client.close()
+        monkeypatch.setattr(client_module.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        assert isinstance(node.claim(client, "b"), Alone)
+        assert len(looked) > 5, "it looked for two seconds"
+        looked.clear()
+        client._dead_until = 0.0
+        assert isinstance(node.claim(client, "c"), Alone)
+        assert len(looked) == 1
+
+
+def test_who_has_never_met_an_agent_waits_for_none() -> None:
+    with Node(spawn="0", agent_timeout="30") as node:
+        assert isinstance(node.claim(node.client(), "a"), Alone)

@@ -264,10 +264,10 @@ def test_a_part_that_is_replaced_while_it_is_read_is_looked_for_again(
     first = save_part(home(settings), [recipe(1)])
     read = profile_module._read_part
 
-    def replaced_first(path: Path, notices: Notices) -> Any:
+    def replaced_first(path: Path, *rest: Any) -> Any:
         if path == first:
             save_part(home(settings), [recipe(1), recipe(2)], earlier=first)
-        return read(path, notices)
+        return read(path, *rest)
 
     monkeypatch.setattr(profile_module, "_read_part", replaced_first)
     assert {r.digest for r in load_profile(settings, "p")} == {recipe(1).digest, recipe(2).digest}

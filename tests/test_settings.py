@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.errors import SettingsError
+from kcoord.redis_url import Sentinels
 from kcoord.settings import FIELDS, Settings, variable
 
 SECRET = "tr0ub4dor"
@@ -85,6 +86,12 @@ def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str
         f"{SECRET}@host",
         f"redis://host:x/0?password={SECRET}",
         f"redis://host:x/0?db=0&PASSWORD={SECRET}",
+        f"redis+sentinel://user:{SECRET}@host:x,host/service",
+        f"redis+sentinel://user:{SECRET}@host,host:70000/service",
+        f"redis+sentinel://user:{SECRET}@host,/service",
+        f"redis+sentinel://user:{SECRET}@host",
+        f"redis+sentinel://user:{SECRET}@host/service/db?sentinel_password={SECRET}",
+        f"redis+cluster://user:{SECRET}@host",
     ],
 )
 def test_a_refusal_never_shows_the_password(url: str) -> None:
@@ -100,6 +107,8 @@ def test_a_refusal_never_shows_the_password(url: str) -> None:
         f"redis://host/0?password={SECRET}",
         f"unix://user:{SECRET}@/run/redis.sock?db=1",
         f"unix:///run/redis.sock?db=1&password={SECRET}",
+        f"redis+sentinel://user:{SECRET}@host:1,[::1],host/service/0?sentinel_password={SECRET}&sentinel_username={SECRET}",
+        f"rediss+sentinel://:{SECRET}@host/service",
     ],
 )
 def test_what_is_shown_of_the_settings_has_no_password(url: str) -> None:
@@ -199,3 +208,13 @@ def test_settings_are_frozen() -> None:
 def test_a_setting_that_does_not_exist_is_an_error_and_not_ignored() -> None:
     with pytest.raises(SettingsError, match="no setting 'stor'"):
         Settings.from_environ({}, stor="/shared")
+
+
+def test_the_url_of_sentinels_says_who_they_are_and_what_they_watch() -> None:
+    url = "rediss+sentinel://user:p%2Fw@one,[::1]:7,two:8/my-service/2?ssl_ca_certs=/ca.pem&sentinel_password=s%26s"
+    found = Sentinels.of(url)
+    assert found is not None
+    assert found.addresses == (("one", 26379), ("::1", 7), ("two", 8))
+    assert (found.service, found.username, found.password) == ("my-service", None, "s&s")
+    assert found.options == "rediss://user:p%2Fw@master/2?ssl_ca_certs=%2Fca.pem"
+    assert Sentinels.of("redis://host:6379/0") is None

@@ -6,22 +6,32 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
-import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kcoord.agent.processes import ProcessWatch
 from kcoord.agent.server import Agent
+from kcoord.agent.shared_store import opened
 from kcoord.agent.spawn import agent_lock, identity_of, unlink_own
+from kcoord.agent.statistics import Share
+from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import SettingsError, StoreError
+from kcoord.errors import SettingsError
 from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.settings import Settings
+from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices
+
+if TYPE_CHECKING:
+    from kcoord.agent.exporter import Exporter
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,95 +46,113 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s" if args.daemon else "%(message)s", level=logging.WARNING)
     try:
         settings = Settings.from_environ()
+        Trust.of(settings)
     except SettingsError as error:
         print(f"kcoord: {error}", file=sys.stderr)
         return 2
     listener = socket.socket(fileno=args.fd)
     code = asyncio.run(run_agent(settings, listener, daemon=args.daemon, parent=args.parent))
     logging.shutdown()
-    sys.stderr.flush()
+    with suppress(OSError):  # the disk that holds its log is full
+        sys.stderr.flush()
     os._exit(code)  # a thread that hangs in a dead NFS server must not hold us up
 
 
 async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool = False, parent: int = 0) -> int:
-    """Serve `listener` until SIGTERM, SIGINT, the end of `parent`, or (as a daemon) idleness."""
+    """Serve `listener` until SIGTERM, SIGINT, the end of `parent` and of other launchers, or (as a daemon) idleness.
+
+    Raises `SettingsError` if signatures are required and the keys cannot be used.
+    """
+    _allow_many_files()
+    json_log.use(settings.log_format)
     notices = Notices()
-    store = await _open_store(settings, notices)
+    exporter, store_kind = _exporter(settings, notices)
+    root, trust = settings.store_root, Trust.of(settings)
+    store = store_kind(root, trust, notices.tell) if root is not None else None
+    if store is not None:
+        # the rank that started us waits for its first answer, as long as its patience allows
+        await opened(store, settings.agent_timeout / 3, notices)
     leases, share = _lease_service(settings, store, notices)
-    agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share)
+    agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share,
+                  owned=parent > 0, exporter=exporter)  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
+    orphaned = asyncio.Event()
+
+    def end_with_parent() -> None:
+        orphaned.set()
+        if not agent.hand_over():
+            agent.stop()
+
     if parent:
-        watch = ProcessWatch(parent, agent.stop)
+        watch = ProcessWatch(parent, end_with_parent)
         if not watch.works:
-            asyncio.ensure_future(_poll_parent(parent, agent))  # noqa: RUF006 - lives as long as the loop
+            asyncio.ensure_future(_poll_parent(parent, end_with_parent))  # noqa: RUF006 - lives as long as the loop
     path = Path(listener.getsockname())
     identity = identity_of(path)
     await agent.serve(listener)
-    if daemon:
-        with agent_lock(path, settings.agent_timeout):
+    # else the socket's name is our supervisor's, who may start the next agent on it
+    if daemon or orphaned.is_set() or agent.launchers.handed_over:
+        with suppress(OSError), agent_lock(path, settings.agent_timeout):  # its directory may be gone
             unlink_own(path, identity)
     return 0
 
 
-async def _poll_parent(parent: int, agent: Agent) -> None:
+def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, type[Store]]:
+    """What serves the metrics, if anything does, and the kind of store that counts for it."""
+    if settings.metrics is None:
+        return None, Store
+    from kcoord.agent.exporter import Exporter
+    from kcoord.agent.meter import metered_store
+
+    exporter = Exporter(settings.metrics, notices)
+    exporter.begin()
+    return exporter, metered_store(exporter.tally)
+
+
+def _allow_many_files() -> None:
+    """A client is a descriptor, or two; a rank's soft limit, which we may have inherited, is often 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # "unlimited" may be more than the kernel allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _poll_parent(parent: int, ended: Callable[[], None]) -> None:
     while Path(f"/proc/{parent}").exists():
         await asyncio.sleep(1.0)
-    agent.stop()
+    ended()
 
 
-async def _open_store(settings: Settings, notices: Notices) -> Store | None:
-    """The store, or None with a notice: a job trains on without it."""
-    if settings.store is None:
-        return None
-    store, loop = Store(settings.store), asyncio.get_running_loop()
-    opened: asyncio.Future[None] = loop.create_future()
-
-    def attempt() -> None:
-        try:
-            store.open()
-        except StoreError as error:
-            loop.call_soon_threadsafe(_settle, opened, error)
-        else:
-            loop.call_soon_threadsafe(_settle, opened, None)
-
-    threading.Thread(target=attempt, daemon=True).start()  # a dead NFS server holds it for ever: nobody joins it
-    try:
-        await asyncio.wait_for(opened, settings.agent_timeout)
-    except (StoreError, asyncio.TimeoutError) as error:
-        why = str(error) or f"{settings.store}: it does not answer"
-        notices.tell(f"the store cannot be used: {why}; artifacts stay on this node")
-        return None
-    return store
-
-
-def _settle(opened: asyncio.Future[None], error: StoreError | None) -> None:
-    if opened.done():
-        return
-    if error is None:
-        opened.set_result(None)
-    else:
-        opened.set_exception(error)
-
-
-def _lease_service(settings: Settings, store: Store | None, notices: Notices):  # type: ignore[no-untyped-def]
-    here: LeaseService = LocalLeases(settings.lease_ttl, settings.lease_limit, settings.failure_ttl)
-    if settings.redis_url is None:
-        return here, None
+def _lease_service(settings: Settings, store: Store | None, notices: Notices) -> tuple[LeaseService, Share | None]:
+    """Redis, and while it is away lease files in the store, and while these cannot be used this node alone; of these, what is
+    set. With Redis, also where its agents add up a job's statistics."""
+    ttl, limit, failure_ttl = settings.lease_ttl, settings.lease_limit, settings.failure_ttl
+    alone = LocalLeases(ttl, limit, failure_ttl)
     if store is None:
-        notices.tell(
-            "KCOORD_REDIS_URL is set but there is no store that artifacts could travel through: "
-            "set KCOORD_STORE to a shared directory; until then each node coordinates itself"
-        )
-        return here, None
+        if settings.redis_url is not None:
+            notices.tell(
+                "KCOORD_REDIS_URL is set but there is no store that artifacts could travel through: "
+                "set KCOORD_STORE to a shared directory; until then each node coordinates itself"
+            )
+        return alone, None
+    from kcoord.leases.files import FileLeases
+
+    files = FileLeases(store.root, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
+    without_redis = Failover(files, alone, notices.tell)
+    if settings.redis_url is None:
+        return without_redis, None
     from kcoord.leases.redis import RedisLeases
 
-    there = RedisLeases(
-        settings.redis_url, f"kcoord:{settings.namespace}",
-        ttl=settings.lease_ttl, limit=settings.lease_limit, failure_ttl=settings.failure_ttl,
-    )  # fmt: skip
-    return Failover(there, here, notices.tell), there.add_up
+    try:
+        redis = RedisLeases(
+            settings.redis_url, f"kcoord:{settings.namespace}", tell=notices.tell,
+            ttl=ttl, limit=limit, failure_ttl=failure_ttl,
+        )  # fmt: skip
+    except SettingsError as error:
+        notices.tell(f"Redis cannot be used: {error}")
+        return without_redis, None
+    return Failover(redis, without_redis, notices.tell), redis.add_up
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ The disk work has a thread of its own, which a store that hangs holds for ever: 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcoord.artifacts.publish import fault_of
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
@@ -35,8 +38,8 @@ class _Profile:
 class Profiles:
     """What this agent's ranks record. Losing any of it harms no job: no method raises for a disk's sake."""
 
-    def __init__(self, store: Path | None, local_dir: Path, notices: Notices) -> None:
-        self._roots, self._notices = roots(store, local_dir), notices
+    def __init__(self, store: Path | None, local_dir: Path, notices: Notices, trust: Trust = OFF) -> None:
+        self._roots, self._notices, self._trust = roots(store, local_dir), notices, trust
         self._profiles: dict[str, _Profile] = {}
         self._io = ThreadPoolExecutor(1, "profiles")
         self._saving: asyncio.Task[None] | None = None
@@ -62,6 +65,39 @@ class Profiles:
             elif add(profile.recipes, recipe):
                 profile.size += recipe.size if fresh else 0
                 profile.unsaved = True
+
+    async def recorded(self, name: str) -> list[Recipe]:
+        """What earlier jobs recorded under `name`, as far as it can be read. Takes as long as the store does."""
+        read = functools.partial(self._read, name)
+        return await asyncio.get_running_loop().run_in_executor(self._io, read)
+
+    async def bring(self, name: str, patience: float) -> dict[str, Any]:
+        """The answer to `profile`. Where signatures are required, the profile is on this node then, as far as it verifies and the
+        store answered within `patience` seconds: `checked` says that ranks are to read it there, and not in the store.
+
+        Raises `ProtocolError` if no profile can have that name.
+        """
+        try:
+            profile_name(name)
+        except ValueError as error:
+            raise ProtocolError(f"no profile can be called {name[:80]!r}: {error}") from error
+        if self._trust.required and len(self._roots) > 1:
+            await asyncio.wait(
+                {asyncio.get_running_loop().run_in_executor(self._io, self._copy, name)}, timeout=patience
+            )
+        return {"op": "profile", "checked": self._trust.required}
+
+    def _copy(self, name: str) -> None:
+        recipes = self._read(name)
+        if recipes:
+            try:
+                save_part(self._roots[-1] / name, recipes)
+            except StoreError as error:
+                self._notices.tell(f"a profile is not kept there: {error}", about=f"profiles in {self._roots[-1]}")
+
+    def _checked_by(self, root: Path) -> Trust:
+        """What is this node's alone needs no signature."""
+        return self._trust if root != self._roots[-1] else OFF
 
     def pulse(self) -> None:
         """Begin to write what is unsaved, unless that is under way or was done a moment ago."""
@@ -104,13 +140,18 @@ class Profiles:
         now = time.monotonic()
         self._rest_until = now + max(_EVERY, _SHARE * (now - begun))
 
+    def _read(self, name: str) -> list[Recipe]:
+        found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
+        return list(merge(recipe for recipes in found for recipe in recipes).values())
+
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
         """Where they can be written: what the store refuses stays on this node, and goes there with a later part."""
         *_, here = self._roots
         for root in self._roots:
             try:
                 whole = merge([*recipes, *parts(here / name, self._notices)]) if root != here else merge(recipes)
-                return save_part(root / name, whole.values(), earlier)
+                return save_part(root / name, whole.values(), earlier, self._checked_by(root))
             except StoreError as error:
-                self._notices.tell(f"a profile is not kept there: {error}", about=f"profiles in {root}")
+                about = fault_of(root.parent.parent, error) if root != here else f"profiles in {root}"
+                self._notices.tell(f"a profile is not kept there: {error}", about=about)
         return None

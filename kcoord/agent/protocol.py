@@ -10,6 +10,7 @@ hold `told`: new notices for the user.
 from __future__ import annotations
 
 import os
+import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import msgpack
 
 from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.ranks import ranks_of
 from kcoord.settings import PROTOCOL_VERSION
 
 LARGEST_FRAME = 4 << 20
@@ -78,7 +80,7 @@ class Identity:
     def from_hello(cls, message: Mapping[str, Any]) -> Identity:
         if message.get("op") != "hello" or message.get("protocol") != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"the peer speaks protocol {message.get('protocol')!r}, this agent {PROTOCOL_VERSION}: "
+                f"the peer speaks protocol {reprlib.repr(message.get('protocol'))}, this agent {PROTOCOL_VERSION}: "
                 "use one version of kcoord on a node"
             )
         return cls(
@@ -90,26 +92,9 @@ class Identity:
 
     @classmethod
     def here(cls, job: str | None, environ: Mapping[str, str] = os.environ) -> Identity:
-        """This process, as torchrun, Slurm, Open MPI or PMI numbered it."""
-        return cls(
-            os.getpid(),
-            _number(environ, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-            _number(
-                environ,
-                "LOCAL_RANK",
-                "SLURM_LOCALID",
-                "OMPI_COMM_WORLD_LOCAL_RANK",
-                "MPI_LOCALRANKID",
-            ),
-            job or environ.get("SLURM_JOB_ID") or "default",
-        )
-
-
-def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    for name in names:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return None
+        """This process, as torchrun, Slurm, Open MPI, MPICH or PMIx numbered it."""
+        ranks = ranks_of(environ)
+        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or "default")
 
 
 def field(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

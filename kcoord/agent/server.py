@@ -7,32 +7,49 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import platform
 import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kcoord
+from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.errands import Errands
-from kcoord.agent.flights import Action, Flights
+from kcoord.agent.expectations import Expectations
+from kcoord.agent.flights import Flights
+from kcoord.agent.keeper import Keeper
+from kcoord.agent.launchers import Launchers
 from kcoord.agent.ledger import Ledger
+from kcoord.agent.meter import MeteredConnections, vitals
+from kcoord.agent.needs import Needs
 from kcoord.agent.permits import Permits
 from kcoord.agent.profiles import Profiles
 from kcoord.agent.protocol import HEARTBEAT, optional
 from kcoord.agent.protocol import field as take
+from kcoord.agent.spawn import log_to_file
+from kcoord.agent.stalls import StallWatch
 from kcoord.agent.statistics import Share, Statistics
+from kcoord.agent.subject import subject
+from kcoord.agent.sweeper import Sweeper
 from kcoord.agent.timelines import Timelines
+from kcoord.artifacts.choices import store_decided
+from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ProtocolError
 from kcoord.leases.base import LeaseService
 from kcoord.settings import Settings
+from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices, log
+
+if TYPE_CHECKING:
+    from kcoord.agent.exporter import Exporter
 
 _DRAIN = 10.0  # seconds that publishes get when the agent is told to stop, and what is written after them
 
@@ -43,7 +60,8 @@ Handler = Callable[[Connection, int, dict[str, Any]], None]
 class Agent:
     """Serves one listening socket until it is stopped, or, as a daemon, until it has been idle for long enough.
 
-    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody looks at.
+    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody looks at. `owned`: a launcher
+    started it, and it ends with that one and the others that it serves.
     """
 
     def __init__(
@@ -56,30 +74,46 @@ class Agent:
         daemon: bool = False,
         tells_clients: bool = True,
         share: Share | None = None,
+        owned: bool = False,
+        exporter: Exporter | None = None,
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
-        self._connections = Connections(self.id, notices, tells_clients, self._request, self._gone)
+        connections = functools.partial(MeteredConnections, exporter.tally) if exporter is not None else Connections
+        self._connections = connections(self.id, notices, tells_clients, self._request, self._gone)
         flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
+        self._expectations = Expectations(settings.hedge, settings.hedge_after)
         self._errands = Errands(
             leases, store, flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
+            learn=self._expectations.learn,
         )  # fmt: skip
         root = store.root if store else None
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
+        self._sweeper = Sweeper(root, settings.local_dir)
         self._claims = Claims(
-            self._connections, flights, self._errands, notices, settings.max_wait, self._timelines.lost
-        )
+            self._connections, flights, self._errands, notices, settings.max_wait, self._timelines.lost,
+            self._expectations, self._sweeper,
+        )  # fmt: skip
+        self._stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
         self._choices = Choices(self._errands, settings.local_dir, settings.agent_timeout, notices)
-        self._profiles = Profiles(root, settings.local_dir, notices)
+        self._profiles = Profiles(root, settings.local_dir, notices, store.trust if store else OFF)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
+        self._needs = Needs(root, settings.local_dir, settings.profile, notices)
+        self._keeper = Keeper(root, settings, leases, self.id, notices)
         self._permits = Permits(settings.ahead)
+        self._exporter, self._vitals = exporter, functools.partial(
+            vitals, self.id, settings.namespace, self._connections, flights, self._claims, self._errands, leases, notices,
+            has_store=store is not None,
+        )  # fmt: skip
+        self._note_vitals()
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
+        self.launchers = Launchers(owned, self.stop)
         # a claim that waits hears from us well within the time after which it takes us for dead
         self._beat = min(HEARTBEAT, settings.agent_timeout / 3)
         self._answers: dict[str, Handler] = {
-            "claim": self._claims.claim,
+            "claim": self._claim,
             "publish": self._claims.publish,
             "fail": self._claims.fail,
             "give_up": self._claims.give_up,
@@ -87,46 +121,78 @@ class Agent:
             "offer": self._offer,
             "record": self._record,
             "report": self._report,
+            "profile": self._profile,
             "permit": self._permit,
             "status": self._status,
             "stats": self._stats,
             "stop": self._stop,
+            "attend": self._attend,
+            "leave": self._leave,
+            "hand_over": self._hand_over,
         }
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def hand_over(self) -> bool:
+        """Its owner ends. Whether there are other launchers to go on for."""
+        stays = self.launchers.owner_leaves()
+        if stays:
+            log_to_file(self._settings.socket_path)
+            self._connections.tells_clients = True
+        return stays
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
         server = await self._connections.listen(listener)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
+        learning = asyncio.create_task(self._learn())
         try:
             await self._stopping.wait()
         finally:
             server.close()
             pulse.cancel()
-            await self._connections.drain(_DRAIN)
+            learning.cancel()
+            await self._connections.end(_DRAIN)
             await asyncio.gather(
-                self._errands.drain(_DRAIN), self._profiles.drain(_DRAIN), self._timelines.drain(_DRAIN)
+                self._errands.drain(_DRAIN),
+                self._profiles.drain(_DRAIN),
+                self._timelines.drain(_DRAIN),
+                self._needs.drain(_DRAIN),
+                self._keeper.drain(_DRAIN),
             )
             await self._statistics.drain(_DRAIN)
-            self._connections.close()
+            self._sweeper.close()
             await self._leases.close()
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(self._beat)
             self._claims.tick()
+            self._stalls.pulse(time.monotonic())
             self._connections.beat()
             self._statistics.pulse()
             self._profiles.pulse()
+            self._needs.pulse()
             self._timelines.pulse()
+            self._sweeper.pulse()
+            self._keeper.pulse()
             self._permits.look()
+            self._note_vitals()
             if self._connections or self._errands.busy:
                 self._last_used = time.monotonic()
             elif self._daemon and time.monotonic() - self._last_used > self._settings.idle_timeout:
                 self.stop()
+
+    def _note_vitals(self) -> None:
+        if self._exporter is not None:
+            self._exporter.vitals = self._vitals()
+
+    async def _learn(self) -> None:
+        """What the job's profile says of its compiles."""
+        if self._settings.profile is not None:
+            self._expectations.learn_all(await self._profiles.recorded(self._settings.profile))
 
     def _pulse_ended(self, pulse: asyncio.Task[None]) -> None:
         """An agent without a pulse is taken for dead, slowly: better it ends, and the next one is started."""
@@ -141,6 +207,7 @@ class Agent:
     def _gone(self, connection: Connection) -> None:
         self._last_used = time.monotonic()
         self._permits.gone(connection.id)
+        self.launchers.gone(connection.id)
         self._claims.gone(connection)
 
     # Requests, and who answers them.
@@ -149,10 +216,22 @@ class Agent:
         request, op = take(message, "id", int), take(message, "op", str)
         if op not in self._answers:
             raise ProtocolError(f"there is no request {op[:80]!r}")
-        self._answers[op](connection, request, message)
+        if self._settings.log_format == "json":
+            with json_log.about(**subject(connection.who, message)):
+                self._answers[op](connection, request, message)
+        else:
+            self._answers[op](connection, request, message)
+
+    def _claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self._claims.claim(connection, request, message)
+        self._needs.note(message["digest"], message["home"])
+        self._keeper.used([message["digest"]])
 
     def _lookup(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._later(connection, request, self._choices.lookup(message))
+        digest = message["digest"]
+        self._needs.note(digest, str(store_decided(self._settings.local_dir, digest)))
+        self._keeper.used([digest])
 
     def _offer(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         who = connection.who
@@ -162,9 +241,13 @@ class Agent:
         self._profiles.add(take(message, "profile", str), take(message, "recipes", list))
         self._connections.send(connection, {"op": "done", "id": request})
 
+    def _profile(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        answer = self._profiles.bring(take(message, "profile", str), self._settings.agent_timeout / 2)
+        self._later(connection, request, answer)
+
     def _report(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._statistics.add(connection.who.job, take(message, "counters", dict))
-        self._timelines.add(connection.who, message)
+        self._keeper.used(self._timelines.add(connection.who, message))
         self._connections.send(connection, {"op": "done", "id": request})
 
     def _permit(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
@@ -181,6 +264,18 @@ class Agent:
         self._connections.send(connection, {"op": "done", "id": request})
         self.stop()
 
+    def _attend(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self.launchers.attend(connection.id)
+        self._connections.send(connection, {"op": "done", "id": request})
+
+    def _leave(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        last = self.launchers.is_last(connection.id)
+        ends = os.getpid() if last and self.launchers.handed_over else 0
+        self._connections.send(connection, {"op": "left", "id": request, "last": last, "ends": ends})
+
+    def _hand_over(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self._connections.send(connection, {"op": "done", "id": request, "stays": self.hand_over()})
+
     def _later(self, connection: Connection, request: int, answer: Awaitable[dict[str, Any]]) -> None:
         async def send() -> None:
             self._connections.send(connection, {"id": request, **await answer})
@@ -195,8 +290,12 @@ class Agent:
             "version": kcoord.__version__,
             "started": self._started,
             "coordinates": self._leases.name,
+            "breaker": self._leases.breakers(),
             "clients": len(self._connections),
             "settings": self._settings.redacted(),
             "notices": self._notices.since(0)[0],
             "flights": self._claims.status(),
+            "hedges": self._claims.hedged,
+            "stalls": self._claims.stalled_ones,
+            "metrics": self._exporter.bound if self._exporter is not None else None,
         }

@@ -7,6 +7,7 @@ A *home* is an artifact's directory, ``<root>/<name>``; beside the homes lie ``<
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -15,11 +16,13 @@ from pathlib import Path
 
 from kcoord.artifacts.manifest import (
     HOME_PLACEHOLDER,
+    LARGEST_MANIFEST,
     MANIFEST_NAME,
     Manifest,
     Origin,
     check_content,
     home_token,
+    largest_at_home,
     portable,
 )
 from kcoord.artifacts.publish import (
@@ -31,7 +34,8 @@ from kcoord.artifacts.publish import (
     store_error,
     write_files,
 )
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.artifacts.reading import read_plain
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.keys.cache_key import CacheKey
 
 
@@ -65,36 +69,58 @@ def make_private(directory: Path) -> None:
 
 
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
-    """The artifact at `home`, every byte of it checked; None if there is none.
+    """The artifact at `home`, every byte of it checked; None if there is none. What does not verify is read once more, afresh.
 
-    Raises `ArtifactInvalid` if what is there is torn, altered, or (with `digest`) another key's.
+    Raises `ArtifactInvalid` if what is there is torn, altered, or (with `digest`) another key's; `ArtifactUnreadable` if this
+    process cannot tell.
     """
+    try:
+        return _open(home, digest, afresh=False)
+    except ArtifactInvalid:
+        return _open(home, digest, afresh=True)
+
+
+def _open(home: Path, digest: str | None, *, afresh: bool) -> Artifact | None:
     root = os.fspath(home)
     try:
-        encoded = _read(f"{root}/{MANIFEST_NAME}")
+        encoded = read_plain(f"{root}/{MANIFEST_NAME}", LARGEST_MANIFEST, afresh=afresh)
     except (FileNotFoundError, NotADirectoryError):
         return None  # whatever is there a moment later: it is published by one rename, and whole from its first moment
     except OSError as error:
-        raise ArtifactInvalid(f"{home} cannot be read: {error}") from error
+        raise _unreadable(home, error) from error
     try:
+        if os.path.islink(root):  # noqa: PTH114
+            raise ArtifactInvalid(f"{home} is a symbolic link")
         manifest = Manifest.decode(encoded)
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
-            check_content(entry, portable(entry, _read(f"{root}/{entry.name}"), home))
+            if "/" in entry.name:
+                _check_way(root, entry.name)
+            most = largest_at_home(entry, home)
+            check_content(entry, portable(entry, read_plain(f"{root}/{entry.name}", most, afresh=afresh), home))
     except (FileNotFoundError, NotADirectoryError) as error:
         if (home / MANIFEST_NAME).exists():
             raise ArtifactInvalid(f"{home} lacks {error.filename}") from error
         return None
     except OSError as error:
-        raise ArtifactInvalid(f"{home} cannot be read: {error}") from error
+        raise _unreadable(home, error) from error
     return Artifact(home, manifest)
 
 
-def _read(path: str) -> bytes:
-    """A plain path and an unbuffered read: a warm start passes here for every file."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        return file.readall()
+def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
+    """A disk that cannot read it will not for others; that this process has too many files open says nothing of it."""
+    of_the_disk = error.errno in (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR)
+    return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
+
+
+def _check_way(root: str, name: str) -> None:
+    """Raises `ArtifactInvalid` if a directory on the way to a file is a symbolic link."""
+    way = root
+    for part in name.split("/")[:-1]:
+        way = f"{way}/{part}"
+        if os.path.islink(way):  # noqa: PTH114
+            raise ArtifactInvalid(f"{way} is a symbolic link")
 
 
 def is_whole(home: Path, digest: str, targets: tuple[str, ...] = ()) -> bool:
@@ -106,14 +132,38 @@ def is_whole(home: Path, digest: str, targets: tuple[str, ...] = ()) -> bool:
     return artifact is not None and (not targets or artifact.manifest.targets in ((), targets))
 
 
-def new_staging(home: Path) -> Path:
-    """A fresh, private directory from which `home` can be published by a rename. Raises `StoreError`."""
+def new_staging(home: Path, room: int = 0) -> Path:
+    """A fresh, private directory from which `home` can be published by a rename, with so many bytes free. Raises `StoreError`."""
     staging = home.parent / ".kcoord" / "staging" / staging_name()
     try:
         staging.mkdir(mode=0o700, parents=True)
+        if room and not _has_room(staging, room):
+            staging.rmdir()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise store_error(error, staging.parent) from error
     return staging
+
+
+def takes_files(staging: Path, room: int) -> bool:
+    """Whether `staging` is there, and its disk takes a file, and so many bytes: tried, since a quota is not to be seen."""
+    probe = staging.with_name(f"{staging.name}.probe")
+    try:
+        if not staging.is_dir() or not _has_room(staging, room):
+            return False
+        try:
+            probe.write_bytes(os.urandom(64 << 10))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _has_room(directory: Path, room: int) -> bool:
+    """Raises OSError."""
+    disk = os.statvfs(directory)
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= room  # some file systems do not say
 
 
 def quarantine_of(home: Path) -> Path:
@@ -224,9 +274,10 @@ def read_contents(artifact: Artifact) -> dict[str, bytes]:
     contents = {}
     for entry in artifact.manifest.files:
         try:
-            content = portable(entry, (artifact.path / entry.name).read_bytes(), artifact.path)
+            content = read_plain(artifact.path / entry.name, largest_at_home(entry, artifact.path))
         except OSError as error:
-            raise ArtifactInvalid(f"{artifact.path} cannot be read: {error}") from error
+            raise ArtifactUnreadable(f"{artifact.path} cannot be read: {error}") from error
+        content = portable(entry, content, artifact.path)
         check_content(entry, content)
         contents[entry.name] = content
     return contents

@@ -14,7 +14,9 @@ A directory rename replaces an *empty* directory, so never make one at a final n
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import hashlib
 import os
 import shutil
@@ -42,11 +44,18 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "its path is too long: use a shorter one",
 }
 
+_WRONG = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # the path is: nobody mends that while the job runs
+
 
 def store_error(error: OSError, where: Path) -> StoreError:
     """`error` as one line that names the path and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-    return StoreError(f"{where}: {remedy}")
+    return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG)
+
+
+def fault_of(root: Path, error: StoreError) -> str:
+    """What a notice about `error` is about: equal for all that one fault of one disk does, whichever file it hits."""
+    return f"{root}: {error.remedy}"
 
 
 def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
@@ -108,30 +117,56 @@ def write_files(directory: Path, contents: dict[str, bytes], *, durable: bool) -
 
 
 def sync_directory(directory: Path) -> None:
+    """Some file systems cannot do that with a directory, and need not."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
+
+
+def refresh_names(directory: Path) -> None:
+    """Make an NFS client that cached a name of `directory` as missing look again: opening it does, `stat` does not.
+
+    Raises OSError, FileNotFoundError too if `directory` itself is cached as missing.
+    """
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _make(directory: Path) -> None:
+    """`mkdir`, never of its parents: where a mount has vanished they would be made on the disk below.
+
+    An NFS client that cached the new name as missing looks again.
+    """
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):  # made it is
+        os.utime(directory.parent)
 
 
 def rename_into_place(
     staging: Path,
     final: Path,
     manifest_name: str,
-    is_valid: Callable[[Path], bool],
+    is_valid: Callable[[Path], bool | None],
     quarantine: Path,
     *,
     durable: bool,
 ) -> bool:
-    """Publish `staging` at `final`. True: ours is there. False: another writer's valid one is.
+    """Publish `staging` at `final`, whose parent's parent exists. True: ours is there. False: another writer's valid one is.
 
-    `is_valid` judges another writer's; one that fails is moved into `quarantine`. A loser's staging directory is
-    removed. Not guaranteed: that the winner is still there when this returns. Raises `StoreError`.
+    `is_valid` judges another writer's; one that fails is moved into `quarantine`, one that is gone by then (None) is not. A
+    loser's staging directory is removed. Not guaranteed: that the winner is still there when this returns. Raises `StoreError`.
     """
+    why = "another's artifact comes and goes there: does something clean this directory?"
     try:
         token = (staging / manifest_name).read_bytes()  # names its writer and moment: nobody else has its like
-        final.parent.mkdir(parents=True, exist_ok=True)
+        _make(final.parent)
         if durable:
             sync_directory(staging)
         for _ in range(3):
@@ -139,15 +174,19 @@ def rename_into_place(
             if won:
                 if durable:
                     sync_directory(final.parent)
-                os.utime(final.parent)  # an NFS client that cached "missing" looks again
+                with contextlib.suppress(OSError):  # published it is
+                    os.utime(final.parent)  # an NFS client that cached "missing" looks again
                 return True
-            if is_valid(final):
+            valid = is_valid(final)
+            if valid:
                 shutil.rmtree(staging, ignore_errors=True)
                 return False
-            set_aside(final, quarantine)
+            if valid is not None:
+                why = "three invalid artifacts in a row were found there: check who writes to the directory"
+                set_aside(final, quarantine)
     except OSError as error:
         raise store_error(error, final) from error
-    raise StoreError(f"{final}: three invalid artifacts in a row were found there: check who writes to the directory")
+    raise StoreError(f"{final}: {why}", why)
 
 
 def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> bool:
@@ -156,6 +195,8 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
+        if error.errno == errno.ENOTDIR and final.parent.is_dir():
+            return False  # a file or a symbolic link is there, and no artifact
         if error.errno == errno.ENOENT and _holds(final / manifest_name, token):
             return True
         raise
@@ -179,5 +220,24 @@ def set_aside(path: Path, quarantine: Path) -> None:
 
 
 def staging_name() -> str:
-    """A name for a staging directory that tells whose it is and that nobody else has."""
-    return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    """A name for a staging directory that tells whose it is and that nobody else has: ``<host>-<pid>-<token>``.
+
+    The token begins with `place`: hosts, and containers of one host, may have one name, and then the same pids.
+    """
+    return f"{os.uname().nodename}-{os.getpid()}-{place()}{uuid.uuid4().hex[:12]}"
+
+
+def place() -> str:
+    """Eight hex digits for this boot of this kernel and this pid namespace; within it a pid names one process at a time."""
+    return _place(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _place(pid: int) -> str:
+    """`pid` is our own: a forked child may be in another namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return uuid.uuid4().hex[:8]  # nobody else's: not to be judged by its pid
+    return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:8]

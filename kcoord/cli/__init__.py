@@ -10,7 +10,11 @@ import click
 import kcoord
 from kcoord.errors import KcoordError, SettingsError
 
-_COMMANDS = ("agent", "doctor", "exec", "explain", "ls", "report", "stats", "status", "trace", "warmup")
+_COMMANDS = (
+    "agent", "doctor", "exec", "explain", "export", "gc", "import", "ls", "report",
+    "stats", "status", "trace", "verify", "warmup",
+)  # fmt: skip
+_MODULES = {"import": "import_bundle"}  # no module can have that name
 
 
 class _Lazy(click.Group):
@@ -22,7 +26,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"kcoord.cli.{name}").command
+        command: click.Command = import_module(f"kcoord.cli.{_MODULES.get(name, name)}").command
         return command
 
 

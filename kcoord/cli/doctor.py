@@ -19,12 +19,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import kcoord
+from kcoord.artifacts.access import doubts
 from kcoord.artifacts.local import make_private
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.publish import seal, staging_name, write_files
+from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
-from kcoord.errors import KcoordError, LeaseUnavailable
+from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 
@@ -112,18 +114,38 @@ def _store(settings: Settings) -> Iterator[Finding]:
         remedy = "set KCOORD_STORE to a shared directory if the job has several nodes, or to keep kernels for later"
         yield Finding("store", "ok", "none: artifacts stay on this node", remedy)
         return
-    store = Store(settings.store)
     try:
+        store = Store(settings.store_root or settings.store, Trust.of(settings))
         uuid = store.open()
         started = time.perf_counter()
         _publish_and_fetch(store)
         took = (time.perf_counter() - started) * 1000
+        doubted = doubts(store.root)
+    except OSError as error:
+        yield Finding("store", "fail", f"{settings.store}: {error.strerror}", "look at its server and its mount")
+        return
     except KcoordError as error:
         yield Finding("store", "fail", str(error), "see the finding; without a store the job trains on, uncached")
         return
     kind = _file_system(settings.store)
-    yield Finding("store", "ok", f"{settings.store} ({kind}, {uuid[:8]}): published and fetched in {took:.0f} ms")
+    yield Finding("store", "ok", f"{store.root} ({kind}, {uuid[:8]}): published and fetched in {took:.0f} ms")
+    for doubt in doubted:
+        yield Finding("store", "warn", f"{doubt.path}: {doubt.finding}", doubt.remedy)
     yield from _directory("store", settings.store)
+
+
+def _trust(settings: Settings) -> Iterator[Finding]:
+    try:
+        trust = Trust.of(settings)
+    except SettingsError as error:
+        yield Finding("trust", "fail", str(error), "see the finding; an agent with these settings does not start")
+        return
+    if trust.keys:
+        first, *others = trust.keys
+        more = f"; {', '.join(others)} verify, too" if others else ""
+        yield Finding("trust", "ok", f"{trust.policy}: the key {first} signs{more}")
+    else:
+        yield Finding("trust", "ok", f"{trust.policy}: nothing in the store is signed by us")
 
 
 def _publish_and_fetch(store: Store) -> None:
@@ -165,16 +187,18 @@ def _file_system(path: Path) -> str:
 
 def _redis(settings: Settings) -> Iterator[Finding]:
     if settings.redis_url is None:
-        yield Finding(
-            "Redis", "ok", "none: each node elects its own compiler", "set KCOORD_REDIS_URL for several nodes"
-        )
+        if settings.store is None:
+            found = "none, and no store: each node elects its own compiler"
+        else:
+            found = "none: lease files in the store elect one compiler; other nodes hear of it within 2 s"
+        yield Finding("Redis", "ok", found, "set KCOORD_REDIS_URL for several nodes")
         return
     if settings.store is None:
         remedy = "set KCOORD_STORE to a directory that all nodes share"
         yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
     try:
         version, took = asyncio.run(_try_redis(settings))
-    except LeaseUnavailable as error:
+    except (LeaseUnavailable, SettingsError) as error:
         yield Finding("Redis", "fail", str(error), "check KCOORD_REDIS_URL, the server, its password and its ACL")
         return
     yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
@@ -192,6 +216,7 @@ async def _try_redis(settings: Settings) -> tuple[str, float]:
     )  # fmt: skip
     try:
         version = await leases.server_version()
+        await leases.ping()
         key, started = f"doctor-{staging_name()}", time.perf_counter()
         await leases.acquire(key, "doctor", "doctor")
         await leases.release(key, "doctor")
@@ -216,7 +241,7 @@ def _agent(settings: Settings) -> Iterator[Finding]:
         yield Finding("agent", "ok", f"none at {settings.socket_path}: the first rank, or a launcher, starts it")
         return
     yield Finding(
-        "agent", "ok", f"pid {status['pid']}, {status['clients']} clients, {status['coordinates']} coordinates"
+        "agent", "ok", f"pid {status['pid']}, {status['clients']} clients, coordinated by {status['coordinates']}"
     )
     if status["version"] != kcoord.__version__:
         remedy = "stop it with 'kcoord agent --stop'; the next job starts one of this version"
@@ -225,11 +250,39 @@ def _agent(settings: Settings) -> Iterator[Finding]:
         yield Finding("agent", "warn", notice, "see the finding")
 
 
+def _lease_files(settings: Settings) -> Iterator[Finding]:
+    if settings.store is None:
+        return
+    from kcoord.leases.files import FileLeases
+
+    async def attempt(store: Path) -> float:
+        leases = FileLeases(store, ttl=settings.lease_ttl, limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
+        try:
+            await leases.ping()
+            key, started = f"doctor-{staging_name()}", time.perf_counter()
+            await leases.acquire(key, "doctor", "doctor")
+            await leases.release(key, "doctor")
+            return (time.perf_counter() - started) * 1000
+        finally:
+            await leases.close()
+
+    try:
+        took = asyncio.run(attempt(settings.store_root or settings.store))
+    except LeaseUnavailable as error:
+        remedy = "see the finding; without Redis each node then elects its own compiler"
+        yield Finding("lease files", "fail" if settings.redis_url is None else "warn", str(error), remedy)
+        return
+    role = "they coordinate" if settings.redis_url is None else "they coordinate while Redis is away"
+    yield Finding("lease files", "ok", f"{role}: a lease was taken and released in {took:.1f} ms")
+
+
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _switched,
     _compilers,
     _local_dir,
     _store,
+    _trust,
     _redis,
+    _lease_files,
     _agent,
 )

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 ON_DISK = ("store", "local_dir")
 """Of commands that ask no agent."""
 WHERE = ("store", "local_dir", "redis_url", "socket", "namespace")
-ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn"))
+ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key"))
 
 
 def settings_flags(*names: str) -> Callable[[F], F]:

@@ -48,8 +48,8 @@ def _status(settings: Settings) -> dict[str, Any]:
 
 def _picture(status: dict[str, Any]) -> Group:
     head = (
-        f"agent {status['agent']}: {status['clients']} clients, {status['coordinates']} coordinates, "
-        f"up {time.time() - status['started']:.0f} s"
+        f"agent {status['agent']}: {status['clients']} clients, coordinated by {_coordinators(status)}, "
+        f"up {max(0.0, time.time() - status['started']):.0f} s"
     )
     table = Table(expand=False)
     for column in ("kernel", "state", "who", "seconds", "waiting"):
@@ -61,3 +61,13 @@ def _picture(status: dict[str, Any]) -> Group:
         table.add_row(printable(flight["name"]), flight["state"], who, seconds, printable(shown))
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
     return Group(*lines, *(printable(f"! {notice}") for notice in status["notices"]))
+
+
+def _coordinators(status: dict[str, Any]) -> str:
+    """Who coordinates, and which service that was to do so has failed, and how often."""
+    failed = [
+        f"{breaker['service']}: {'away' if breaker['state'] == 'open' else 'was away'}, {breaker['opened']}×"
+        for breaker in status.get("breaker", ())
+        if breaker["opened"]
+    ]
+    return printable(status["coordinates"] + (f" ({'; '.join(failed)})" if failed else ""))

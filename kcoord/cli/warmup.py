@@ -20,6 +20,7 @@ from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings, variable
 from kcoord.telemetry.progress import Look, shown
+from kcoord.warmup.recorded import readable
 
 
 @click.command("warmup")
@@ -40,7 +41,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             GPUTarget.parse(target)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--target") from None
-    recipes = load_profile(settings, name)
+    recipes = load_profile(readable(settings, name), name)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
     environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}

@@ -206,9 +206,13 @@ class KeyFiles:
         return start + marker.duration - now
 
     def _set_aside(self, marker: _Marker) -> None:
-        """Take an expired marker away. One that was touched, or replaced, in this moment is put back."""
+        """Take an expired marker away. One that was touched, or replaced, in this moment is put back.
+
+        Within its directory: an NFS v4 server calls a vanished host's delegation of the marker back first, for 90 s, and until
+        then a rename into another directory would hold up all others of this host, and whatever is made in that directory.
+        """
         self._known = None
-        aside = self._staging / f"{staging_name()}.part"
+        aside = self._directory / f"{staging_name()}.part"
         try:
             self._marker.rename(aside)
             found = _stat(aside)

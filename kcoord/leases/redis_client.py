@@ -115,6 +115,10 @@ async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) 
 def why(error: BaseException) -> str:
     """One line for people, and the same line for the same cause, so that it is told once."""
     text, cause = str(error), error.__cause__ or error.__context__
+    if isinstance(
+        error, AttributeError
+    ):  # redis-py takes a lost connection's streams away from whoever is writing to it
+        return "Connection closed in mid-command"
     if isinstance(error, MasterNotFoundError):
         text = text.partition(" : ")[0]  # then come redis-py's objects, with their addresses in memory
     elif "@user_script" in text:  # Redis 6 says where in the script first, Redis 7 last

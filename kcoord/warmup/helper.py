@@ -20,6 +20,7 @@ from kcoord.backends.install import install
 from kcoord.errors import KcoordError
 from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings
+from kcoord.warmup.recorded import readable
 from kcoord.warmup.tasks import Task, tasks_of
 
 _ASK_AGAIN = 0.5  # seconds after a permit was refused
@@ -62,7 +63,7 @@ def upcoming(settings: Settings, name: str) -> list[Task]:
 
     Raises `KcoordError` if there is no such profile.
     """
-    recipes = sorted(load_profile(settings, name, notices), key=lambda r: (r.order, r.digest))
+    recipes = sorted(load_profile(readable(settings, name), name, notices), key=lambda r: (r.order, r.digest))
     return [task for recipe in recipes if recipe.target for task in tasks_of(recipe)]
 
 

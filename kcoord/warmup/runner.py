@@ -25,16 +25,17 @@ from kcoord.errors import KcoordError, StoreError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
+from kcoord.ranks import ranks_of
 from kcoord.telemetry.progress import shown
 from kcoord.warmup.order import order
 from kcoord.warmup.overview import Overview
+from kcoord.warmup.recorded import readable
 from kcoord.warmup.tasks import Call, tasks_of
 from kcoord.warmup.tasks import Task as Task
 
 T = TypeVar("T")
 _LONGEST_READ = 30.0  # seconds; profiles are all that a rank itself reads in the store, which may hang
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # there if the machine has any
-_RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
 @dataclass
@@ -94,7 +95,7 @@ def replay() -> Report | None:
         return None
     coordinator.ahead.retire()
     try:
-        if not _read(lambda: name in profile_names(coordinator.settings)):
+        if not _read(lambda: name in profile_names(readable(coordinator.settings, name))):
             return None
     except KcoordError as error:
         notices.tell(f"nothing is warmed up: {error}")
@@ -173,7 +174,7 @@ def walk(
 def _recipes(name: str) -> list[Recipe]:
     settings = connect().settings
     try:
-        return _read(lambda: load_profile(settings, name, notices))
+        return _read(lambda: load_profile(readable(settings, name), name, notices))
     except KcoordError as error:
         notices.tell(f"nothing is warmed up: {error}")
         return []
@@ -222,8 +223,7 @@ def _try(task: Task, waits: bool, report: Report) -> str:
 
 
 def _rank_and_world() -> tuple[int, int]:
-    for rank, world in _RANKS:
-        found = os.environ.get(rank, ""), os.environ.get(world, "")
-        if all(f.isdecimal() for f in found) and int(found[1]) > 0:
-            return int(found[0]) % int(found[1]), int(found[1])
-    return 0, 1
+    ranks = ranks_of(os.environ)
+    if ranks.rank is None or not ranks.world:
+        return 0, 1
+    return ranks.rank % ranks.world, ranks.world

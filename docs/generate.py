@@ -1,0 +1,112 @@
+"""``python docs/generate.py``: write settings.md and cli.md anew from the code. A test compares them with it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kcoord.cli import cli
+from kcoord.settings import FIELDS, Settings, variable
+
+_BY_ENVIRONMENT = ("local_dir",)  # whose default is said in words
+_NOTE = "<!-- Written by docs/generate.py: change the code, and run it. -->\n\n"
+_SETTINGS = {spec.name for spec in FIELDS}
+_PATHS = 4  # settings that are listed by name where a command takes few
+
+
+def settings_table() -> list[str]:
+    """The table of settings, from the table that parses them."""
+    defaults = Settings()
+    lines = ["| variable | unit | default | what it is |", "| --- | --- | --- | --- |"]
+    for spec in FIELDS:
+        default = "" if spec.name in _BY_ENVIRONMENT else _shown(getattr(defaults, spec.name))
+        lines.append(f"| `{variable(spec.name)}` | {spec.metadata['unit']} | {default} | {spec.metadata['doc']} |")
+    return lines
+
+
+def settings_page() -> str:
+    intro = (
+        "# Settings\n\n"
+        "A setting is an environment variable. For `kcoord` it is also a flag, `--store` for `KCOORD_STORE`; for\n"
+        "`kcoord-torchrun` `--kcoord-store`. A flag wins. An empty variable counts as unset. A value that cannot be used is one\n"
+        "line that names the remedy, and exit code 2, before the job starts.\n\n"
+    )
+    outro = (
+        "\nSet the same on all nodes. Processes of a node share an agent if their store, local directory, Redis and namespace\n"
+        "are the same, and their user.\n"
+    )
+    return _NOTE + intro + "\n".join(settings_table()) + "\n" + outro
+
+
+def cli_page() -> str:
+    parts = [
+        _NOTE + "# Commands\n\n"
+        "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. `--json` prints JSON. Where a command takes\n"
+        "settings, they are flags named like the [variables](settings.md): `--store` for `KCOORD_STORE`.\n"
+    ]
+    context = click.Context(cli, info_name="kcoord")
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        parts.append(_command(command, click.Context(command, info_name=name, parent=context)))
+    return "\n".join(parts)
+
+
+def _command(command: click.Command, context: click.Context) -> str:
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    own = [o for o in options if o.name not in _SETTINGS and not o.hidden]
+    taken = [o for o in options if o.name in _SETTINGS]
+    text = [f"## kcoord {context.info_name}\n", f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"]
+    text.append(_prose(command.help or "") + "\n")
+    if own:
+        text.append("| option | |\n| --- | --- |")
+        text.extend(f"| {_option(option, context)} | {_cell(option.help or '')} |" for option in own)
+        text.append("")
+    if len(taken) > _PATHS + 2:
+        text.append("Settings: all that can be flags.\n")
+    elif taken:
+        text.append(f"Settings: {', '.join(f'`{o.opts[0]}`' for o in taken)}.\n")
+    return "\n".join(text)
+
+
+def _option(option: click.Option, context: click.Context) -> str:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.is_flag or option.count:
+        return names
+    return f"{names} `{option.metavar or option.type.name.upper()}`"
+
+
+def _prose(text: str) -> str:
+    """A docstring, without what click's own formatting marks, and safe in Markdown."""
+    return (
+        inspect.cleandoc(text)
+        .replace("\b\n", "")
+        .replace("\b", "")
+        .replace("``", "`")
+        .strip()
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, (bool, float)) and value == int(value) else str(value)
+
+
+def main() -> None:
+    here = Path(__file__).parent
+    (here / "settings.md").write_text(settings_page())
+    (here / "cli.md").write_text(cli_page())
+
+
+if __name__ == "__main__":
+    main()
