@@ -13,6 +13,7 @@ from benchmarks import (
     liger,
     live_key,
     many_artifacts,
+    scrapes,
     takeover,
     warm_hit,
 )
@@ -31,6 +32,7 @@ _ON_REQUEST = {
     "cluster": cluster.run,  # takes minutes
     "cpu_only": cpu_only.run,  # so does this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
+    "scrapes": scrapes.run,
     "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces
 }
 

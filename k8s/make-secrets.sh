@@ -17,6 +17,10 @@ random() { od -An -tx1 -N32 /dev/urandom | tr -d ' \n'; }
 
 password=$(random)
 hash=$(printf %s "$password" | sha256sum | cut -d' ' -f1)
+if [ ${#password} -ne 64 ] || [ ${#hash} -ne 64 ]; then
+  echo "od, tr, sha256sum and cut are needed: nothing is written" >&2
+  exit 1
+fi
 printf 'redis://kcoord:%s@redis-kcoord:6379/0' "$password" > "$directory/redis-url"
 printf '%s:%s' "key-$(date +%Y%m%d)" "$(random)" > "$directory/signing-key"
 

@@ -281,7 +281,7 @@ def test_a_publish_that_is_refused_frees_the_waiters_and_leaves_the_files(node: 
     node.until_waiting("k", 1)
     staging = stage(node.home("k"))
     assert not client.publish(lead, key_of("k"), staging, node.home("k", "file"), 0.5, "")
-    assert isinstance(waiting.result(20), Failed)
+    assert isinstance(waiting.result(20), Alone), "the kernel compiles, only this disk is no good"
     assert (staging / "kernel.txt").read_text() == "a kernel"
     assert node.status()["flights"] == []
 
@@ -305,7 +305,9 @@ def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(nod
     (staging / os.fsdecode(b"name\xff")).write_text("a name that is no UTF-8")
     start = time.monotonic()
     client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, "")
-    assert not isinstance(waiting.result(20), Alone)
+    answer = waiting.result(20)
+    assert isinstance(answer, Alone)
+    assert "could not publish it" in answer.why
     assert time.monotonic() - start < BOUND
     assert node.status()["flights"] == []
 

@@ -135,6 +135,14 @@ def test_where_signatures_are_required_a_bundle_without_ours_is_refused_before_a
         Bundle(bundle, trust(OURS))
 
 
+def test_a_pipe_or_a_device_is_not_replaced_by_an_export(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    os.mkfifo(out)
+    with pytest.raises(StoreError, match="no plain file"):
+        exported(filled(tmp_path / "here"), out)
+    assert out.is_fifo()
+
+
 def test_an_export_names_what_it_leaves_out(tmp_path: Path) -> None:
     store = filled(tmp_path / "here", OURS)
     gone = "f" * 64
@@ -355,6 +363,25 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     assert set(load_needs(needs_directory(there, "p"))) == set(needs)
 
 
+@pytest.mark.parametrize("policy", ["warn", "off"])
+def test_a_profile_that_nobody_vouches_for_is_not_signed_by_importing_it(
+    kcoord: Run, tmp_path: Path, policy: str
+) -> None:
+    out, root = tmp_path / "p.kcb", tmp_path / "there"
+    strange = document.encode([recipe(1), recipe(2)], [])
+    export(opened(tmp_path / "here"), (), {"p": strange}, out)
+    there = root / "v1" / "profiles" / "p"
+    save_part(there, [recipe(1), recipe(2)], trust=trust(OURS))
+    given = {"KCOORD_STORE": str(root), "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": policy}
+    assert kcoord("import", str(out), **given).returncode == 0
+    ours = {r.digest for r in parts(there, Notices(), trust(OURS))}
+    assert ours == {recipe(1).digest, recipe(2).digest}, "what is signed keeps its signature"
+    export(opened(tmp_path / "here"), (), {"p": document.encode([recipe(3)], [])}, out)
+    assert kcoord("import", str(out), **given).returncode == 0
+    assert {r.digest for r in parts(there, Notices(), trust(OURS))} == ours
+    assert recipe(3).digest in {r.digest for r in parts(there, Notices())}
+
+
 def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: Path) -> None:
     store = filled(tmp_path / "here", OURS)
     given = {"KCOORD_STORE": str(store.root), "KCOORD_SIGNING_KEY": OURS}
@@ -396,8 +423,16 @@ def test_verify_looks_at_this_nodes_own_copies_too(sandbox: Sandbox, kcoord: Run
         (["export", "nobody", "out"], 1, "no profile 'nobody'"),
         (["export", "--key", "abcd", "out"], 1, "0 artifacts"),
         (["export", "--key", "../x", "out"], 2, "no digest"),
+        (["export", "../profiles/nobody", "out"], 2, "no profile's name"),
+        (["export", "nobody/", "out"], 2, "no profile's name"),
+        (["export", "--all", ""], 2, "names no file"),
+        (["export", "--all", f"{__file__}/out"], 1, "part of its path is a file"),
+        (["export", "--all", "o" * 250], 1, "too long"),
         (["import", "nothing.kcb"], 1, "vanished"),
         (["verify", "xyz"], 2, "no digest"),
+        (["verify", "--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
+        (["status", "--local-dir", "/" + "n" * 300, "--socket", "/nowhere"], 1, "/nowhere"),
+        (["stats", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["verify", "--all", "f" * 64], 2, "either --all"),
     ],
 )

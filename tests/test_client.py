@@ -117,6 +117,41 @@ say("published", well=publish(client, lead, "k"))
 """
 
 
+INTERRUPTED = """
+import signal
+
+class TooLong(Exception):
+    pass
+
+def ring(number, frame):
+    raise TooLong
+
+signal.signal(signal.SIGALRM, ring)
+try:
+    claim(client, "k")
+except TooLong as error:
+    kept = error  # and with it every frame that it passed through, as a notebook or a log does
+    say("interrupted")
+listen()
+"""
+
+
+def test_a_wait_that_was_interrupted_is_not_led_to(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    interrupted = node.rank(INTERRUPTED)
+    node.until_waiting("k", 1)
+    heir = node.claiming(node.client(), "k")
+    node.until_waiting("k", 2)
+    os.kill(interrupted.pid, signal.SIGALRM)
+    interrupted.expect("interrupted")
+    client.give_up(lead, key_of("k"))
+    leads = heir.result(20)
+    assert isinstance(leads, Lead), "the first who waited compiles nothing"
+    client.give_up(leads, key_of("k"))
+
+
 def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node) -> None:
     parent = node.rank(FORK % "pass")
     parent.expect("Lead")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kcoord
+from kcoord.agent.client import AgentClient
 from kcoord.agent.ledger import Ledger
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
@@ -110,6 +113,37 @@ def test_the_leader_raises_its_own_exception_and_the_others_compile_failed_with_
         other.get_or_compile(key(), refuse)
     other.close()
     assert outcomes(other) == {"requests": 1, "failures": 1}
+
+
+def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up, or a cleaner of temporary files, says nothing about the kernel: `CompileFailed` would end a job."""
+    began, waits = threading.Event(), threading.Event()
+    publish = AgentClient.publish
+
+    def too_late(client: AgentClient, lead: Any, key: Any, staging: Path, *rest: Any) -> bool:
+        if (staging / "kernel.bin").read_bytes() == b"lost":
+            shutil.rmtree(staging)
+        return publish(client, lead, key, staging, *rest)
+
+    def slow(staging: Path) -> None:
+        (staging / "kernel.bin").write_bytes(b"lost")
+        began.set()
+        assert waits.wait(20)
+
+    monkeypatch.setattr(AgentClient, "publish", too_late)
+    other = Coordinator(coordinator.settings)
+    with ThreadPoolExecutor(2) as threads:
+        leads = threads.submit(coordinator.get_or_compile, key(), slow)
+        assert began.wait(20)
+        asks = threads.submit(other.get_or_compile, key(), write(b"code"))
+        eventually(lambda: [f["waiting"] for f in (coordinator.ask({"op": "status"}) or {})["flights"]] != [[]])
+        waits.set()
+        assert (leads.result(20).path / "kernel.bin").read_bytes() == b"lost", "from memory"
+        assert (asks.result(20).path / "kernel.bin").read_bytes() == b"code"
+    other.close()
+    assert outcomes(other) == {"requests": 1, "alone": 1, "compiles": 1}
 
 
 def test_a_compile_that_needs_its_own_key_does_not_wait_for_itself(coordinator: Coordinator) -> None:

@@ -418,10 +418,19 @@ def test_a_failed_compile_is_told_to_all_at_once() -> None:
     assert list(flights) == []
 
 
-def test_a_publish_that_fails_is_a_failure() -> None:
-    flights, token = led_by_a(B)
+def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() -> None:
+    flights, token = led_by_a(B, C)
     flights.landing(KEY, token)
-    assert told(flights.failed(KEY, token, "disk full", "rank 1", 0.0)) == {B.id: HasFailed("disk full", "rank 1")}
+    alone = IsAlone("disk full")
+    assert flights.not_published(KEY, token, "disk full") == [Tell(B, alone), Tell(C, alone), EndLease(KEY, 1)]
+    assert flights.claim(B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
+
+
+def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
+    flights, _ = led_by_a(B)
+    assert flights.not_published(KEY, "1.999", "disk full") == []
+    assert flights.not_published("other", "1.1", "disk full") == []
+    assert flights.claim(C, 0.0) == []
 
 
 def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:

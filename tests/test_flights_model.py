@@ -115,7 +115,7 @@ class Server:
             assert leader is None or key in self.leads, "somebody else's artifact ended a leader's lead"
             assert not any(self.claimed[i].key == key for i in self.untold), "somebody waits for what is there"
         elif token:
-            self.do(self.flights.failed(key, token, "disk full", "rank", self.now))
+            self.do(self.flights.not_published(key, token, "disk full"))
 
     def fail(self, key: str, token: str) -> None:
         self.by_token(token, key, lambda: self.flights.failed(key, token, "log", "rank", self.now))

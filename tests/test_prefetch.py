@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kcoord.agent.needs import Needs
@@ -214,6 +216,37 @@ def test_it_ends_in_time_from_a_store_that_hangs(
 )
 def test_it_never_fails_the_pod(sandbox: Sandbox, more: dict[str, str | None], said: str) -> None:
     assert said in fetch(sandbox, **more).stderr
+
+
+_HANGS = """
+import ctypes, pathlib, sys, time
+from kcoord.artifacts.store import Store
+from kcoord.cli import main
+
+def hang(store, digest, announced=None):
+    fresh = pathlib.Path("fresh")
+    fresh.write_text(str(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)))  # PR_GET_DUMPABLE
+    fresh.replace("begun")
+    time.sleep(3600)
+
+Store.fetch = hang
+main()
+"""
+
+
+def test_a_pod_that_is_deleted_does_not_wait_for_it(sandbox: Sandbox, recorded: Path) -> None:
+    """It is the first process of its container, which ends by no signal that it does not handle."""
+    apart = ("unshare", "--pid", "--fork", "--kill-child")
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make pid namespaces")
+    command = [*apart, sys.executable, "-c", _HANGS, "agent", "--prefetch"]
+    given = {"KCOORD_STORE": str(recorded), "KCOORD_PROFILE": "job"}
+    process = sandbox.start("-c", f"import os; os.execvp('unshare', {command!r})", **given)
+    eventually((sandbox.root / "begun").exists, what="it fetches")
+    assert (sandbox.root / "begun").read_text() == "0", "others may read its environment"
+    (first,) = psutil.Process(process.pid).children()
+    first.terminate()
+    assert finish(process, 20).returncode == 0
 
 
 def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: Path) -> None:

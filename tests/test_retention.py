@@ -523,12 +523,16 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
         ([], 2, "KCOORD_STORE is not set"),
         (["--store", "/nowhere"], 1, "there is no store here"),
         (["--store", "/nowhere", "--pin", "../x"], 2, "--pin"),
+        (["--store", "/nowhere", "--pins"], 1, "there is no store here"),
+        (["--store", "/" + "n" * 300], 1, "too long"),
+        (["--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["--local"], 1, "nothing on this node"),
     ],
 )
 def test_gc_says_in_one_line_what_is_wrong(sandbox: Sandbox, arguments: list[str], code: int, says: str) -> None:
-    line = kcoord(sandbox, "gc", *arguments, code=code).stderr.splitlines()[-1]
-    assert says in line
+    told = kcoord(sandbox, "gc", *arguments, code=code).stderr
+    assert says in told.splitlines()[-1]
+    assert "Traceback" not in told
 
 
 def test_ls_prints_the_newest_first_as_it_reads_them(sandbox: Sandbox) -> None:

@@ -486,6 +486,16 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
         assert "False False require" in done.stdout, done.stdout
 
 
+def test_a_launcher_beside_a_sidecar_need_not_be_able_to_read_the_keys(sandbox: Sandbox) -> None:
+    script = sandbox.root / "look.py"
+    script.write_text(_LOOK.replace("SECRET", repr(A)))
+    command = ["-c", "from kcoord.cli import main; main()", "exec", "--", "python3", str(script)]
+    given = {"KCOORD_SPAWN": "0", "KCOORD_AGENT_TIMEOUT": "0.2", "KCOORD_SIGNING_KEY_FILE": "/nowhere/keys"}
+    done = sandbox.run(*command, **given)
+    assert done.returncode == 0, done.stderr
+    assert "False False require" in done.stdout, done.stdout
+
+
 _PROGRAM = """
 import kcoord
 

@@ -176,9 +176,8 @@ class Claims:
             self._connections.send(connection, {"op": "refused", "id": request, "why": why})
         finally:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
-                why = f"it was compiled, but could not be published: {why}"
-                where = connection.label(platform.node())
-                self.carry_out(self._flights.failed(key.digest, token, why, where, time.monotonic()))
+                why = f"{connection.label(platform.node())} compiled it, but could not publish it: {why}"
+                self.carry_out(self._flights.not_published(key.digest, token, why))
         if not why:
             self._connections.send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
             self.carry_out(self._flights.landed(key.digest, str(artifact.path)))

@@ -116,9 +116,10 @@ class AgentClient:
                 try:
                     reply = self._exchange(connection, frame, deadline, meanwhile)
                     answer = _answer(reply, connection)
-                except (OSError, ProtocolError):
-                    connection.close()
-                    self.close()  # connections to a dead agent come in numbers
+                except BaseException as error:
+                    connection.close()  # also if interrupted: whoever keeps the exception would keep the claim, and be led to
+                    if isinstance(error, (OSError, ProtocolError)):
+                        self.close()  # connections to a dead agent come in numbers
                     raise
                 if not isinstance(answer, Lead):
                     self._give_back(connection)
@@ -225,7 +226,7 @@ class AgentClient:
     def _round_trip(self, connection: socket.socket, frame: bytes) -> dict[str, Any]:
         try:
             reply = self._exchange(connection, frame, time.monotonic() + _LONGEST_ANSWER)
-        except (OSError, ProtocolError):
+        except BaseException:  # also if interrupted: it is the proof that somebody is at it
             connection.close()
             raise
         self._give_back(connection)

@@ -93,6 +93,16 @@ class Errands:
     def busy(self) -> bool:
         return bool(self._tasks)
 
+    @property
+    def held(self) -> int:
+        """How many leases this agent keeps alive."""
+        return len(self._held)
+
+    @property
+    def store_is_faulty(self) -> bool:
+        """Whether what is compiled here does not get into the store now, as far as that is known."""
+        return self._store.faulty
+
     async def drain(self, timeout: float) -> None:
         """Let publishes finish, stop waiting for others, give back what is held."""
         for task in (*self._asking.values(), *self._following.values()):
@@ -230,6 +240,10 @@ class Errands:
                     answer = await self._leases.acquire(key, self._token(serial), platform.node())
                     if isinstance(answer, Ready) and await self._from_store(key, led, answer.manifest) is not None:
                         self._report(self._flights.landed(key, str(led)))
+                        return
+                    if isinstance(answer, Won) and (key, serial) not in self._held:
+                        # this flight leads without the lease, or has just ended: no other node is to wait for it
+                        await self._quietly(self._leases.release(key, self._token(serial)))
                         return
                     await watch.changed(_RECHECK)
         except LeaseUnavailable:

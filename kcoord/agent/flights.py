@@ -174,6 +174,15 @@ class Flights:
             FailLease(key, flight.serial, log, where),
         ]
 
+    def not_published(self, key: str, token: str, why: str) -> list[Action]:
+        """What the leader compiled stays with it. That says nothing about the kernel, so it is no failure: who waits here
+        compiles for itself, at once, and on other nodes, whose disks may be better, the next one leads."""
+        flight = self._flights.get(key)
+        if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
+            return []
+        answers = self._answer_all(flight, IsAlone(why))
+        return [*answers, *self._remove(flight), EndLease(key, flight.serial)]
+
     def given_up(self, key: str, token: str, now: float) -> list[Action]:
         """The leader will not compile after all; the next waiter leads."""
         flight = self._flights.get(key)

@@ -167,14 +167,14 @@ def vitals(
         ("kcoord_build_info", (kcoord.__version__, platform.python_version())): 1.0,
         ("kcoord_last_pulse_timestamp_seconds", ()): time.time(),
         ("kcoord_clients", ()): float(len(connections)),
-        ("kcoord_leases_held", ()): float(len(errands._held)),
+        ("kcoord_leases_held", ()): float(errands.held),
         ("kcoord_coordinated_by", (_label(leases.name),)): 1.0,
         ("kcoord_notices_total", ()): float(notices.since(0)[1]),
         ("kcoord_hedges_total", ()): float(claims.hedged),
         ("kcoord_stalls_total", ()): float(claims.stalled_ones),
     }
     if has_store:
-        found["kcoord_store_usable", ()] = float(not errands._store.faulty)
+        found["kcoord_store_usable", ()] = float(not errands.store_is_faulty)
     states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         found["kcoord_flights", (state,)] = float(states[state])

@@ -21,6 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -174,6 +175,8 @@ def export(
     part = out.with_name(f".{out.name}.{staging_name()}.part")
     written = 0
     try:
+        if out.exists() and not out.is_file():  # a device or a pipe would be gone by the rename
+            raise StoreError(f"{out}: it is there, and no plain file: name another")
         with part.open("wb") as file:
             file.write(head)
             for content in _contents(store, index, profiles):
@@ -186,7 +189,8 @@ def export(
     except OSError as error:
         raise store_error(error, out) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it was never there: a part of its path is none, or must not be looked at
+            part.unlink(missing_ok=True)
     done.artifacts, done.profiles, done.size = len(packed), len(blobs), len(head) + written
     return done
 
@@ -230,13 +234,13 @@ class Bundle:
     """An open bundle whose index is trusted, and whose size is the one that it states. Close it, or use it in a ``with``.
 
     Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt` is why no key of ours vouches for it, under a
-    policy that lets it pass.
+    policy that lets it pass; `vouched` whether one does, under any policy: only then may its content be signed anew.
     """
 
     def __init__(self, path: Path, trust: Trust) -> None:
         self._path, self._trust = path, trust
         self.doubt: ArtifactDistrusted | None = None
-        self._vouched = False
+        self.vouched = False
         try:
             self._file: BinaryIO = open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
         except OSError as error:
@@ -308,7 +312,7 @@ class Bundle:
         try:
             sealed = self._file.read(length)
             self.doubt = self._trust.doubt(BUNDLE, sealed)
-            self._vouched = self._trust.verifies(BUNDLE, sealed)
+            self.vouched = self._trust.verifies(BUNDLE, sealed)
             if self.doubt is not None and self._trust.required:
                 raise BundleInvalid(f"{self._path}: {self.doubt.fault}: {_REMEDY}")
             plain, _ = split(sealed)
@@ -359,7 +363,7 @@ class Bundle:
 
     def _resealed(self, encoded: bytes) -> bytes:
         """Signed by us, if the bundle's signature, which covers it, is one of ours, and its own is not."""
-        if not self._vouched or self._trust.verifies(MANIFEST, encoded):
+        if not self.vouched or self._trust.verifies(MANIFEST, encoded):
             return encoded
         content, _ = split(encoded)
         return self._trust.seal(MANIFEST, content)

@@ -87,8 +87,7 @@ def collect(
     by the files that lie there now: what was removed takes space until its grace period is over and the next pass deletes it.
     """
     tidying = tidying or Tidying()
-    if not (store / MARKER).is_file():
-        raise StoreError(f"{store}: there is no store here: set KCOORD_STORE to one, or look at its mount")
+    check_is_store(store)
     try:
         now = touched(store / "v1")
         found = Collected()
@@ -99,6 +98,18 @@ def collect(
     except OSError as error:
         raise store_error(error, store) from error
     return found
+
+
+def check_is_store(store: Path) -> None:
+    """Raises `StoreError` if there is none at `store`, or nobody can tell."""
+    try:
+        is_store = stat.S_ISREG((store / MARKER).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_store = False
+    except OSError as error:
+        raise store_error(error, store) from error
+    if not is_store:
+        raise StoreError(f"{store}: there is no store here: set KCOORD_STORE to one, or look at its mount")
 
 
 def _collect(

@@ -72,7 +72,7 @@ class Store:
         self._staging = root / "v1" / "staging"
         self._quarantine = root / "v1" / "quarantine"
         self.opened = False  # whether `open` has ever returned
-        self._refused = 0  # bytes of the last artifact that could not be published
+        self._refused = 1  # bytes of the last artifact that could not be published
         self._left: set[Path] = set()  # what we staged, and a fault kept us from removing
 
     def open(self) -> str:
@@ -195,7 +195,7 @@ class Store:
             self._discard(staging)
             raise
         except (OSError, StoreError) as error:
-            self._refused = min(len(payload), _LARGEST_PROBE)
+            self._refused = max(1, min(len(payload), _LARGEST_PROBE))
             self._discard(staging)
             if isinstance(error, OSError):
                 raise store_error(error, self.root) from error

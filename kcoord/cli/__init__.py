@@ -50,3 +50,8 @@ def main() -> None:
     except KcoordError as error:
         click.echo(f"kcoord: {error}", err=True)
         sys.exit(1)
+    except OSError as error:  # of a disk, where no command has foreseen it
+        if not error.filename:
+            raise
+        click.echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
+        sys.exit(1)

@@ -38,6 +38,8 @@ def command(
     **flags: str | None,
 ) -> None:  # fmt: skip
     """Run this node's agent until SIGTERM; publishes finish first, leases are released."""
+    if prefetch or check or sidecar or within is not None:  # a pod's, with the agent's secrets in its environment
+        _hide_memory()
     if prefetch:
         _prefetch(flags, timeout, max_mib << 20)
     if within is not None:
@@ -57,10 +59,10 @@ def command(
 
 def _serve_beside(flags: dict[str, str | None]) -> None:
     """Never returns. An agent that ended at once, again and again, would keep the pod's other containers from starting."""
-    _hide_memory()
+    _end_at_once_on_sigterm()  # until the agent's loop hears it
     try:
         _serve(Settings.from_environ(**flags), flags, opens_store=False)
-    except KcoordError as error:
+    except (KcoordError, OSError) as error:
         click.echo(f"kcoord: {error}; the job runs without an agent", err=True)
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # the first process of a container would not end by them otherwise
@@ -96,6 +98,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
         with suppress(OSError):
             click.echo(f"kcoord: prefetch: {line}", err=True)
 
+    _end_at_once_on_sigterm()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         settings = Settings.from_environ(**flags)
@@ -108,6 +111,11 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
+
+
+def _end_at_once_on_sigterm() -> None:
+    """The first process of a container does not end by a signal that it does not handle: its pod would wait for SIGKILL."""
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
 
 
 def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: bool = True) -> None:
@@ -133,7 +141,8 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
             identity = spawn.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
-    click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
+    if settings.log_format == "text":
+        click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
     for spec in FIELDS:  # what the flags say holds for everything in this process
         value = flags.get(spec.name)
         if value is not None:

@@ -18,7 +18,7 @@ from kcoord.profiles import document
 from kcoord.profiles.needs import load_needs, needs_directory
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
-from kcoord.settings import Settings
+from kcoord.settings import Settings, profile_name
 
 _MOST_SHOWN = 20
 WHERE = ("store", "namespace", "trust", "signing_key_file")
@@ -41,6 +41,13 @@ def command(
     key. The same artifacts make the same file.
     """
     settings = Settings.from_environ(**flags)
+    if not out.name:
+        raise click.BadParameter("it names no file", param_hint="FILE")
+    for name in names:
+        try:
+            profile_name(name)
+        except ValueError as error:  # a path may well lead to a profile, and no import would take its name
+            raise click.BadParameter(f"{name!r:.80} is no profile's name: {error}", param_hint="NAME") from None
     if settings.store_root is None:
         raise SettingsError("kcoord export reads the store: set KCOORD_STORE (--store)")
     if not (names or everything or keys):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kcoord.artifacts.collector import Collected, Tidying, collect
+from kcoord.artifacts.collector import Collected, Tidying, check_is_store, collect
 from kcoord.artifacts.local_collector import collect_local
 from kcoord.artifacts.pins import load_pins, unpin
 from kcoord.artifacts.retention import LEAST_AGE, Doomed, Limits
@@ -127,6 +127,7 @@ def _store(settings: Settings) -> Path:
 
 
 def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:
+    check_is_store(store)
     for name in unpins:
         if not unpin(store, name):
             raise KcoordError(f"the profile {name!r} is not pinned: 'kcoord gc --pins' lists those that are")

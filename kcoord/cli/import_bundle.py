@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kcoord.artifacts.bundle import Bundle, BundleInvalid, Imported
-from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.cli.export import WHERE
 from kcoord.cli.options import json_flag, print_json, settings_flags
@@ -15,9 +15,10 @@ from kcoord.cli.transfer import bar
 from kcoord.errors import SettingsError
 from kcoord.profiles import document
 from kcoord.profiles.needs import Need, needs_directory, save_needs
-from kcoord.profiles.parts import roots, save_part
+from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
 
 
 @click.command("import")
@@ -37,7 +38,7 @@ def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> No
     trust = Trust.of(settings)
     store = Store(settings.store_root, trust)
     with Bundle(file, trust) as bundle:
-        if bundle.doubt is not None and not as_json:
+        if bundle.doubt is not None:
             click.echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
         with bar(f"verify {file.name}", quiet=as_json) as progress:
             bundle.verify(progress)
@@ -48,7 +49,7 @@ def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> No
             done = bundle.publish(store, progress, dry_run=dry_run)
     if not dry_run:
         for name, (recipes, needs) in profiles.items():
-            _save(store, name, recipes, needs)
+            _save(store, name, recipes, needs, vouched=bundle.vouched)
     _say(done, sorted(profiles), store, dry_run, as_json)
 
 
@@ -59,9 +60,14 @@ def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[Nee
         raise BundleInvalid(f"{file}: the profile {name}: {error}") from error
 
 
-def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need]) -> None:
+def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need], *, vouched: bool) -> None:
+    """What nobody of us has `vouched` for is not signed by importing it, and takes the place of nothing that is signed."""
+    directory = roots(store.root, store.root)[0] / name
+    if not vouched and store.trust.keys:
+        signed = {r.digest for r in parts(directory, Notices(), Trust("require", store.trust.keys))}
+        recipes = [r for r in recipes if r.digest not in signed]
     if recipes:
-        save_part(roots(store.root, store.root)[0] / name, recipes, trust=store.trust)
+        save_part(directory, recipes, trust=store.trust if vouched else OFF)
     if needs:
         save_needs(needs_directory(store.root, name), needs)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -62,6 +64,8 @@ def ask_agent(settings: Settings, request: dict[str, Any]) -> dict[str, Any] | N
 
 def no_agent(settings: Settings) -> AgentUnavailable:
     """An error that says which other agents there are, if any: other settings make another agent."""
-    others = sorted(p for p in settings.local_dir.glob("agent-*.sock") if p != settings.socket_path)
+    others: list[Path] = []
+    with suppress(OSError):  # a directory that this user may not read has none for this user
+        others = sorted(p for p in settings.local_dir.glob("agent-*.sock") if p != settings.socket_path)
     hint = f"; other settings have one: --socket {others[0]}" if others else "; a job or 'kcoord agent' starts one"
     return AgentUnavailable(f"no agent listens at {settings.socket_path}{hint}")

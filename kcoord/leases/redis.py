@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
+_LONGEST_WORD = 1 << 10
 _REMEMBERED = 10_000
 
 # KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), ttl (ms), manifest, log, where
@@ -362,9 +363,11 @@ def _parse(reply: Any) -> Answer:
         if kind == "R":
             return Ready(rest[0])
         if kind == "F":
-            return Failed(rest[0], rest[1])
+            return Failed(
+                rest[0][-_LONGEST_LOG:], rest[1][:_LONGEST_WORD]
+            )  # more than a frame holds could be told to nobody
         if kind == "L":
-            return Wait(rest[0], max(0, int(rest[1])) / 1000)
+            return Wait(rest[0][:_LONGEST_WORD], max(0, int(rest[1])) / 1000)
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
     raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {reply!r}")

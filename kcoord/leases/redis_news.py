@@ -71,7 +71,7 @@ class News:
                 return
             try:
                 await within(COMMAND_TIMEOUT, self._connection.send_command("UNSUBSCRIBE", channel))
-            except (RedisError, OSError, asyncio.TimeoutError):
+            except (RedisError, OSError, asyncio.TimeoutError, *NONSENSE):
                 await self._drop(self._connection)
 
     async def close(self) -> None:

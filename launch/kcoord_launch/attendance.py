@@ -44,7 +44,9 @@ class Attendance:
                 ended = os.pidfd_open(self._ends)
         self._client.close()
         if ended is not None:
-            select.select([ended], [], [], timeout)
+            poll = select.poll()  # `select` refuses descriptors from 1024 on
+            poll.register(ended, select.POLLIN)
+            poll.poll(timeout * 1000)
             os.close(ended)
 
 

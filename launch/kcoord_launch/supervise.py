@@ -277,9 +277,8 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
             environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
     environment[variable("spawn")] = str(int(spawn))
     if settings.signing_key_file is not None or settings.signing_key is not None:
-        environment[variable("trust")] = Trust.of(
-            settings
-        ).policy  # its default depends on the keys, which they do not have
+        # its default depends on the keys, which they do not have; nor need we be able to read the file of a sidecar's
+        environment[variable("trust")] = settings.trust or "require"
     return environment
 
 

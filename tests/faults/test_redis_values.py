@@ -7,12 +7,15 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.asyncio.connection import AbstractConnection
 
+from kcoord.agent import protocol
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Ready, Wait, Won
 from kcoord.leases.redis import RedisLeases
@@ -163,6 +166,47 @@ def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: Re
         fuzz()
     assert len(told) == 1
     assert "which kcoord did not write" in told[0]
+
+
+def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
+    async def scenario() -> None:
+        service = RedisLeases(server.url, "kcoord:long", **_TIMES)
+        client = redis.Redis.from_url(server.url)
+        there = {"state": "F", "log": b"l" * (8 << 20), "where": b"w" * (8 << 20), "fence": 1, "ttl": 60_000}
+        client.hset("kcoord:long:lease:k", mapping=cast(Any, there))
+        client.pexpire("kcoord:long:lease:k", 60_000)
+        answer = await service.acquire("k", "a", "host")
+        assert isinstance(answer, Failed)
+        protocol.encode_frame({"op": "failed", **vars(answer)})
+        client.close()
+        await service.close()
+
+    bounded(scenario())
+
+
+def test_a_connection_that_redis_py_loses_while_it_unsubscribes_ends_no_use_of_redis(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Python 3.12 what it writes to may be taken away under it, which is an AttributeError. It must end neither the first
+    trial, which every claim asks for, nor the probe that closes the breaker."""
+    send = AbstractConnection.send_command
+    broken: list[object] = []
+
+    async def loses(connection: Any, *command: Any, **options: Any) -> None:
+        if command[0] == "UNSUBSCRIBE" and not broken:
+            broken.append(command)
+            raise AttributeError("'NoneType' object has no attribute 'writelines'")
+        await send(connection, *command, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_command", loses)
+
+    async def scenario() -> None:
+        service = RedisLeases(server.url, "kcoord:lost", **_TIMES)
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        assert broken
+        await service.close()
+
+    bounded(scenario())
 
 
 _NONSENSE = {

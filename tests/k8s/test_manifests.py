@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -184,8 +185,6 @@ def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
 
 
 def test_nothing_can_be_applied_before_there_are_secrets(tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(ROOT / "k8s", tmp_path / "k8s", ignore=shutil.ignore_patterns("secrets"))
     done = subprocess.run(["kubectl", "kustomize", tmp_path / "k8s" / "base"], capture_output=True, text=True)
     assert done.returncode != 0
@@ -210,6 +209,21 @@ def test_secrets_are_private_random_and_made_once(tmp_path: Path) -> None:
     again = subprocess.run([make, tmp_path / "a"], capture_output=True, text=True)
     assert again.returncode == 1
     assert "there already" in again.stderr
+
+
+def test_where_a_program_is_missing_no_secret_is_made(tmp_path: Path) -> None:
+    """A user without a password's hash would keep Redis from starting, much later."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "od", "tr", "cut", "date", "mkdir", "cat", "dirname"):  # no sha256sum, as on some Macs
+        found = shutil.which(name)
+        assert found is not None
+        (programs / name).symlink_to(found)
+    make = ["sh", ROOT / "k8s" / "make-secrets.sh", tmp_path / "secrets"]
+    done = subprocess.run(make, capture_output=True, text=True, env={"PATH": str(programs)})
+    assert done.returncode == 1
+    assert "sha256sum" in done.stderr.splitlines()[-1]
+    assert list((tmp_path / "secrets").iterdir()) == []
 
 
 def test_no_secret_is_in_the_repository() -> None:
