@@ -102,19 +102,19 @@ end
 
 if op == 'acquire' then
   local holder, ttl_ms, limit_ms, void = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+  local said = redis.call('HMGET', key, 'manifest', 'log', 'where', 'holder')  -- before it may end, in mid-script
   -- a server's clock that was set back would keep what is to end for as much longer
   if redis.call('PTTL', key) > (tonumber(held[5]) or math.huge) then redis.call('PEXPIRE', key, held[5]) end
   if state == 'R' then
-    local manifest = redis.call('HGET', key, 'manifest')
-    if manifest ~= void then return {'R', manifest} end
+    if said[1] and said[1] ~= void then return {'R', said[1]} end
   elseif state == 'F' then
-    return {'F', redis.call('HGET', key, 'log'), redis.call('HGET', key, 'where')}
+    if said[2] and said[3] then return {'F', said[2], said[3]} end
   elseif state == 'L' and owner == token then
     return {'W', held[3]}
   elseif state == 'L' then
     local left_ms = redis.call('PTTL', key)
     -- 0: on a replica, where nothing expires, this is one that ended
-    if left_ms > 0 then return {'L', redis.call('HGET', key, 'holder'), left_ms} end
+    if left_ms > 0 and said[4] then return {'L', said[4], left_ms} end
   end
   return {'W', lease(holder, ttl_ms, limit_ms)}
 end

@@ -46,9 +46,7 @@ def figures(request: pytest.FixtureRequest, rig: Rig) -> Iterator[Figures]:
         f"{cores} virtual cores ({processor})"
     )
     yield found
-    if not request.session.testsfailed:
-        found.save()
-    print(f"\n{found.text()}")
+    found.save(whole=not request.session.testsfailed)
 
 
 @pytest.fixture(params=["v3", "v4"])

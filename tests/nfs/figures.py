@@ -1,4 +1,4 @@
-"""What the tests on NFS measured: a table at the end of the run and, with ``NFS_RESULTS=FILE``, in that file."""
+"""What the tests on NFS measured: a table, written to ``NFS_RESULTS=FILE`` at the end of the run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Figures:
         lines += ["", f"- Rig: {self.rig}", "- Command: `make nfs`"]
         return "\n".join([*lines, f"- Machine: {machine()}", f"- Date: {time.strftime('%Y-%m-%d')}", ""])
 
-    def save(self) -> None:
+    def save(self, *, whole: bool) -> None:
+        """Beside the file if a test has failed."""
         if name := os.environ.get("NFS_RESULTS"):
-            Path(name).write_text(self.text())
+            Path(name if whole else f"{name}.failed").write_text(self.text())
 
 
 def spread(seconds: list[float]) -> str:

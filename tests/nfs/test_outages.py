@@ -36,7 +36,7 @@ def answering(*ranks: Rank) -> Iterator[list[float]]:
             thread.join()
 
 
-def test_a_server_that_stops_for_twenty_seconds_costs_that_time_and_nothing_else(
+def test_a_server_that_stops_for_twenty_seconds_costs_that_time_and_its_grace_period(
     job: Callable[..., Job], figures: Figures, version: str
 ) -> None:
     with job() as here:
@@ -60,20 +60,31 @@ def test_a_server_that_stops_for_twenty_seconds_costs_that_time_and_nothing_else
                 at_once = [call.seconds() for call in published]
                 time.sleep(max(0.0, stopped + _OUTAGE - time.monotonic()))
             back = a.do("now")
-            assert [call.value(2 * SOON)["answer"] for call in waiting + looking] == ["Ready"] * 6
+            asked = dict(zip(during + before, waiting + looking, strict=True))
+            answers = {name: call.value(2 * SOON)["answer"] for name, call in asked.items()}
             assert [call.value(2 * SOON)["answer"] for call in new] == ["Lead"] * 3
             late = max(call.ended() for call in waiting + looking + new) - back
-        for n, name in enumerate(before + during):
-            assert b.do("read", name=name) == "A", (n, name)
+        again = [name for name, answer in answers.items() if answer == "Lead"]
+        if version == "v3":
+            assert again == []
+        if again:  # after a restart a v4 server may make its clients wait for 90 s more, and an agent waits for 60 s
+            for rank in (a, b):
+                here.until_store_is_used(rank)
+        for name, answer in answers.items():
+            assert answer in ("Ready", "Lead")
+            assert b.do("publish", name=name, writer="B") if name in again else b.do("read", name=name) == "A"
         for n in range(3):
             assert a.do("publish", name=f"new-{n}", writer="A") is True
         c = here.rank("C")
+        here.until_published([*before, *during, "new-0", "new-1", "new-2"])
         for name in [*before, *during, "new-0", "new-1", "new-2"]:
             assert c.do("claim", name=name)["answer"] == "Ready"
-            assert c.do("read", name=name) == "A"
-        assert [here.notices(rank) for rank in (a, b, c)] == [[], [], []]
+            assert c.do("read", name=name) in (("A", "B") if name in again else ("A",))
+        for rank in (a, b):  # a fault, and its end
+            assert len(here.notices(rank)) == (2 if again else 0), here.notices(rank)
     figures.note("server stopped 20 s: publishes on A answered (local copy)", version, spread(at_once))
     figures.note("… fetches and waits on B answered, after it was back", version, f"{late:.1f} s at the latest")
+    figures.note("… of 6, compiled again", version, str(len(again)))
     figures.note("… an agent's answers to its ranks meanwhile", version, spread(took))
 
 
