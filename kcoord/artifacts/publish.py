@@ -194,7 +194,9 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
         staging.rename(final)
     except OSError as error:
         with contextlib.suppress(OSError):
-            refresh_names(final.parent)  # an NFS client that saw the name missing is not told better by what just failed
+            refresh_names(
+                final.parent
+            )  # an NFS client that saw the name missing is not told better by what just failed
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
         if error.errno == errno.ENOTDIR and final.parent.is_dir():
