@@ -46,6 +46,7 @@ def rank(sandbox: Sandbox, prefers: int, *arguments: str, node: str = "local", *
         "KCOORD_LOCAL_DIR": str(home),
         "TRITON_CACHE_MANAGER": "kcoord.backends.triton:TritonCacheManager",
         "TRITON_CACHE_DIR": str(home / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",  # its GPU is made up: one that torch sees here is another model
         **more,
     }
     return sandbox.start(TUNED, *arguments, **environment)

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from kcoord.artifacts import local
 from kcoord.artifacts.bundle import Bundle, BundleInvalid, Index, export
+from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.signing import BUNDLE, Trust, split
-from kcoord.artifacts.store import Store, pack, with_payload
+from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.keys import CacheKey
 from kcoord.profiles import document

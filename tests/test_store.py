@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Manifest, Origin
-from kcoord.artifacts.store import MARKER, Store, manifest_digest, pack, unpack, with_payload
+from kcoord.artifacts.payload import pack, unpack, with_payload
+from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys import CacheKey
 

@@ -29,10 +29,11 @@ from typing import Any, BinaryIO
 import msgpack
 
 from kcoord.artifacts.manifest import LARGEST_ARTIFACT, LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.publish import staging_name, store_error
 from kcoord.artifacts.reading import open_unwaiting
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
-from kcoord.artifacts.store import Store, unpack
+from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, KcoordError, StoreError
 from kcoord.settings import profile_name
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.retention import Doomed, Entry, Limits, choose
-from kcoord.artifacts.store import MARKER, Store
+from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import MARKER
 from kcoord.artifacts.sweep import sweep, touched
 from kcoord.artifacts.trash import GRACE, Trash
 from kcoord.artifacts.uses import PREFIX, load_uses, merge_uses

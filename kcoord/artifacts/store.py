@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import re
-import shutil
 import stat
-import tarfile
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgpack
-import zstandard
-
 from kcoord.artifacts.access import doubts
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest, Payload, check_content
+from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.publish import (
     refresh_names,
     rename_into_place,
@@ -38,17 +32,11 @@ from kcoord.artifacts.publish import (
 )
 from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import MANIFEST, OFF, Trust
+from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 
-FORMAT = 1
-MARKER = "kcoord-store.msgpack"
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
-_TAR_BLOCK = 512
-_ZSTD_LEVEL = 3
-_CHUNK = 1 << 20
-_LARGEST_MARKER = 64 << 10
 _LARGEST_PROBE = 1 << 20
-_MOST_LEFT = 1000
 _PUBLISHES = 3
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -68,36 +56,26 @@ class Store:
 
     def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None) -> None:
         self.root, self.trust, self._tell = root, trust, tell
-        self._objects = root / "v1" / "objects"
-        self._staging = root / "v1" / "staging"
-        self._quarantine = root / "v1" / "quarantine"
+        self._in = StoreRoot(root)
         self.opened = False  # whether `open` has ever returned
         self._refused = 1  # bytes of the last artifact that could not be published
-        self._left: set[Path] = set()  # what we staged, and a fault kept us from removing
 
     def open(self) -> str:
         """Create the store if it is new, and return its uuid. Safe to run from many nodes at once.
 
         Where signatures are required, a store that strangers may rearrange is refused; else it is told.
         """
-        try:
-            self._staging.mkdir(parents=True, exist_ok=True)
-            self._objects.mkdir(exist_ok=True)
-            marker = self.root / MARKER
-            fresh = self._staging / f"{staging_name()}.marker"
-            try:
-                write_files(self._staging, {fresh.name: _marker()}, durable=True)
-                os.link(fresh, marker)  # of many creators one wins, and nobody sees half a file
-            except FileExistsError:
-                pass
-            finally:
-                self._discard(fresh)
-        except OSError as error:
-            raise store_error(error, self.root) from error
-        uuid = self._uuid()
+        uuid = self._in.create()
         self._check_access()
         self.opened = True
         return uuid
+
+    def check(self) -> None:
+        """Return if an artifact could be published now, as large (up to a MiB) as the last one that could not.
+
+        Raises `StoreError`. Unlike `open` it makes no store.
+        """
+        self._in.check(self._refused)
 
     def _check_access(self) -> None:
         try:
@@ -110,60 +88,8 @@ class Store:
             if self._tell is not None:
                 self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
 
-    def check(self) -> None:
-        """Return if an artifact could be published now, as large (up to a MiB) as the last one that could not.
-
-        Raises `StoreError`. Unlike `open` it makes no store: where a mount has vanished there is another disk.
-        """
-        self._uuid()
-        fresh = self._staging / f"{staging_name()}.probe"
-        landed = self._objects / "probe"  # one name: whoever is killed here leaves one file at most
-        try:
-            try:
-                fresh.mkdir()  # all that publishing does
-                write_files(fresh, {landed.name: os.urandom(self._refused)}, durable=True)
-                (fresh / landed.name).rename(landed)
-                landed.unlink(missing_ok=True)
-            finally:
-                self._discard(fresh)
-            for left in list(self._left):
-                self._left.discard(left)
-                self._discard(left)
-        except FileNotFoundError as error:
-            if self._staging.is_dir() and self._objects.is_dir():
-                return  # another node's probe went the same way at once, or the rename was answered twice
-            raise store_error(error, self.root) from error
-        except OSError as error:
-            raise store_error(error, self.root) from error
-
-    def _discard(self, staged: Path) -> None:
-        """Remove what we staged, now or when the store is well again: nobody else may while we live."""
-        try:
-            staged.unlink() if not staged.is_dir() else shutil.rmtree(staged)
-        except FileNotFoundError:
-            return
-        except OSError:
-            if len(self._left) < _MOST_LEFT:
-                self._left.add(staged)
-
-    def _uuid(self) -> str:
-        marker = self.root / MARKER
-        try:
-            stated = msgpack.unpackb(read_plain(marker, _LARGEST_MARKER))
-        except OSError as error:
-            raise store_error(error, self.root) from error
-        except (ArtifactInvalid, ValueError, msgpack.exceptions.UnpackException) as error:
-            raise StoreError(
-                f"{self.root}: its {MARKER} cannot be read ({error}): point KCOORD_STORE elsewhere"
-            ) from error
-        if not isinstance(stated, dict) or stated.get("format") != FORMAT or not isinstance(stated.get("uuid"), str):
-            raise StoreError(
-                f"{self.root}: its format is not {FORMAT}: use the kcoord that made it, or a new directory"
-            )
-        return str(stated["uuid"])
-
     def home(self, digest: str) -> Path:
-        return self._objects / digest[:2] / digest
+        return self._in.objects / digest[:2] / digest
 
     def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest's file (the winner's) that is there.
@@ -185,18 +111,18 @@ class Store:
 
     def _publish_once(self, digest: str, encoded: bytes, payload: bytes) -> str | None:
         """None: another's artifact was there, and is not any more: `kcoord gc` took it away in this moment."""
-        staging = self._staging / staging_name()
+        staging = self._in.staging / staging_name()
         final = self.home(digest)
         try:
             staging.mkdir(exist_ok=True)  # nobody else has its name: it may be a request that was sent again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
-            won = rename_into_place(staging, final, _MANIFEST, self._is_valid, self._quarantine, durable=True)
+            won = rename_into_place(staging, final, _MANIFEST, self._is_valid, self._in.quarantine, durable=True)
         except ArtifactDistrusted:
-            self._discard(staging)
+            self._in.discard(staging)
             raise
         except (OSError, StoreError) as error:
             self._refused = max(1, min(len(payload), _LARGEST_PROBE))
-            self._discard(staging)
+            self._in.discard(staging)
             if isinstance(error, OSError):
                 raise store_error(error, self.root) from error
             raise
@@ -262,7 +188,7 @@ class Store:
     def digests(self) -> Iterator[str]:
         """Of all artifacts, by and by. Lists directories: for people, never on a job's way."""
         try:
-            for bucket in sorted(p for p in self._objects.iterdir() if len(p.name) == 2):
+            for bucket in sorted(p for p in self._in.objects.iterdir() if len(p.name) == 2):
                 yield from sorted(name for name in os.listdir(bucket) if _DIGEST.fullmatch(name))  # noqa: PTH208
         except OSError as error:
             raise store_error(error, self.root) from error
@@ -271,7 +197,7 @@ class Store:
         """The manifests of all readable artifacts. Lists directories: for people, never on a job's way."""
         found = []
         try:
-            for path in sorted(self._objects.glob(f"??/*/{_MANIFEST}")):
+            for path in sorted(self._in.objects.glob(f"??/*/{_MANIFEST}")):
                 try:
                     found.append(Manifest.decode(read_plain(path, LARGEST_MANIFEST)))
                 except (ArtifactInvalid, FileNotFoundError):
@@ -285,7 +211,7 @@ class Store:
         try:
             refresh_names(bucket)
         except FileNotFoundError:
-            refresh_names(self._objects)
+            refresh_names(self._in.objects)
             try:
                 refresh_names(bucket)
             except FileNotFoundError:
@@ -294,9 +220,9 @@ class Store:
 
     def _set_aside(self, final: Path) -> None:
         try:
-            set_aside(final, self._quarantine)
+            set_aside(final, self._in.quarantine)
         except OSError as error:
-            raise store_error(error, self._quarantine) from error
+            raise store_error(error, self._in.quarantine) from error
 
     def _verified(self, final: Path, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str, _Found]:
         """Raises `_Torn` if what is there is not whole, `ArtifactInvalid` if it cannot be judged, `_Missing`, and OSError."""
@@ -401,63 +327,6 @@ class _Missing(Exception):
     """There is no such artifact."""
 
 
-def _marker() -> bytes:
-    return bytes(msgpack.packb({"format": FORMAT, "uuid": uuid.uuid4().hex}))
-
-
 def manifest_digest(encoded: bytes) -> str:
     """What READY announces."""
     return hashlib.sha256(encoded).hexdigest()
-
-
-def with_payload(manifest: Manifest, payload: bytes) -> Manifest:
-    stated = Payload(len(payload), hashlib.sha256(payload).hexdigest())
-    return replace(manifest, payload=stated)
-
-
-def pack(manifest: Manifest, contents: dict[str, bytes]) -> bytes:
-    """All files as one zstd-compressed tar; equal files give equal bytes (with one version of zstd)."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for entry in manifest.files:
-            member = tarfile.TarInfo(entry.name)
-            member.size, member.mode, member.mtime = entry.size, 0o644, 0
-            tar.addfile(member, io.BytesIO(contents[entry.name]))
-    return bytes(zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(buffer.getvalue()))
-
-
-def unpack(manifest: Manifest, payload: bytes) -> dict[str, bytes]:
-    """The checked contents of a payload. Raises `ArtifactInvalid`; memory stays within what the manifest states."""
-    stated = manifest.payload
-    if stated is None or len(payload) != stated.size or hashlib.sha256(payload).hexdigest() != stated.sha256:
-        raise ArtifactInvalid(f"the payload of {manifest.key.name} is not the one that its manifest states")
-    entries = {f.name: f for f in manifest.files}
-    # every member: a header, perhaps an extended one of a few blocks, and its content in whole blocks
-    most = sum(f.size + 16 * _TAR_BLOCK + 2 * len(f.name) for f in manifest.files) + 40 * _TAR_BLOCK
-    contents: dict[str, bytes] = {}
-    try:
-        plain = _decompress(payload, most)
-        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
-            for member in tar:
-                entry = entries.get(member.name)
-                plain_file = member.type == tarfile.REGTYPE and not member.issparse()
-                if entry is None or not plain_file or member.name in contents or member.size != entry.size:
-                    raise ArtifactInvalid(f"the payload holds {member.name!r}, which the manifest does not state")
-                file = tar.extractfile(member)
-                contents[member.name] = file.read() if file else b""
-                check_content(entry, contents[member.name])
-    except (tarfile.TarError, zstandard.ZstdError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        raise ArtifactInvalid(f"the payload of {manifest.key.name} cannot be unpacked: {error}") from error
-    if contents.keys() != entries.keys():
-        raise ArtifactInvalid(f"the payload lacks {', '.join(sorted(entries.keys() - contents.keys()))}")
-    return contents
-
-
-def _decompress(payload: bytes, most: int) -> bytes:
-    with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(payload) as reader:
-        plain = bytearray()
-        while chunk := reader.read(min(_CHUNK, most + 1 - len(plain))):  # `read` allocates what it is asked for
-            plain += chunk
-    if len(plain) > most:
-        raise ArtifactInvalid("the payload unpacks to more than its manifest states")
-    return bytes(plain)

@@ -18,8 +18,9 @@ import pytest
 
 from kcoord.agent import spawn
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.reading import read_plain
-from kcoord.artifacts.store import Store, unpack
+from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from tests.agents import Node, Rank, key_of
 from tests.redis_server import RedisServer
