@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kcoord.interruption import is_interruption
 from kcoord.telemetry.events import Notices, log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +18,8 @@ notices = Notices()
 def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
     """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
 
-    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job.
+    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. What a signal handler of
+    the script raised meanwhile is the script's, and goes on.
     """
 
     def decorate(hook: F) -> F:
@@ -26,6 +28,8 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
             try:
                 return hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - see above
+                if is_interruption(error):
+                    raise
                 if notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
                     log.warning("where it happened", exc_info=error)
                 return otherwise(*args, **kwargs)
