@@ -32,6 +32,7 @@ _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
 _LONGEST_DURATION = 3600.0  # seconds; what a marker says of itself is believed up to here
 _TRIES = 3
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENXIO, errno.EAGAIN)
 _UNREADABLE = (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)  # a symbolic link, a socket, another user's file
 _SOMEBODY = "another node"
 
@@ -262,7 +263,7 @@ def file_system_now(staging: Path) -> float:
 def _stat(path: Path) -> os.stat_result | None:
     """What is at `path` now; opening a file asks the NFS server, which `lstat` for up to a minute does not."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _opened(path)
     except OSError as error:
         if error.errno in _UNREADABLE:
             with suppress(FileNotFoundError):
@@ -274,6 +275,19 @@ def _stat(path: Path) -> os.stat_result | None:
         return os.fstat(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """Nothing is written. But what an NFS v4 server has delegated of the file to its holder it takes back from it for that, and
+    delegates it no more. The delegation of a host that has vanished meanwhile would keep others from removing the file, for 90 s.
+    """
+    how = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_WRONLY | how)
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:  # EAGAIN: this is the server, and it has begun to call back
+            raise
+        return os.open(path, os.O_RDONLY | how)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

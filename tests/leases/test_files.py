@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import itertools
 import os
 import signal
@@ -247,6 +248,22 @@ def test_a_marker_that_is_touched_as_it_is_moved_aside_is_put_back(
     assert litter(store) == [str(marker)]
 
 
+def test_who_looks_at_a_marker_calls_back_what_an_nfs_server_delegated_of_it(store: Path) -> None:
+    """The server delegates by a lease of the kernel's. A vanished holder could not give it back, and nobody remove the file."""
+    marker, called_back = path_of(store, "lease"), threading.Event()
+    marker.write_bytes(marker_of_another_host(30.0))
+    before = signal.signal(signal.SIGIO, lambda number, frame: called_back.set())
+    delegated = os.open(marker, os.O_RDONLY)
+    try:
+        fcntl.fcntl(delegated, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+        assert isinstance(files.attempt(None), Wait)
+        assert called_back.wait(10)
+    finally:
+        os.close(delegated)
+        signal.signal(signal.SIGIO, before)
+
+
 def test_an_outcome_that_is_written_while_the_lease_is_taken_ends_it(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +428,93 @@ def test_a_failure_is_forgotten_by_the_file_systems_clock_and_its_file_removed(s
     bounded(scenario())
 
 
+# Clocks that are wrong: of the hosts, whose wall clocks are set while a lease is held, or waited for.
+
+STEP = 600.0  # seconds
+
+
+@pytest.fixture
+def clocks(interposing_library: Path, tmp_path: Path) -> tuple[Interposer, Interposer]:
+    made = []
+    for number, offset in enumerate((STEP, -STEP)):
+        (tmp_path / f"clock {number}").mkdir()
+        made.append(Interposer(interposing_library, tmp_path / f"clock {number}"))
+        made[number].clock(offset)
+    return made[0], made[1]
+
+
+def test_a_holder_that_is_kept_alive_is_not_followed_however_the_hosts_clocks_are_set(
+    store: Path, clocks: tuple[Interposer, Interposer]
+) -> None:
+    here, there = clocks
+    with OtherAgent(store, 1.5, **here.environ) as holder, OtherAgent(store, 1.5, **there.environ) as waiter:
+        holder.ask("keep", _KEY, "a", "host-a")
+        for clock in (there, here):
+            for offset in (STEP, -STEP, 0.0):
+                clock.clock(offset)
+                end = time.monotonic() + 0.7  # a heartbeat, at least
+                while time.monotonic() < end:
+                    assert waiter.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
+        assert holder.ask("renew", _KEY, "a") is True
+
+
+@pytest.mark.parametrize("step", [STEP, -STEP])
+def test_a_holder_that_stopped_is_followed_after_its_ttl_and_no_sooner_however_the_waiter_s_clock_is_set(
+    store: Path, clocks: tuple[Interposer, Interposer], step: float
+) -> None:
+    here, there = clocks
+    with OtherAgent(store, TTL, **here.environ) as holder, OtherAgent(store, TTL, **there.environ) as waiter:
+        holder.ask("keep", _KEY, "a", "host-a")
+        assert waiter.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
+        until_touched(path_of(store, "lease"))
+        stopped = holder.signal(signal.SIGSTOP)
+        assert waiter.ask("acquire", _KEY, "b", "host-b")[0] == "Wait", "it has seen that touch"
+        there.clock(step - STEP)  # which was STEP behind
+        waiter.start("await", _KEY, "b", "host-b")
+        kind, _, _, moment = waiter.answer()
+        assert kind == "Won"
+        assert moment - stopped > TTL / 2
+        holder.signal(signal.SIGCONT)
+
+
+def until_touched(marker: Path) -> None:
+    before, deadline = marker.stat().st_mtime_ns, time.monotonic() + BOUND
+    while marker.stat().st_mtime_ns == before:
+        assert time.monotonic() < deadline, "the holder does not touch it"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("step", [STEP, -STEP])
+def test_a_lease_that_its_process_does_not_renew_ends_however_its_host_s_clock_is_set(
+    store: Path, clocks: tuple[Interposer, Interposer], step: float
+) -> None:
+    here, there = clocks
+    with OtherAgent(store, TTL, **here.environ) as holder, OtherAgent(store, TTL, **there.environ) as waiter:
+        holder.ask("acquire", _KEY, "a", "host-a")
+        here.clock(STEP + step)
+        assert waiter.ask("await", _KEY, "b", "host-b")[0] == "Won"
+        assert holder.ask("renew", _KEY, "a") is False
+
+
 # A file system that cannot.
+
+
+def test_a_marker_that_could_not_be_removed_holds_its_key_up_for_a_ttl_and_no_longer(
+    store: Path, interposer: Interposer
+) -> None:
+    with OtherAgent(store, TTL, **interposer.environ) as holder, OtherAgent(store, TTL) as other:
+        for next_ in (other, holder):
+            assert holder.ask("acquire", _KEY, "a", "host-a")[0] == "Won"
+            fault = interposer.fail("unlink", below=path_of(store, "lease"), error=errno.EIO)
+            assert holder.ask("release", _KEY, "a") is True
+            assert fault.hits
+            assert path_of(store, "lease").exists()
+            assert next_.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
+            assert next_.ask("await", _KEY, "b", "host-b")[0] == "Won"
+            fault.end()
+            assert next_.ask("release", _KEY, "b") is True
+            assert not path_of(store, "lease").exists()
+    assert not litter(store)
 
 
 @pytest.mark.parametrize(

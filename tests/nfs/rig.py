@@ -239,8 +239,12 @@ class Job:
         self._ranks: list[Rank] = []
         self._nodes: dict[tuple[str, str], Rank] = {}  # (host, node) → its first rank
         rig.run(f"mkdir -m 1777 {self.on_server}")
-        for host in "ABC":  # after a restart a v4 server makes its clients wait for up to 90 s
-            rig.on(host, f"touch {self.store}/{host} && rm {self.store}/{host}", within=200)
+        for host in "ABC":
+            self.until_served(host)
+
+    def until_served(self, host: str) -> None:
+        """After a restart a v4 server makes its clients wait for up to 90 s."""
+        self.rig.on(host, f"touch {self.store}/{host} && rm {self.store}/{host}", within=200)
 
     def elsewhere(self) -> str:
         """A Redis in which nothing is heard of this job."""

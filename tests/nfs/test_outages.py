@@ -202,6 +202,7 @@ def test_replies_lost_anywhere_in_a_publish_and_a_restart_leave_whole_artifacts_
             assert all(call.value() for call in published)
             with contextlib.suppress(AssertionError):  # it fails below, with what was told
                 here.until_published(names, within=3 * SOON)
+        here.until_served("C")
         c = here.rank("C")
         ready = [name for name in names if c.do("claim", name=name, tier="homes")["answer"] == "Ready"]
         assert {c.do("read", name=name) for name in ready} == {"A"}
