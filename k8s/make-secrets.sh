@@ -22,7 +22,8 @@ if [ ${#password} -ne 64 ] || [ ${#hash} -ne 64 ]; then
   exit 1
 fi
 printf 'redis://kcoord:%s@redis-kcoord:6379/0' "$password" > "$directory/redis-url"
-printf '%s:%s' "key-$(date +%Y%m%d)" "$(random)" > "$directory/signing-key"
+# A file of keys: to rotate, add a line. The first signs, all verify.
+printf '%s %s\n' "key-$(date +%Y%m%d)-$(random | cut -c1-8)" "$(random)" > "$directory/signing-key"
 
 # The agent's user may run kcoord's script (and what is in it), wait for news, and add up statistics, on its own keys. Nothing
 # else: no KEYS, FLUSHALL or CONFIG, nobody else's keys. The probe's user may say PING.

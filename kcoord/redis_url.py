@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from kcoord.errors import SettingsError
+from kcoord.secret_files import read_secret
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _SENTINEL_PORT = 26379
@@ -70,6 +74,20 @@ def parse_redis_url(value: str) -> str:
     if parts.scheme != "unix":
         _address(parts.netloc.rpartition("@")[2])
     return value
+
+
+def read_redis_url(path: Path) -> str:
+    """The URL that is all of a file, but for spaces and line ends around it. Raises `SettingsError`, without what it says."""
+    name = f"KCOORD_REDIS_URL_FILE={path}"
+    try:
+        url = read_secret(name, path).decode().strip()
+        if not url.isprintable():
+            raise ValueError("it must be one line, a URL")
+        return parse_redis_url(url)
+    except UnicodeDecodeError:  # its text holds what it could not decode
+        raise SettingsError(f"{name}: it must be one line, a URL") from None
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def without_password(url: str) -> str:

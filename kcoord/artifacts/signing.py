@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
 
-from kcoord.artifacts.reading import open_unwaiting
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError
+from kcoord.secret_files import read_secret
 from kcoord.settings import Settings
 
 MANIFEST, PROFILE, BUNDLE = "manifest", "profile", "bundle"
@@ -31,7 +29,6 @@ _FORMAT = b"kcoord-signed-1\n"  # no msgpack map begins so, and no part of a pro
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAC = hashlib.sha256().digest_size
 _SHORTEST_SECRET = 16  # bytes
-_LARGEST_KEY_FILE = 64 << 10
 _MAKE = 'make one with: echo "main $(openssl rand -hex 32)" > FILE; chmod 600 FILE'
 
 
@@ -59,9 +56,12 @@ def split(data: bytes) -> tuple[bytes, Signature | None]:
     return content, Signature(key_id, mac)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trust:
-    """A policy, and the keys by id: the first signs, all verify. The secrets are shown nowhere."""
+    """A policy, and the keys by id: the first signs, all verify. The secrets are shown nowhere.
+
+    `keys` may be replaced as a whole, from any thread: each method takes them once.
+    """
 
     policy: str = "off"
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -71,7 +71,7 @@ class Trust:
         """As the settings say. Raises `SettingsError` for keys that cannot be used, and for ``require`` without one."""
         keys: dict[str, bytes] = {}
         if settings.signing_key_file is not None:
-            keys = _read_keys(settings.signing_key_file)
+            keys = read_keys(settings.signing_key_file)
         elif settings.signing_key is not None:
             key_id, colon, secret = settings.signing_key.strip().partition(":")
             try:
@@ -135,17 +135,15 @@ def _mac(secret: bytes, kind: str, key_id: str, content: bytes) -> bytes:
     return hmac.digest(secret, message, "sha256")
 
 
-def _read_keys(path: Path) -> dict[str, bytes]:
-    """Raises `SettingsError`, in which there is nothing of the file's content."""
+def read_keys(path: Path) -> dict[str, bytes]:
+    """The keys of a file, by id. A line is ``ID SECRET``, or ``ID:SECRET`` as in ``KCOORD_SIGNING_KEY``; ``#`` begins a comment.
+
+    Raises `SettingsError`, in which there is nothing of the file's content.
+    """
     name = f"KCOORD_SIGNING_KEY_FILE={path}"
+    content = read_secret(name, path)
     try:
-        with open(path, "rb", opener=open_unwaiting) as file:
-            _check_owner(name, os.fstat(file.fileno()))  # of the very file that is read
-            content = file.read(_LARGEST_KEY_FILE + 1)
-    except OSError as error:
-        raise SettingsError(f"{name}: {error.strerror}: name a file that this user may read") from error
-    try:
-        lines = content.decode("ascii").splitlines() if len(content) <= _LARGEST_KEY_FILE else []
+        lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
         lines = []
     keys: dict[str, bytes] = {}
@@ -153,6 +151,8 @@ def _read_keys(path: Path) -> dict[str, bytes]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
+        if len(words) == 1 and ":" in words[0]:
+            words = words[0].split(":", 1)
         try:
             if len(words) != 2:
                 raise ValueError("it must be a key id and a secret")
@@ -164,17 +164,6 @@ def _read_keys(path: Path) -> dict[str, bytes]:
     if not keys:
         raise SettingsError(f"{name}: it holds no key: {_MAKE}")
     return keys
-
-
-def _check_owner(name: str, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise SettingsError(f"{name}: it is no plain file")
-    if found.st_uid not in (os.getuid(), 0):
-        raise SettingsError(f"{name}: it belongs to user {found.st_uid}: it must be this user's, or root's")
-    # root's may be read by its group: so Kubernetes mounts a Secret for a container that is not root (fsGroup)
-    others = 0o077 if found.st_uid == os.getuid() else 0o027
-    if found.st_mode & others:
-        raise SettingsError(f"{name}: others may read or write it: chmod 600 (a Kubernetes Secret: defaultMode 0400)")
 
 
 def _id(text: str) -> str:

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, ask_agent, no_agent, settings_flags
+from kcoord.cli.options import ALL, Finite, ask_agent, no_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import ALTERNATIVES, FIELDS, Settings, variable
 
 _CHECKED_WITHIN = 5.0  # seconds
 
@@ -24,21 +24,21 @@ _CHECKED_WITHIN = 5.0  # seconds
 )
 @click.option("--prefetch", is_flag=True, help="Do not serve: fetch what the profile's jobs needed from the store to this node, "
               "and end. Exits with 0 whatever happens: a job goes on without.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
+@click.option("--timeout", type=Finite(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
               help="With --prefetch: end after this long, with what is there.")  # fmt: skip
 @click.option("--max-mib", type=click.IntRange(0), default=4096, show_default=True, metavar="MIB",
               help="With --prefetch: fetch about this much, at most.")  # fmt: skip
-@click.option("--await", "within", type=click.FloatRange(0, 3600), metavar="SECONDS",
+@click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
               help="Do not serve: wait until the agent answers, at most this long. Exits with 0 either way.")  # fmt: skip
-@click.option("--sidecar", is_flag=True, help="In a pod: what keeps the agent from serving is said, and no error that holds up "
-              "the job; other processes of this user cannot read its secrets.")  # fmt: skip
+@click.option("--sidecar", is_flag=True, help="In a pod: stay, and say why, if the agent cannot serve, so that the job "
+              "starts all the same; hide its secrets from other processes of this user.")  # fmt: skip
 @settings_flags(*ALL)
 def command(
     stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,
     **flags: str | None,
 ) -> None:  # fmt: skip
     """Run this node's agent until SIGTERM; publishes finish first, leases are released."""
-    if prefetch or check or sidecar or within is not None:  # a pod's, with the agent's secrets in its environment
+    if prefetch or check or sidecar or within is not None:  # a pod's, where the agent's secrets are
         _hide_memory()
     if prefetch:
         _prefetch(flags, timeout, max_mib << 20)
@@ -128,7 +128,8 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     from kcoord_launch.supervise import check_directories
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    Trust.of(settings)  # a key that cannot be used is said before anything listens
+    Trust.of(settings)  # a secret that cannot be used is said before anything listens
+    settings.redis_address()
     check_directories(settings, store=opens_store)
     path = settings.socket_path
     try:
@@ -147,6 +148,8 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
         value = flags.get(spec.name)
         if value is not None:
             os.environ[variable(spec.name)] = value
+            if (other := ALTERNATIVES.get(spec.name)) is not None:
+                os.environ.pop(variable(other), None)
     try:
         asyncio.run(run_agent(settings, listener))
     finally:
@@ -168,7 +171,8 @@ def _is_running(settings: Settings) -> bool:
 
 def _hide_memory() -> None:
     """Where containers see each other's processes (``shareProcessNamespace``), the trainer is the same user as the agent, and
-    could read the Redis password from ``/proc/<agent>/environ``. Not guaranteed: it can, in the moment before this."""
+    could read the secrets that only this container mounts, below ``/proc/<agent>/root``, or in its environment.
+    Not guaranteed: it can, in the moment before this."""
     import ctypes
 
     no_dumps = 4  # PR_SET_DUMPABLE

@@ -28,7 +28,7 @@ from kcoord.artifacts.store import Store
 from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.settings import Settings
+from kcoord.settings import Settings, variable
 
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
 _LITTLE_SPACE = 1 << 30  # bytes
@@ -102,10 +102,10 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
         return
     triton = os.environ.get("TRITON_CACHE_DIR")
     places = [("KCOORD_LOCAL_DIR", settings.local_dir)] + ([("TRITON_CACHE_DIR", Path(triton))] if triton else [])
-    for variable, place in places:
+    for name, place in places:
         kind = _file_system(place)
         if kind in _NETWORK_FILE_SYSTEMS:
-            remedy = f"set {variable} to a directory on local disk; the store is what nodes share"
+            remedy = f"set {name} to a directory on local disk; the store is what nodes share"
             yield Finding(what, "warn", f"{place} is on {kind}", remedy)
 
 
@@ -186,20 +186,26 @@ def _file_system(path: Path) -> str:
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:
-    if settings.redis_url is None:
+    try:
+        url = settings.redis_address()
+    except SettingsError as error:
+        yield Finding("Redis", "fail", str(error), "see the finding; an agent with these settings does not start")
+        return
+    if url is None:
         if settings.store is None:
             found = "none, and no store: each node elects its own compiler"
         else:
             found = "none: lease files in the store elect one compiler; other nodes hear of it within 2 s"
-        yield Finding("Redis", "ok", found, "set KCOORD_REDIS_URL for several nodes")
+        yield Finding("Redis", "ok", found, "set KCOORD_REDIS_URL or KCOORD_REDIS_URL_FILE for several nodes")
         return
     if settings.store is None:
         remedy = "set KCOORD_STORE to a directory that all nodes share"
         yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
+    given = variable("redis_url" if settings.redis_url_file is None else "redis_url_file")
     try:
-        version, took = asyncio.run(_try_redis(settings))
+        version, took = asyncio.run(_try_redis(url, settings.namespace))
     except (LeaseUnavailable, SettingsError) as error:
-        yield Finding("Redis", "fail", str(error), "check KCOORD_REDIS_URL, the server, its password and its ACL")
+        yield Finding("Redis", "fail", str(error), f"check {given}, the server, its password and its ACL")
         return
     yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
     if _is_vulnerable(version):
@@ -207,12 +213,11 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         yield Finding("Redis", "warn", f"{version} may have a use-after-free in Lua", remedy)
 
 
-async def _try_redis(settings: Settings) -> tuple[str, float]:
+async def _try_redis(url: str, namespace: str) -> tuple[str, float]:
     from kcoord.leases.redis import RedisLeases
 
-    assert settings.redis_url is not None
     leases = RedisLeases(
-        settings.redis_url, f"kcoord:{settings.namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0
+        url, f"kcoord:{namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0
     )  # fmt: skip
     try:
         version = await leases.server_version()
@@ -266,13 +271,14 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
         finally:
             await leases.close()
 
+    has_redis = settings.redis_url is not None or settings.redis_url_file is not None
     try:
         took = asyncio.run(attempt(settings.store_root or settings.store))
     except LeaseUnavailable as error:
         remedy = "see the finding; without Redis each node then elects its own compiler"
-        yield Finding("lease files", "fail" if settings.redis_url is None else "warn", str(error), remedy)
+        yield Finding("lease files", "warn" if has_redis else "fail", str(error), remedy)
         return
-    role = "they coordinate" if settings.redis_url is None else "they coordinate while Redis is away"
+    role = "they coordinate while Redis is away" if has_redis else "they coordinate"
     yield Finding("lease files", "ok", f"{role}: a lease was taken and released in {took:.1f} ms")
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kcoord.cli.options import print_json
+from kcoord.cli.options import Finite, print_json
 from kcoord.errors import KcoordError
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
@@ -31,7 +31,7 @@ _MOST_LISTED = 100  # jobs, in a table
 hours_flag = click.option(
     "--hours",
     metavar="N",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Only what began in the last N hours: for a name that several runs had.",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ON_DISK = ("store", "local_dir")
 """Of commands that ask no agent."""
-WHERE = ("store", "local_dir", "redis_url", "socket", "namespace")
+WHERE = ("store", "local_dir", "redis_url", "redis_url_file", "socket", "namespace")
 ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key"))
 
 
@@ -37,6 +38,16 @@ def settings_flags(*names: str) -> Callable[[F], F]:
         return command
 
     return decorate
+
+
+class Finite(click.FloatRange):
+    """A number within a range, which `click.FloatRange` takes "nan" for, and with an open end "inf"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number that can be counted to.", param, ctx)
+        return number
 
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

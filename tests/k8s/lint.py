@@ -9,16 +9,19 @@ from typing import Any
 
 import click
 
-from kcoord.agent import server
+from kcoord import settings
+from kcoord.agent.server import ENDS_WITHIN
 from kcoord.cli import _COMMANDS
 from kcoord.settings import FIELDS, variable
 from tests.k8s.manifests import Object, Pod, environment, is_sidecar, jobs, pods
 
-SECRETS = ("KCOORD_REDIS_URL", "KCOORD_SIGNING_KEY", "KCOORD_SIGNING_KEY_FILE")
-KNOWN = {variable(field.name) for field in FIELDS} | set(SECRETS)
+SECRETS = tuple(map(variable, settings.SECRETS))
+FILES = tuple(map(variable, settings.SECRET_FILES))
+KNOWN = {variable(field.name) for field in FIELDS}
 OURS = ("kcoord-agent", "kcoord-prefetch", "gc")
 """The containers of the agent's image."""
-_DRAIN = 3 * server._DRAIN + 10  # seconds: connections, then publishes, then statistics; and the leases
+SECRET = "kcoord-agent"
+_GRACE = 30 + ENDS_WITHIN  # seconds: Kubernetes' own for the trainer, and after it the agent's
 _PINNED = re.compile(r".+:[^:@/]*\d[^:@/]*(@sha256:[0-9a-f]{64})?|.+@sha256:[0-9a-f]{64}")
 
 # Fields of other projects' objects that we use, as their CRDs have them: JobSet v0.12, Kubeflow Trainer v2.2.
@@ -91,8 +94,14 @@ def _of_pod(pod: Pod) -> Iterator[str]:
     security = spec.get("securityContext", {})
     if security.get("runAsNonRoot") is not True or security.get("seccompProfile") != {"type": "RuntimeDefault"}:
         yield "the pod's securityContext must say runAsNonRoot and seccompProfile RuntimeDefault"
-    if any(is_sidecar(c) for c in pod.containers) and spec.get("terminationGracePeriodSeconds", 30) < _DRAIN:
-        yield f"terminationGracePeriodSeconds must leave the agent {_DRAIN:g} s"
+    if any(is_sidecar(c) for c in pod.containers) and spec.get("terminationGracePeriodSeconds", 30) < _GRACE:
+        yield f"terminationGracePeriodSeconds must leave the agent {ENDS_WITHIN:g} s: {_GRACE:g} at least"
+    for volume in spec.get("volumes", []):
+        if volume.get("secret", {}).get("secretName") == SECRET:
+            if volume["secret"].get("defaultMode") != 0o440 or "fsGroup" not in security:
+                yield f"{volume['name']}: the agent refuses what others may read: defaultMode 0440, and an fsGroup"
+            if volume["secret"].get("optional") is not True:
+                yield f"{volume['name']}: a Secret that is not there would keep the pod from starting"
     volumes = [v["name"] for v in spec.get("volumes", [])]
     mounted = {m["name"] for c in pod.containers for m in c.get("volumeMounts", [])}
     yield from (f"the volume {n} is not mounted" for n in sorted(set(volumes) - mounted))
@@ -122,6 +131,7 @@ def _of_container(pod: Pod, container: Object) -> Iterator[str]:
     if "runAsUser" in security and any(is_sidecar(c) for c in pod.containers):
         yield "a user of its own cannot speak to the agent"
     yield from _of_environment(container)
+    yield from _of_secrets(pod, container)
     commands = [container["command"]] if "command" in container else []
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         commands += [container[probe]["exec"]["command"]] if probe in container else []
@@ -149,12 +159,29 @@ def _of_environment(container: Object) -> Iterator[str]:
         if name in SECRETS:
             if container["name"] not in OURS:
                 yield f"{name} is a secret of the agent's"
-            if "secretKeyRef" not in entry.get("valueFrom", {}):
-                yield f"{name} does not come from a Secret"
-    if container["name"] not in OURS:
-        for source in container.get("envFrom", []):
-            if "secretRef" in source:
-                yield "a whole Secret in its environment"
+            if name not in FILES:
+                yield f"{name} shows in the environment: it must be a file"
+        if "secretKeyRef" in entry.get("valueFrom", {}) and entry["valueFrom"]["secretKeyRef"]["name"] == SECRET:
+            yield f"{name} is a secret in the environment"
+    for source in container.get("envFrom", []):
+        if "secretRef" in source:
+            yield "a whole Secret in its environment"
+
+
+def _of_secrets(pod: Pod, container: Object) -> Iterator[str]:
+    """They are files, which the agent's containers alone mount, and nobody may write to."""
+    found = {v["name"] for v in pod.spec.get("volumes", []) if v.get("secret", {}).get("secretName") == SECRET}
+    mounts = [m for m in container.get("volumeMounts", []) if m["name"] in found]
+    for mount in mounts:
+        if container["name"] not in OURS:
+            yield f"{mount['name']} is the agent's alone"
+        if mount.get("readOnly") is not True:
+            yield f"{mount['name']} must be mounted readOnly"
+        if "subPath" in mount:
+            yield f"{mount['name']} is mounted by subPath: new keys never come in"
+    for name, entry in environment(container).items():
+        if name in FILES and not _below(entry.get("value", ""), [m["mountPath"] for m in mounts]):
+            yield f"{name} is in no mounted Secret"
 
 
 def _of_command(command: list[str]) -> Iterator[str]:

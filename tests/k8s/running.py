@@ -1,7 +1,8 @@
 """A pod's containers as processes: the manifests' commands, arguments, environment and file modes, below a directory.
 
-What differs from a pod: paths are prefixed with the directory, the Redis Service's address is the test's server, and there are no
-images: ``kcoord`` and ``kcoord-torchrun`` are this checkout's.
+What differs from a pod: paths are prefixed with the directory, volumes are directories that are made as the kubelet makes them,
+the Redis Service's address is the test's server, unless its name resolves, and there are no images: ``kcoord`` and
+``kcoord-torchrun`` are this checkout's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -54,19 +56,23 @@ def _environment() -> dict[str, str]:
 
 
 class RunningPod:
-    """`changed` words of commands are replaced by others: hosts, numbers of nodes and ranks, and the training script."""
+    """`changed` words of commands are replaced by others: hosts, numbers of nodes and ranks, and the training script. `secrets`:
+    what the base's Secrets hold, by key; of a Secret that is not there, nothing."""
 
     def __init__(
-        self, pod: Pod, root: Path, server: RedisServer, secrets: dict[str, str], changed: dict[str, list[str]]
-    ) -> None:
-        self._pod, self._root, self._server, self._secrets = pod, root, server, secrets
+        self, pod: Pod, root: Path, server: RedisServer, secrets: dict[str, str], changed: dict[str, list[str]],
+        *, resolves: bool = False,
+    ) -> None:  # fmt: skip
+        self._resolves = resolves
+        self._pod, self._root, self.server, self._secrets = pod, root, server, secrets
         self._changed = changed
         self._prefix, self.python = _as_user()
         self._started: list[subprocess.Popen[str]] = []
         user = _USER if self._prefix else os.getuid()
         root.chmod(0o755)
+        self._project_secrets()
         for volume in pod.spec["volumes"]:
-            for container in pod.containers:
+            for container in pod.containers if "secret" not in volume else []:
                 for mount in container.get("volumeMounts", []):
                     if mount["name"] == volume["name"] and mount["mountPath"].startswith("/kcoord"):
                         path = self.path(mount["mountPath"])
@@ -75,6 +81,39 @@ class RunningPod:
                         if "persistentVolumeClaim" in volume:
                             path.chmod(0o770)
                             os.chown(path, 0 if self._prefix else -1, user if self._prefix else -1)  # fsGroup
+
+    def change_secrets(self, **changed: str) -> None:
+        """As the kubelet does, a while after somebody has changed the Secret. Names are keys with ``_`` for ``-``."""
+        self._secrets = {**self._secrets, **{name.replace("_", "-"): text for name, text in changed.items()}}
+        self._project_secrets()
+
+    def _project_secrets(self) -> None:
+        """The volumes of Secrets: root's, with the pod's fsGroup. Files are links to ``..data``, a link that is renamed."""
+        mounts = [mount for container in self._pod.containers for mount in container["volumeMounts"]]
+        for volume in self._pod.spec["volumes"]:
+            (place,) = {mount["mountPath"] for mount in mounts if mount["name"] == volume["name"]}
+            if "secret" not in volume or not place.startswith("/kcoord"):
+                continue
+            directory = self.path(place)
+            directory.mkdir(exist_ok=True)
+            group = self._pod.spec["securityContext"]["fsGroup"]
+            made = tempfile.mkdtemp(prefix="..2026_", dir=directory)
+            for key in self._keys(volume["secret"]):
+                path = Path(made, key)
+                path.write_text(self._here(self._secrets[key]))
+                path.chmod(volume["secret"]["defaultMode"] if self._prefix else 0o400)  # else it is no other user's
+                if self._prefix:
+                    os.chown(path, 0, group)
+                (directory / key).unlink(missing_ok=True)
+                (directory / key).symlink_to(f"..data/{key}")
+            Path(made).chmod(0o755)
+            (directory / "..data_tmp").symlink_to(Path(made).name)
+            (directory / "..data_tmp").rename(directory / "..data")
+
+    def _keys(self, secret: Object) -> list[str]:
+        there = next(each["data"] for each in objects("base") if each["metadata"]["name"] == secret["secretName"])
+        wanted = [item["key"] for item in secret.get("items", [])] or list(there)
+        return [key for key in wanted if key in self._secrets]
 
     @property
     def is_another_user(self) -> bool:
@@ -131,21 +170,19 @@ class RunningPod:
         configured = {each["metadata"]["name"]: each["data"] for each in objects("base") if each["kind"] == "ConfigMap"}
         for source in container.get("envFrom", []):
             found |= configured[source["configMapRef"]["name"]]
-        labels = {**self._pod.metadata["labels"], **_SET_BY_THE_CONTROLLER}
+        labels = {**self._pod.metadata.get("labels", {}), **_SET_BY_THE_CONTROLLER}
         for entry in container.get("env", []):
             if "value" in entry:
                 value = entry["value"]
-            elif "fieldRef" in entry["valueFrom"]:
-                value = labels.get(entry["valueFrom"]["fieldRef"]["fieldPath"].partition("'")[2].rpartition("'")[0], "")
             else:
-                value = self._secrets[entry["valueFrom"]["secretKeyRef"]["key"]]
+                value = labels.get(entry["valueFrom"]["fieldRef"]["fieldPath"].partition("'")[2].rpartition("'")[0], "")
             found[entry["name"]] = self._here(value)
         return found
 
     def _here(self, value: str) -> str:
         if value.startswith("/kcoord"):
             return str(self.path(value))
-        return value.replace("redis-kcoord:6379", f"127.0.0.1:{self._server.port}")
+        return value if self._resolves else value.replace("redis-kcoord:6379", f"127.0.0.1:{self.server.port}")
 
     def _command(self, words: list[str]) -> list[str]:
         program, *arguments = words

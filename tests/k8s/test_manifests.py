@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from kcoord.agent.server import ENDS_WITHIN
+from kcoord.artifacts.signing import read_keys
 from kcoord.cli import _COMMANDS
 from kcoord.settings import Settings
-from tests.k8s.lint import complaints
+from kcoord_launch import supervise
+from tests.k8s.lint import FILES, complaints
 from tests.k8s.manifests import (
     OVERLAYS,
     ROOT,
@@ -82,6 +86,15 @@ def _agent(pod: Any) -> Object:
     return next(c for c in pod.spec["initContainers"] if is_sidecar(c))
 
 
+def _secret_mount(container: Object) -> Object:
+    return next(m for m in container["volumeMounts"] if m["name"] == "kcoord-secrets")
+
+
+def _secret_volume(pod: Any) -> Object:
+    found: Object = next(v["secret"] for v in pod.spec["volumes"] if v["name"] == "kcoord-secrets")
+    return found
+
+
 BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("indexed-job", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
     ("jobset", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
@@ -97,9 +110,19 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("jobset", "a user of its own", lambda pod: _trainer(pod)["securityContext"].update(runAsUser=1000)),
     ("jobset", "no setting KCOORD_STOER", lambda pod: _trainer(pod)["env"].append({"name": "KCOORD_STOER", "value": "/"})),
     ("jobset", "secret of the agent's",
-     lambda pod: _trainer(pod)["env"].append(environment(_agent(pod))["KCOORD_REDIS_URL"])),
-    ("jobset", "does not come from a Secret",
+     lambda pod: _trainer(pod)["env"].append(environment(_agent(pod))["KCOORD_REDIS_URL_FILE"])),
+    ("jobset", "it must be a file",
      lambda pod: _agent(pod)["env"].append({"name": "KCOORD_REDIS_URL", "value": "redis://:x@y"})),
+    ("jobset", "a secret in the environment",
+     lambda pod: _agent(pod)["env"].append({"name": "X", "valueFrom": {"secretKeyRef": {"name": "kcoord-agent", "key": "x"}}})),
+    ("jobset", "kcoord-secrets is the agent's alone",
+     lambda pod: _trainer(pod)["volumeMounts"].append(_secret_mount(_agent(pod)))),
+    ("indexed-job", "must be mounted readOnly", lambda pod: _secret_mount(_agent(pod)).pop("readOnly")),
+    ("indexed-job", "new keys never come in", lambda pod: _secret_mount(_agent(pod)).update(subPath="signing-key")),
+    ("indexed-job", "in no mounted Secret", lambda pod: _secret_mount(_agent(pod)).update(mountPath="/secrets")),
+    ("indexed-job", "defaultMode 0440", lambda pod: _secret_volume(pod).pop("defaultMode")),
+    ("trainjob", "defaultMode 0440", lambda pod: pod.spec["securityContext"].pop("fsGroup")),
+    ("gc", "keep the pod from starting", lambda pod: _secret_volume(pod).update(optional=False)),
     ("trainjob", "No such option", lambda pod: _agent(pod).update(command=["kcoord", "agent", "--sidecart"])),
     ("trainjob", "no command kcoord agnet", lambda pod: _agent(pod).update(command=["kcoord", "agnet"])),
     ("trainjob", "readiness probe", lambda pod: _agent(pod).update(readinessProbe=_agent(pod)["livenessProbe"])),
@@ -163,7 +186,12 @@ def test_a_job_of_ones_own_keeps_its_init_containers_and_volumes_and_others_are_
         "kcoord-agent",
         "kcoord-prefetch",
     ]
-    assert [v["name"] for v in mine["spec"]["template"]["spec"]["volumes"]] == ["data", "kcoord", "kcoord-store"]
+    assert [v["name"] for v in mine["spec"]["template"]["spec"]["volumes"]] == [
+        "data",
+        "kcoord",
+        "kcoord-store",
+        "kcoord-secrets",
+    ]
     for container in mine["spec"]["template"]["spec"]["containers"]:
         assert "KCOORD_SOCKET" in environment(container)
     assert "kcoord" not in str(other).replace("'else': 'sidecar'", "")
@@ -202,7 +230,9 @@ def test_secrets_are_private_random_and_made_once(tmp_path: Path) -> None:
         assert first.read_text() != second.read_text()
         assert first.stat().st_mode & 0o777 == 0o600
     url = (tmp_path / "a" / "redis-url").read_text()
-    assert Settings.from_environ({"KCOORD_REDIS_URL": url}).redis_url == url
+    given = {"KCOORD_REDIS_URL_FILE": str(tmp_path / "a" / "redis-url")}
+    assert Settings.from_environ(given).redis_address() == url
+    assert len(read_keys(tmp_path / "a" / "signing-key")) == 1
     password = url.partition("kcoord:")[2].partition("@")[0]
     assert len(password) == 64
     assert password not in (tmp_path / "a" / "users.acl").read_text()
@@ -249,10 +279,13 @@ def test_what_overlays_name_is_in_the_base() -> None:
             for container in pod.containers:
                 for source in container.get("envFrom", []):
                     assert ("ConfigMap", source["configMapRef"]["name"]) in there
-                for entry in container.get("env", []):
-                    wanted = entry.get("valueFrom", {}).get("secretKeyRef")
-                    if wanted is not None:
-                        assert wanted["key"] in there["Secret", wanted["name"]]["data"]
+                for name in FILES:
+                    if name in environment(container):
+                        path = Path(environment(container)[name]["value"])
+                        (mount,) = (m for m in container["volumeMounts"] if m["mountPath"] == str(path.parent))
+                        (secret,) = (v["secret"] for v in pod.spec["volumes"] if v["name"] == mount["name"])
+                        assert path.name in there["Secret", secret["secretName"]]["data"]
+                        assert path.name in [item["path"] for item in secret.get("items", [{"path": path.name}])]
             for volume in pod.spec["volumes"]:
                 if "persistentVolumeClaim" in volume:
                     claim = there["PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]]
@@ -274,6 +307,15 @@ def test_only_pods_with_an_agent_reach_redis() -> None:
     assert peer["podSelector"]["matchExpressions"] == [{"key": "kcoord/agent", "operator": "Exists"}]
     url = (checkout() / "base" / "secrets" / "redis-url").read_text()
     assert f"@{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/" in url
+
+
+def test_what_is_said_of_the_agents_end_is_what_the_agent_does() -> None:
+    """Wherever somebody reads how long it takes, to choose a pod's grace period."""
+    pages = [*(ROOT / "k8s").rglob("*.yaml"), ROOT / "k8s" / "README.md", *(ROOT / "docs").glob("*.md")]
+    said = [number for page in pages for number in re.findall(r"ends within (\d+) s", page.read_text())]
+    assert len(said) >= 5
+    assert {*said} == {f"{ENDS_WITHIN:g}"}
+    assert ENDS_WITHIN < supervise._STOP_TIMEOUT, "a launcher does not kill an agent that ends in time"
 
 
 def test_rendering_is_the_same_each_time() -> None:

@@ -110,17 +110,17 @@ def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None
     ended(agent)
 
 
-def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod) -> None:
+def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod, secrets: dict[str, str]) -> None:
     agent = started(pod)
     begun = pod.path("/kcoord/begun")
     waits = rank(pod, 0, 1, 600, BEGUN=str(begun))
     eventually(begun.exists, what="the rank compiles")
     theirs = psutil.Process(waits.pid).environ()
     assert not {*SECRETS} & theirs.keys()
-    password = (
-        pod.environment(pod.container("kcoord-agent"))["KCOORD_REDIS_URL"].partition("kcoord:")[2].partition("@")[0]
-    )
+    password = secrets["redis-url"].partition("kcoord:")[2].partition("@")[0]
     assert password not in str(theirs)
+    assert password not in str(psutil.Process(agent.pid).environ())
+    assert status(pod)["coordinates"] == "Redis", "and the agent has it"
     assert not [p for p in pod.path("/kcoord").rglob("*") if p.is_file() and password.encode() in p.read_bytes()]
     if pod.is_another_user:  # root reads everything
         look = pod.start("trainer", command=["python", "-c", f"open('/proc/{agent.pid}/environ').read()"])
@@ -128,6 +128,93 @@ def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod) 
     waits.kill()
     finish(waits)
     ended(agent)
+
+
+@pytest.fixture
+def without_secrets(sandbox: Sandbox, server: RedisServer) -> Iterator[RunningPod]:
+    """A pod in a namespace whose Secret is not there, as it may be: what is mounted is empty."""
+    (template,) = pods([each for each in objects("indexed-job") if each["kind"] == "Job"])
+    running = RunningPod(template, sandbox.root, server, {}, {})
+    yield running
+    running.end()
+
+
+def test_without_its_secret_the_agent_serves_and_says_what_it_lacks(without_secrets: RunningPod) -> None:
+    pod = without_secrets
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    found = status(pod)
+    assert found["coordinates"] == "lease files"
+    assert finish(pod.start("kcoord-prefetch")).returncode == 0
+    said = ended(agent)
+    for key in ("KCOORD_REDIS_URL_FILE", "KCOORD_SIGNING_KEY_FILE"):
+        assert len([line for line in said.splitlines() if key in line and "has no such key" in line]) == 1
+    assert Store(pod.path("/kcoord-store")).manifests(), "nothing is signed, as without a key anywhere"
+
+
+def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_secrets: RunningPod) -> None:
+    """Nor does it take to a store that nobody vouches for; and the pod starts."""
+    pod = without_secrets
+    agent = pod.start("kcoord-agent", KCOORD_TRUST="require")
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"], KCOORD_TRUST="require")
+    assert finish(waits).returncode == 0
+    prefetched = finish(pod.start("kcoord-prefetch", KCOORD_TRUST="require"))
+    assert prefetched.returncode == 0
+    assert "0 artifacts" in prefetched.stderr
+    assert "KCOORD_TRUST=require needs a signing key" in prefetched.stderr
+    assert not pod.socket.exists()
+    assert "KCOORD_TRUST=require needs a signing key" in ended(agent)
+
+
+def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod, secrets: dict[str, str]) -> None:
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    doctor = finish(pod.start("kcoord-agent", command=["kcoord", "doctor", "--json"]))
+    found = {each["what"]: each for each in json.loads(doctor.stdout)["findings"]}
+    key_id = secrets["signing-key"].split()[0]
+    assert found["trust"]["finding"] == f"require: the key {key_id} signs"
+    assert found["Redis"]["state"] == "ok", found["Redis"]
+    verified = finish(pod.start("kcoord-agent", command=["kcoord", "verify"]))
+    assert verified.returncode == 0, verified.stdout
+    ended(agent)
+
+
+def test_a_signing_key_that_is_added_to_the_secret_signs_without_a_new_pod(
+    pod: RunningPod, secrets: dict[str, str]
+) -> None:
+    looks_often = "import kcoord.agent.key_watch as watch; watch.EVERY = 0.1"
+    pod.path("/kcoord/site").mkdir()
+    pod.path("/kcoord/site/sitecustomize.py").write_text(looks_often)
+    pod.path("/kcoord/site").chmod(0o755)
+    path = pod.environment(pod.container("kcoord-agent"))["PYTHONPATH"]
+    agent = started(pod, PYTHONPATH=f"{pod.path('/kcoord/site')}:{path}")
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    store = Store(pod.path("/kcoord-store"))
+    eventually(lambda: len(store.manifests()) == 1, what="it is published")
+    pod.change_secrets(signing_key=f"new {'c' * 64}\n{secrets['signing-key']}")
+
+    def signed_by_the_new_one() -> bool:
+        numbers = len(store.manifests()) + 1
+        assert finish(rank(pod, 0, numbers)).returncode == 0
+        eventually(lambda: len(store.manifests()) == numbers, what="it is published")
+        return any(b"\xa3new" in path.read_bytes()[:64] for path in store.root.glob("v1/objects/??/*/manifest.msgpack"))
+
+    eventually(signed_by_the_new_one, 60, what="new keys are taken")
+    assert "new signing keys: new signs" in ended(agent)
+
+
+def test_the_nightly_job_has_the_key_and_not_the_password(pod: RunningPod, secrets: dict[str, str]) -> None:
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    ended(agent)
+    shutil.rmtree(pod.path("/kcoord-secrets"))
+    (template,) = pods(objects("gc"))
+    nightly = RunningPod(template, pod.path("/"), pod.server, secrets, {})
+    assert {path.name for path in pod.path("/kcoord-secrets").iterdir() if path.name[0] != "."} == {"signing-key"}
+    done = finish(nightly.start("gc"))
+    assert done.returncode == 0, done.stderr
+    assert "not merged" not in done.stderr
+    assert len(Store(pod.path("/kcoord-store")).manifests()) == 1, "it was used a moment ago"
 
 
 @pytest.mark.parametrize("shares_pids", [False, True], ids=["pids apart", "pids shared"])

@@ -57,7 +57,7 @@ class Node:
         shutil.rmtree(root / "kcoord", ignore_errors=True)
         root.mkdir(exist_ok=True)
         (template,) = pods([each for each in objects(overlay) if each["kind"] == "Job"])
-        self.pod = RunningPod(template, root, self._cluster.redis, self._cluster.secrets, changed)
+        self.pod = RunningPod(template, root, self._cluster.redis, self._cluster.secrets, changed, resolves=True)
         store = self.pod.path("/kcoord-store")
         with contextlib.suppress(subprocess.CalledProcessError):  # of the pod before, if any
             self.host.run("umount", store)
@@ -65,9 +65,6 @@ class Node:
 
     def start(self, container: str, command: list[str] | None = None, **more: str) -> subprocess.Popen[str]:
         """A container's process, or, with `command`, another one in its place."""
-        secrets = self._cluster.secrets
-        if "KCOORD_REDIS_URL" in self.pod.environment(self.pod.container(container)):
-            more["KCOORD_REDIS_URL"] = secrets["redis-url"]  # as it is: the Service's name resolves here
         more = {"TMPDIR": str(self._cluster.temporary), "PYTHONUNBUFFERED": "1", **self._cluster.settings, **more}
         return self.pod.start(container, *self.host.wrap(), *_CONTAINER, command=command, **more)
 

