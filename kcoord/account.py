@@ -11,7 +11,9 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from kcoord.agent.client import AgentClient
 from kcoord.agent.ledger import Ledger
@@ -30,10 +32,19 @@ from kcoord.telemetry.spans import SHORTEST_WAIT, Process, Spans
 _EVERY = 1.0  # seconds, at most, from a wait's end to its arrival at the agent while others follow
 
 
+@dataclass(frozen=True)
+class _Report:
+    number: int
+    counters: dict[str, float]
+    spans: list[list[Any]]
+    dropped: int
+
+
 class Account:
     """Thread-safe and fork-safe. `counters` are the job's; a request that is counted in others is none of its kernels.
 
-    ``usable()`` is false if kcoord is off here: then nothing is delivered.
+    ``usable()`` is false if kcoord is off here: then nothing is delivered. Not guaranteed: that the last report of a process is
+    counted once if its agent had it, hung before it answered, and went on after the process had ended.
     """
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices, usable: Callable[[], bool]) -> None:
@@ -46,6 +57,8 @@ class Account:
         self.outbox = Outbox(self._settings, self._client, self._notices)
         self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
         self._deliver_at = 0.0
+        self._process, self._number = uuid.uuid4().hex, 0
+        self._sent: _Report | None = None  # it was sent, and nobody knows whether it arrived
 
     def loaded(self, artifact: Artifact, outcome: str, counters: Counters, begun: float) -> None:
         """A request that began to load at `begun` ended with `artifact`; `outcome` names its counter."""
@@ -93,15 +106,28 @@ class Account:
             return True  # another thread is at it, and the next delivery has the rest
         self._deliver_at = time.monotonic() + _EVERY
         try:
-            for spans, dropped in self.spans.batches():
-                counters = self.counters.undelivered()
-                if not self._client.report(counters, spans, dropped):
+            for report in self._reports():
+                sender = self._process, report.number
+                if not self._client.report(report.counters, report.spans, report.dropped, sender):
                     return False
-                self.counters.delivered(counters)
-                self.spans.delivered(len(spans), dropped)
+                self._sent = None
+                self.counters.delivered(report.counters)
+                self.spans.delivered(len(report.spans), report.dropped)
         finally:
             self._delivering.release()
         return True
+
+    def _reports(self) -> Iterator[_Report]:
+        """What there is to deliver; first, unchanged, what was sent and not answered: it is known by its number."""
+        if self._sent is not None:
+            yield self._sent
+        for spans, dropped in self.spans.batches():
+            counters = self.counters.undelivered()
+            if not (counters or spans or dropped):
+                return
+            self._number += 1
+            self._sent = _Report(self._number, counters, spans, dropped)
+            yield self._sent
 
     def close(self) -> None:
         """Deliver everything, or keep it on this node."""
@@ -126,3 +152,4 @@ class Account:
             self._notices.tell(f"statistics are not kept: {error}")
         else:
             self.counters.delivered(counters)
+            self._sent = None

@@ -110,16 +110,20 @@ class Workshop:
         )
 
     def find(
-        self, key: CacheKey, home: Path, target: GPUTarget | None = None, missing: str | None = None
+        self,
+        key: CacheKey,
+        home: Path,
+        target: GPUTarget | None = None,
+        missing: Callable[[Path], object] = lambda home: None,
     ) -> Artifact | None:
         """The artifact at `home` if it verifies, and does not say that it is for another GPU than `target`.
 
-        One that fails is moved into quarantine. `missing` is what to tell if there is none.
+        One that fails is moved into quarantine. ``missing(home)`` is called if there is none.
         """
         try:
             artifact = local.open_artifact(home, key.digest)
-            if artifact is None and missing is not None:
-                self._notices.tell(f"{home}: {missing}")
+            if artifact is None:
+                missing(home)
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")

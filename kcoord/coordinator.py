@@ -152,22 +152,29 @@ class Coordinator:
         if not self.usable or key.digest in self._under_way():
             # a compile that needs itself would wait for itself
             return self._workshop.begin(key, home, asked.device, counters, asked.target)
-        begun = time.perf_counter()
-        with self.ahead.during(asked.meanwhile) as waits:
-            answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
-        if answer is BUSY and not wait:
-            return BUSY
-        took = time.perf_counter() - begun
-        lead, failed, note = None, None, ""
-        if isinstance(answer, agent.Ready):
+        vanished: list[Path] = []
+        for attempt in (1, 2):  # of all who were told that it is ready, and find nothing, one leads if they ask again
+            begun = time.perf_counter()
+            with self.ahead.during(asked.meanwhile) as waits:
+                answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
+            if answer is BUSY and not wait:
+                return BUSY
+            took = time.perf_counter() - begun
+            if not isinstance(answer, agent.Ready):
+                break
             account.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
             begun = time.perf_counter()
-            missing = "it was published and has vanished: does something clean it?"
-            artifact = self._workshop.find(key, home, asked.target, missing)
+            artifact = self._workshop.find(key, home, asked.target, vanished.append)
             if artifact is not None:
                 if asked.loads:
                     account.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
+            if len(vanished) < attempt:
+                break  # what is there is torn, or for another GPU, and would be had again
+        if len(vanished) == 2:
+            self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
+        lead, failed, note = None, None, ""
+        if isinstance(answer, agent.Ready):
             note = "what had been published was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
             lead, note = answer, "who had begun it was slow" if answer.hedges else ""

@@ -1,30 +1,31 @@
 """Exceptions that are none of ours: what a signal handler of the training script raised while kcoord was at work.
 
-``signal.alarm`` and a handler that raises `TimeoutError` are how many scripts bound a step. Such an exception appears wherever the
-process happens to be, in the middle of our own wait too, and looks like one of our own errors there. It belongs to the script.
+``signal.alarm`` and a handler that raises `TimeoutError` are how many scripts bound a step. Such an exception appears wherever
+the process happens to be, in the middle of our own wait too, and looks like one of our own errors there. It is the script's.
 """
 
 from __future__ import annotations
 
 import functools
 import signal
+import traceback
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 
-def is_interruption(error: BaseException) -> bool:
-    """Whether `error` came out of a Python function that handles a signal of this process now.
+def interruption_in(error: BaseException) -> BaseException | None:
+    """`error`, or what it was raised from, if that came out of a Python function that handles a signal of this process now.
 
     Not guaranteed: that a handler is recognized which is written in C, or was replaced since it raised.
     """
-    handlers = set(_handlers())
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        trace = trace.tb_next
-    return False
+    handlers, found = set(_handlers()), error
+    while True:
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(found.__traceback__)):
+            return found
+        if found.__cause__ is None:
+            return None
+        found = found.__cause__
 
 
 def _handlers() -> Iterator[CodeType]:
@@ -34,7 +35,8 @@ def _handlers() -> Iterator[CodeType]:
             handler = handler.func
         if handler is signal.default_int_handler or not callable(handler):
             continue
-        handler = getattr(handler, "__func__", handler)  # of a method
-        code = getattr(handler, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)
+        if not isinstance(handler, (FunctionType, MethodType)):
+            handler = type(handler).__call__
+        code = getattr(handler, "__code__", None)
         if isinstance(code, CodeType):
             yield code

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from kcoord.agent import client as client_module
-from kcoord.agent import protocol
+from kcoord.agent import links, protocol
 from kcoord.agent.client import AgentClient, Alone, Lead, Ready
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
@@ -39,7 +38,7 @@ signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is p
 client = AgentClient(Settings.from_environ(), Notices())
 ours, theirs = socket.socketpair()
 theirs.close()
-client._give_back(ours)
+client._links.give_back(ours)
 print(client.ask({"op": "status"}))
 """
 
@@ -53,7 +52,7 @@ def test_an_agent_that_has_gone_does_not_end_a_rank_that_restored_sigpipe(sandbo
 def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object], sandbox: Sandbox) -> None:
     client = AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices())
     ours, theirs = socket.socketpair()
-    client._give_back(ours)
+    client._links.give_back(ours)
     theirs.sendall(protocol.encode_frame(answer))
     assert isinstance(client.claim(key_of("k"), sandbox.root / "k"), Alone)
     theirs.close()
@@ -284,7 +283,7 @@ def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
 
 
 def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_RETRY_AFTER", 0.5)
+    monkeypatch.setattr(links, "_RETRY_AFTER", 0.5)
     with Node(spawn="0") as node:
         client = node.client()
         assert isinstance(node.claim(client, "k"), Alone)
@@ -322,18 +321,47 @@ def test_a_claim_that_fits_no_frame_is_alone_and_the_agent_is_not_to_blame(node:
     assert node.publish(client, lead, "k")
 
 
-def test_a_publish_that_fits_no_frame_keeps_nobody_waiting(node: Node) -> None:
+LARGE = {f"factor {n}": "x" * 150 for n in range(30_000)}
+
+
+def test_a_key_that_fits_no_frame_is_compiled_alone_and_nobody_waits_for_it(node: Node) -> None:
     client = node.client()
-    huge = CacheKey.of("test", "k", many=list(range(100_000)))
-    lead = client.claim(huge, node.home("k"))
-    assert isinstance(lead, Lead)
-    waiting = in_thread(lambda: node.client().claim(huge, node.home("k")))
-    until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
-    detailed = huge.with_details({f"d{n}": "x" * 150 for n in range(30_000)})
-    assert not client.publish(lead, detailed, stage(node.home("k")), node.home("k"), 0.5, "")
-    assert "too large" in waiting.result(20).log
+    huge = CacheKey.of("test", "k", many=LARGE)
+    for _ in range(2):
+        answer = client.claim(huge, node.home("k"))
+        assert isinstance(answer, Alone)
+        assert "too large to be shared" in answer.why
+    assert not client.publish(None, huge, stage(node.home("k")), node.home("k"), 0.5, "")
     assert isinstance(other := node.claim(client, "other"), Lead), "the agent is not to blame"
     assert node.publish(client, other, "other")
+
+
+def test_an_explanation_that_fits_no_frame_is_left_out_and_who_waits_has_the_kernel(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    explained = key_of("k").with_details(LARGE)
+    assert client.publish(lead, explained, stage(node.home("k")), node.home("k"), 0.5, "")
+    assert waiting.result(20) == Ready("wait")
+    assert node.read("k") == "a kernel"
+
+
+def test_a_publish_that_cannot_be_carried_is_no_failed_compile_and_the_next_rank_leads(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(heir := node.client(), "k")
+    node.until_waiting("k", 1)
+    monkeypatch.setattr(protocol, "LARGEST_KEY", -1)
+    assert not node.publish(client, lead, "k")
+    leads = waiting.result(20)
+    assert isinstance(leads, Lead)
+    monkeypatch.undo()
+    assert node.publish(heir, leads, "k")
 
 
 def test_a_name_and_a_path_that_are_no_utf8_are_no_obstacle(node: Node) -> None:
@@ -361,8 +389,8 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
         end_agent(first.pid)
         client.close()
         looked: list[float] = []
-        look = client_module.spawn.find_or_start
-        monkeypatch.setattr(client_module.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        look = links.spawn.find_or_start
+        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
         begun = in_thread(lambda: node.claim(client, "b"))
         until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
         node.start()
@@ -373,7 +401,7 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
 
 def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[float] = []
-    look = client_module.spawn.find_or_start
+    look = links.spawn.find_or_start
     with Node(spawn="0", agent_timeout="2") as node:
         first = node.start()
         client = node.client()
@@ -383,11 +411,11 @@ def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypat
         end_agent(first.pid)
         node.path.unlink()
         client.close()
-        monkeypatch.setattr(client_module.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
         assert isinstance(node.claim(client, "b"), Alone)
         assert len(looked) > 5, "it looked for two seconds"
         looked.clear()
-        client._dead_until = 0.0
+        client._links._dead_until = 0.0
         assert isinstance(node.claim(client, "c"), Alone)
         assert len(looked) == 1
 

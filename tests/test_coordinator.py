@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import kcoord
-from kcoord.agent.client import AgentClient
+from kcoord.agent.client import AgentClient, Ready
 from kcoord.agent.ledger import Ledger
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
@@ -144,6 +146,68 @@ def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
         assert (asks.result(20).path / "kernel.bin").read_bytes() == b"code"
     other.close()
     assert outcomes(other) == {"requests": 1, "alone": 1, "compiles": 1}
+
+
+def vanishing(monkeypatch: pytest.MonkeyPatch, times: int, removed: Callable[[Path], object] = shutil.rmtree) -> None:
+    """What a claim was told is ready is gone before it is loaded, so many times for each process."""
+    claim, told = AgentClient.claim, Counter[int]()
+
+    def claimed(client: AgentClient, key: Any, home: Path, **how: Any) -> Any:
+        answer = claim(client, key, home, **how)
+        if isinstance(answer, Ready) and told[id(client)] < times:
+            told[id(client)] += 1
+            removed(home)
+        return answer
+
+    monkeypatch.setattr(AgentClient, "claim", claimed)
+
+
+def test_what_vanishes_between_its_announcement_and_its_loading_is_compiled_by_one_of_those_who_waited(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `kcoord gc --local`, or a cleaner of temporary files, may do it: else each of them would compile alone."""
+    others = [Coordinator(coordinator.settings) for _ in range(3)]
+    all_told = threading.Barrier(len(others), action=lambda: shutil.rmtree(leads.result(20).path))
+    vanishing(monkeypatch, 1, lambda home: all_told.wait(20))
+    began, waits = threading.Event(), threading.Event()
+
+    def slow(staging: Path) -> None:
+        write(b"code")(staging)
+        began.set()
+        assert waits.wait(20)
+
+    with ThreadPoolExecutor(4) as threads:
+        leads = threads.submit(coordinator.get_or_compile, key(), slow, scope=TARGET)
+        assert began.wait(20)
+        asked = [threads.submit(other.get_or_compile, key(), write(b"code"), scope=TARGET) for other in others]
+        eventually(lambda: [len(f["waiting"]) for f in (coordinator.ask({"op": "status"}) or {})["flights"]] == [3])
+        waits.set()
+        for done in asked:
+            assert (done.result(20).path / "kernel.bin").read_bytes() == b"code"
+    counted = [outcomes(other) for other in others]
+    for other in others:
+        other.close()
+    assert sum(c.get("compiles", 0) for c in counted) == 1
+    assert sum(c.get("waits", 0) + c.get("local_hits", 0) for c in counted) == 2
+    assert not any(c.get("alone") for c in counted)
+
+
+def test_what_vanishes_again_and_again_is_asked_for_twice_and_then_compiled(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_STORE": str(sandbox.root / "store")}
+    first, second = (Coordinator(Settings.from_environ(settings)) for _ in range(2))
+    home = first.get_or_compile(key(), write(b"code"), scope=TARGET).path
+    eventually(lambda: list(sandbox.root.glob("store/v1/objects/??/*")))
+    shutil.rmtree(home)
+    removed: list[Path] = []
+    vanishing(monkeypatch, 9, lambda home: (removed.append(home), shutil.rmtree(home)))
+    assert (second.get_or_compile(key(), write(b"code"), scope=TARGET).path / "kernel.bin").read_bytes() == b"code"
+    assert len(removed) == 2
+    assert outcomes(second) == {"requests": 1, "alone": 1, "compiles": 1}
+    assert sum("has vanished" in line for line in second.notices.since(0)[0]) == 1
+    first.close()
+    second.close()
 
 
 def test_a_compile_that_needs_its_own_key_does_not_wait_for_itself(coordinator: Coordinator) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from kcoord.agent import protocol
 from kcoord.agent.protocol import Identity
+from kcoord.artifacts import local
 from kcoord.errors import ProtocolError
-from tests.agents import Node, key_of, until
+from tests.agents import Node, key_of, stage, until
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -165,6 +166,49 @@ def test_a_home_that_is_no_absolute_path_is_refused(node: Node, serves: None, ho
         wire.hello()
         published = wire.ask({**PUBLISH, "home": home})["op"]
     assert (claimed, published) in (("refused", "refused"), ("lead", "refused"))
+
+
+@pytest.mark.parametrize("name", ["home", "staging"])
+def test_a_path_that_no_file_has_is_refused(node: Node, serves: None, name: str) -> None:
+    request = CLAIM if name == "home" else PUBLISH
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**request, name: "/" + "x" * protocol.LONGEST_PATH})
+        assert "absolute path" in wire.frame()["why"]
+        wire.assert_closed()
+
+
+def test_names_that_a_peer_sends_are_short_where_they_are_shown_and_print(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello(job="j" * 1_000_000)
+        wire.ask({**CLAIM, "backend": "b" * 1_000_000, "name": "\x1b[31m" + "n" * 1_000_000})
+        (flight,) = node.status()["flights"]
+        backend, _, name = flight["name"].partition(":")
+        assert (len(backend), len(name)) == (200, 200)
+        assert name.isprintable()
+        assert wire.ask({"op": "report", "counters": {"requests": 1}})["op"] == "done"
+        jobs = wire.ask({"op": "stats"})["jobs"]
+        assert max(map(len, jobs)) <= protocol.LONGEST_JOB
+        assert wire.ask({"op": "stats", "job": "j" * 1_000_000})["counters"]["requests"] == 1
+
+
+@pytest.mark.parametrize("more", [{"name": "n" * 5000}, {"backend": "b" * 5000}], ids=["name", "backend"])
+def test_a_key_whose_name_is_endless_is_refused(node: Node, serves: None, more: dict[str, str]) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**PUBLISH, "key": {**KEY.to_wire(), **more}})
+        assert "too large" in wire.frame()["why"]
+        wire.assert_closed()
+
+
+def test_a_device_is_short_where_it_is_kept(node: Node, serves: None) -> None:
+    home = node.home("device")
+    with node.wire() as wire:
+        wire.hello()
+        wire.ask({**PUBLISH, "home": str(home), "staging": str(stage(home)), "device": "d\ud800" * 100_000})
+    artifact = local.open_artifact(home, KEY.digest)
+    assert artifact is not None
+    assert len(artifact.manifest.origin.device) == 200
 
 
 @pytest.mark.parametrize("wait", [0, "false", []])

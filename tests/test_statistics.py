@@ -128,3 +128,32 @@ def test_what_other_nodes_say_they_counted_spoils_no_sum_and_is_asked_for_once_i
         assert asked[-1] == "late", "it is shared when somebody answers again"
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_the_sums_that_are_shared_last_are_the_latest(tmp_path: Path) -> None:
+    """What is shared replaces what was: a question and a save, at the same moment, may go by two connections."""
+
+    async def scenario() -> None:
+        begun, slow = asyncio.Event(), asyncio.Event()
+        shared: dict[str, float] = {}
+
+        async def share(job: str, agent: str, counters: dict[str, float], read: bool) -> dict[str, dict[str, float]]:
+            if not begun.is_set():
+                begun.set()
+                await slow.wait()
+            shared.update(counters)
+            return {}
+
+        statistics = Statistics(Ledger(tmp_path, "agent"), "agent", Notices(), share)
+        statistics.add("job", {"compiles": 1})
+        asked = asyncio.create_task(statistics.answer("job"))
+        await begun.wait()
+        statistics.add("job", {"compiles": 1})
+        statistics.pulse()
+        await asyncio.sleep(0.2)
+        slow.set()
+        await asked
+        await statistics.drain(20)
+        assert shared == {"compiles": 2}
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

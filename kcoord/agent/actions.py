@@ -18,6 +18,7 @@ class Claimant:
     deadline: float
     waits: bool = True  # False: told `IsBusy` rather than wait for another's compile
     hedge_after: float = math.inf  # seconds of a compile after which it counts as slow
+    again: bool = False  # it was told that it is ready, and it was gone
 
 
 # What a claimant is told.

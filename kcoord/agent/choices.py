@@ -40,7 +40,7 @@ class Choices:
         key, content = protocol.key(message), protocol.field(message, "content", bytes)
         if len(content) > choices.LARGEST_CHOICE:
             raise ProtocolError(f"a choice of {len(content)} bytes is too large")
-        origin = Origin.here(pid, rank, protocol.field(message, "device", str))
+        origin = Origin.here(pid, rank, protocol.text(message, "device"))
         manifest = choices.manifest_of(key, content, protocol.seconds(message, "seconds"), origin)
         return self._answer(key.digest, (manifest, choices.contents_of(content)))
 

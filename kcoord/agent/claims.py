@@ -6,6 +6,7 @@ import functools
 import platform
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Claims:
             raise ProtocolError("the process that made this connection has ended")
         digest, home = protocol.digest(message), protocol.directory(message, "home")
         waits = optional(message, "wait", bool) is not False
-        name = f"{take(message, 'backend', str)}:{take(message, 'name', str)}"
+        name = protocol.label(take(message, "backend", str), take(message, "name", str))
         self._remember(digest, name)
         self._sweeper.seen(str(home))
         now, who = time.monotonic(), connection.label(platform.node())
@@ -70,9 +71,9 @@ class Claims:
     def publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         home, staging = protocol.directory(message, "home"), protocol.directory(message, "staging")
         key, token = protocol.key(message), take(message, "token", str)
-        origin = Origin.here(connection.who.pid, connection.who.rank, take(message, "device", str))
+        origin = Origin.here(connection.who.pid, connection.who.rank, protocol.text(message, "device"))
         took = seconds(message, "compile_seconds")
-        self._expectations.learn(f"{key.backend}:{key.name}", took)
+        self._expectations.learn(protocol.label(key.backend, key.name), took)
         leads = self._flights.landing(key.digest, token)
         publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
         landing = self._land(connection, request, key, token if leads else "", self._sweeper.sparing(staging, publish))
@@ -209,5 +210,9 @@ class Claims:
 
     async def _copy_then_tell(self, claimant: act.Claimant, told: act.IsReady) -> None:
         done = await self._errands.bring_home(claimant.key, Path(told.home), Path(claimant.home))
+        if done is None and not claimant.again and claimant.id in self._waiting:
+            # whoever else waited for a copy asks too, and one of them leads
+            self.carry_out(self._flights.claim(replace(claimant, again=True), time.monotonic()))
+            return
         here = act.IsReady(told.source, claimant.home)
         self._tell(claimant, here if done else act.IsAlone(f"it cannot be copied to {claimant.home}"))

@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 import functools
 import platform
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.agent import actions as act
-from kcoord.agent.flights import Flights, State
+from kcoord.agent.flights import Flights
+from kcoord.agent.hedges import Hedges
+from kcoord.agent.held_leases import HeldLeases
+from kcoord.agent.protocol import label
 from kcoord.agent.shared_store import SharedStore
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive
+from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn
 from kcoord.telemetry.events import Notices, log
 
 T = TypeVar("T")
 
-
 _MOST_FOREIGN = 100_000
-_RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 _BUSY_FOR = 2.0  # seconds in which a key that another node compiles is not asked after again by claims that do not wait
 
 
@@ -55,15 +55,16 @@ class Errands:
     ) -> None:
         self._leases, self._flights, self._notices = leases, flights, notices
         self._store = SharedStore(store, notices)
-        self._agent_id, self._ttl, self._now, self._report, self._learn = agent_id, ttl, now, report, learn
+        self._now, self._report, self._learn = now, report, learn
+        self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}
-        self._held: dict[tuple[str, int], AsyncExitStack] = {}  # a lease's key, and its flight's serial → its renewal
         self._announcing: dict[str, asyncio.Task[None]] = {}
-        self._following: dict[
-            int, asyncio.Task[None]
-        ] = {}  # flights whose waiters are told what another node publishes
+        self._hedges = Hedges(
+            leases, self._held, flights, now, report,
+            run=self._run, fetch=self._from_store, announcing=self._announcing.get,
+        )  # fmt: skip
         self._foreign: set[str] = set()  # keys whose artifact in the store is for others to judge
         self._refused: set[int] = set()  # flights whose lease another node has: their end gives nothing back
 
@@ -81,9 +82,9 @@ class Errands:
         elif isinstance(action, act.FailLease):
             self._run(serial, self._fail(action))
         elif isinstance(action, act.AskHedge):
-            self._run(serial, self._ask_hedge(action))
+            self._run(serial, self._hedges.ask(action))
         elif isinstance(action, act.EndHedge):
-            self._run(serial, self._end_hedge(action))
+            self._run(serial, self._hedges.end(action))
         else:
             announcing = self._run(serial, self._announce(action))
             self._announcing[action.key] = announcing
@@ -103,21 +104,30 @@ class Errands:
         """Whether what is compiled here does not get into the store now, as far as that is known."""
         return self._store.faulty
 
-    async def drain(self, timeout: float) -> None:
-        """Let publishes finish, stop waiting for others, give back what is held."""
-        for task in (*self._asking.values(), *self._following.values()):
+    async def drain(self, timeout: float, giving_back: float = 5.0) -> None:
+        """Let publishes finish, within `timeout` seconds, and stop waiting for others; then give back what is held, within
+        `giving_back` seconds.
+        """
+        self._hedges.stop()
+        for task in self._asking.values():
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
+        back = asyncio.create_task(self._give_back())
+        _, late = await asyncio.wait({back}, timeout=giving_back)
+        if late:
+            back.cancel()
+            log.info("leases were not given back within %g s: they end by their TTL", giving_back)
+        self._local_io.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
+
+    async def _give_back(self) -> None:
+        held = set(self._held.all())  # a publish that is cancelled ends its renewal, and says nothing of its lease
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        ours = {*self._held, *((flight.key, flight.serial) for flight in self._flights)}
-        for lease, serial in list(self._held):
-            await self._stop_renewing(lease, serial)
-        await asyncio.gather(*(self._quietly(self._leases.release(key, self._token(serial))) for key, serial in ours))
-        self._local_io.shutdown(wait=False, cancel_futures=True)
-        self._store.close()
+        ours = {*held, *self._held.all(), *((flight.key, flight.serial) for flight in self._flights)}
+        await asyncio.gather(*(self._held.give_back(key, serial) for key, serial in ours))
 
     async def publish_locally(
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
@@ -125,16 +135,16 @@ class Errands:
         """Raises `ArtifactInvalid` or `StoreError`."""
         return await self._in(self._local_io, lambda: local.publish_local(staging, home, key, compile_seconds, origin))
 
-    async def bring_home(self, digest: str, there: Path, home: Path) -> bool:
-        """Copy an artifact of the local tier to another home of it. False: it cannot be had there."""
+    async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
+        """Copy an artifact of the local tier to another home of it. False: it cannot be had there. None: it is gone."""
 
-        def copy() -> bool:
+        def copy() -> bool | None:
             try:
                 if local.is_whole(home, digest):
                     return True
                 artifact = local.open_artifact(there, digest)
                 if artifact is None:
-                    return False
+                    return None
                 local.install(artifact.manifest, local.read_contents(artifact), home)
             except ArtifactInvalid as error:
                 self._notices.tell(str(error))
@@ -178,9 +188,6 @@ class Errands:
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
-    def _token(self, serial: int) -> str:
-        return f"{self._agent_id}.{serial}"
-
     async def _ask(self, action: act.AskLease) -> None:
         key, serial = action.key, action.serial
         answer: Won | Ready | Failed | None
@@ -190,7 +197,7 @@ class Errands:
                 answer = Won(0, coordinated=False)
             else:
                 answer = await await_turn(
-                    self._leases, key, self._token(serial), platform.node(), void=action.void,
+                    self._leases, key, self._held.token(serial), platform.node(), void=action.void,
                     on_wait=lambda wait: self._waits(key, serial, wait),
                     stays=lambda wait: self._stays(key, serial, wait),
                 )  # fmt: skip
@@ -219,76 +226,18 @@ class Errands:
         self._refused.discard(serial)
         return True
 
-    async def _ask_hedge(self, action: act.AskHedge) -> None:
-        """The right to hedge is a lease of its own, so that one rank of all nodes has it."""
-        lease, serial = _hedge(action.key), action.serial
-        try:
-            won = isinstance(await self._leases.acquire(lease, self._token(serial), platform.node()), Won)
-        except LeaseUnavailable:
-            won = False  # a duplicate that nobody limits is worse than a wait that is bounded
-        if won:
-            await self._keep(lease, serial)
-        self._report(self._flights.hedge_answered(action.key, serial, won, self._now()))
-        if not won and serial not in self._following:
-            self._following[serial] = self._run(serial, self._follow(action.key, serial))
-
-    async def _follow(self, key: str, serial: int) -> None:
-        """A rank of another node compiles beside this node's leader: what it publishes is for those who wait here, too."""
-        try:
-            async with self._leases.watch(key) as watch:
-                while (led := self._led_with_waiters(key, serial)) is not None:
-                    answer = await self._leases.acquire(key, self._token(serial), platform.node())
-                    if isinstance(answer, Ready) and await self._from_store(key, led, answer.manifest) is not None:
-                        self._report(self._flights.landed(key, str(led)))
-                        return
-                    if isinstance(answer, Won) and (key, serial) not in self._held:
-                        # this flight leads without the lease, or has just ended: no other node is to wait for it
-                        await self._quietly(self._leases.release(key, self._token(serial)))
-                        return
-                    await watch.changed(_RECHECK)
-        except LeaseUnavailable:
-            return  # they wait for their own leader, as before
-        finally:
-            del self._following[serial]
-
-    def _led_with_waiters(self, key: str, serial: int) -> Path | None:
-        """Where the first waiter of a flight that is compiled on this node wants the artifact; None if that is over."""
-        flight = self._flights.get(key)
-        if flight is None or flight.serial != serial or flight.state is not State.LEADING or not flight.waiters:
-            return None
-        return Path(next(iter(flight.waiters.values())).home)
-
-    async def _end_hedge(self, action: act.EndHedge) -> None:
-        lease = _hedge(action.key)
-        announcing = self._announcing.get(action.key)
-        if announcing is not None:  # else another node goes ahead in the moment before it is told that all is done
-            await asyncio.wait({announcing})
-        await self._stop_renewing(lease, action.serial)
-        await self._quietly(self._leases.release(lease, self._token(action.serial)))
-
     async def _keep_if_shared(self, won: Won, key: str, serial: int) -> Won:
         """Nobody is to wait for what does not get into the store: then the lease is given back, and this node compiles alone.
 
         That may be why another node that had it has nothing to show, so after a wait the store is looked at first.
         """
-        await self._keep(key, serial)
+        await self._held.keep(key, serial)
         flight = self._flights.get(key)
         waited = flight is not None and flight.serial == serial and flight.waited
         if not self._store.faulty and not (waited and not await self._store.takes_artifacts()):
             return won
-        await self._stop_renewing(key, serial)
-        await self._quietly(self._leases.release(key, self._token(serial)))
+        await self._held.give_back(key, serial)
         return Won(won.fence, coordinated=False)
-
-    async def _keep(self, lease: str, serial: int) -> None:
-        stack = AsyncExitStack()
-        await stack.enter_async_context(kept_alive(self._leases, lease, self._token(serial), self._ttl))
-        self._held[lease, serial] = stack
-
-    async def _stop_renewing(self, lease: str, serial: int) -> None:
-        stack = self._held.pop((lease, serial), None)
-        if stack is not None:
-            await stack.aclose()
 
     async def _look(self, action: act.Look) -> None:
         home = Path(action.home)
@@ -299,8 +248,7 @@ class Errands:
         if not found:
             manifest = await self._from_store(action.key, home, None)
         if manifest is None and action.key in self._foreign:  # what we compile stays here: nobody is to wait for it
-            await self._stop_renewing(action.key, action.serial)
-            await self._quietly(self._leases.release(action.key, self._token(action.serial)))
+            await self._held.give_back(action.key, action.serial)
         there = action.home if found or manifest else None
         self._report(self._flights.looked(action.key, action.serial, there, self._now(), manifest))
 
@@ -318,7 +266,7 @@ class Errands:
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
-            self._learn(f"{manifest.key.backend}:{manifest.key.name}", manifest.compile_seconds)
+            self._learn(label(manifest.key.backend, manifest.key.name), manifest.compile_seconds)
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
         except ArtifactDistrusted as error:
             if error.foreign and len(self._foreign) < _MOST_FOREIGN:
@@ -338,15 +286,17 @@ class Errands:
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-        await self._stop_renewing(action.key, action.serial)
         if action.serial in self._refused:
             self._refused.discard(action.serial)
-            return
-        await self._quietly(self._leases.release(action.key, self._token(action.serial)))
+            await self._held.stop_renewing(action.key, action.serial)
+        else:
+            await self._held.give_back(action.key, action.serial)
 
     async def _fail(self, action: act.FailLease) -> None:
-        await self._stop_renewing(action.key, action.serial)
-        await self._quietly(self._leases.fail(action.key, self._token(action.serial), action.log, action.where))
+        await self._held.stop_renewing(action.key, action.serial)
+        await self._held.quietly(
+            self._leases.fail(action.key, self._held.token(action.serial), action.log, action.where)
+        )
 
     async def _announce(self, action: act.Announce) -> None:
         """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
@@ -357,11 +307,11 @@ class Errands:
         try:
             manifest = action.manifest or await self._into_store(key, home)
         finally:
-            await self._stop_renewing(key, serial)
+            await self._held.stop_renewing(key, serial)
         if manifest is None:
-            await self._quietly(self._leases.release(key, self._token(serial)))
+            await self._held.quietly(self._leases.release(key, self._held.token(serial)))
         else:
-            await self._quietly(self._leases.ready(key, self._token(serial), manifest))
+            await self._held.quietly(self._leases.ready(key, self._held.token(serial), manifest))
 
     async def _into_store(self, digest: str, home: Path) -> str | None:
         """Publish what is at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
@@ -379,14 +329,3 @@ class Errands:
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
-
-    async def _quietly(self, command: Awaitable[object]) -> None:
-        try:
-            await command
-        except LeaseUnavailable as error:
-            self._notices.tell(f"no lease service can be used ({error}): leases end by their TTL")
-
-
-def _hedge(key: str) -> str:
-    """The name of the lease that is the right to compile beside a slow leader."""
-    return f"{key}-hedge"

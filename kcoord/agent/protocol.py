@@ -13,7 +13,7 @@ import os
 import reprlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,15 @@ from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.ranks import ranks_of
 from kcoord.settings import PROTOCOL_VERSION
+from kcoord.telemetry.job_names import directory_name, job_of
+from kcoord.telemetry.spans import plain_text
 
 LARGEST_FRAME = 4 << 20
+LARGEST_KEY = 2 << 20  # bytes of a key; a manifest has room for one, and for as much again
+LARGEST_DETAILS = 1 << 20  # bytes of what explains a key; what is larger stays with the rank
+LONGEST_NAME = 4096  # characters of a backend's and a kernel's name together
+LONGEST_JOB = 1000  # characters
+LONGEST_PATH = 4095  # bytes; Linux takes no longer one
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
 HEARTBEAT = 1.0  # seconds between two `waiting` frames, at most
 _LENGTH = struct.Struct(">I")
@@ -87,7 +94,7 @@ class Identity:
             field(message, "pid", int),
             optional(message, "rank", int),
             optional(message, "local_rank", int),
-            field(message, "job", str),
+            job_name(field(message, "job", str)),
         )
 
     @classmethod
@@ -124,21 +131,54 @@ def digest(message: Mapping[str, Any]) -> str:
     return str(digest)
 
 
+def text(message: Mapping[str, Any], name: str) -> str:
+    """A text that is kept for people: short, and it prints. Raises `ProtocolError`."""
+    return plain_text(field(message, name, str))
+
+
+def job_name(job: str) -> str:
+    """A job's name, or, of an endless one, a short name that has the same directory."""
+    return job if len(job) <= LONGEST_JOB else job_of(Path(directory_name(job)))
+
+
+def label(backend: str, name: str) -> str:
+    """``backend:name`` of a kernel, for people and for what is learned of it: short, and it prints."""
+    return f"{plain_text(backend)}:{plain_text(name)}"
+
+
 def directory(message: Mapping[str, Any], name: str) -> Path:
-    """An absolute path. Raises `ProtocolError`."""
+    """An absolute path that a file may have. Raises `ProtocolError`."""
     path = Path(field(message, name, str))
     try:
-        named = b"\0" not in os.fsencode(path)
+        encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        named = False
-    if not named or not path.is_absolute() or ".." in path.parts:
-        raise ProtocolError(f"the field {name!r} must be an absolute path")
+        encoded = b"\0"
+    if b"\0" in encoded or len(encoded) > LONGEST_PATH or not path.is_absolute() or ".." in path.parts:
+        raise ProtocolError(f"the field {name!r} must be an absolute path of at most {LONGEST_PATH} bytes")
     return path
 
 
 def key(message: Mapping[str, Any]) -> CacheKey:
     """A whole key. Raises `ProtocolError`."""
     try:
-        return CacheKey.from_wire(field(message, "key", dict))
+        found = CacheKey.from_wire(field(message, "key", dict))
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"the field 'key' is no key: {error}") from error
+    check_key(found)
+    return found
+
+
+def check_key(key: CacheKey) -> None:
+    """Raises `ProtocolError` if there is no room for `key`, its details apart, in a frame, and in a manifest."""
+    if len(key.backend) + len(key.name) > LONGEST_NAME:
+        raise ProtocolError(f"a key's name of {len(key.backend) + len(key.name)} characters is too large to be shared")
+    size = len(msgpack.packb([factor.to_wire() for factor in key.factors], unicode_errors="surrogatepass"))
+    if size > LARGEST_KEY:
+        raise ProtocolError(f"a key of {size} bytes is too large to be shared")
+
+
+def carried(key: CacheKey) -> CacheKey:
+    """`key` as it travels: without details if these, which only explain it, are too large. Raises `ProtocolError`."""
+    check_key(key)
+    details = msgpack.packb([detail.to_wire() for detail in key.details], unicode_errors="surrogatepass")
+    return key if len(details) <= LARGEST_DETAILS else replace(key, details=())

@@ -20,6 +20,7 @@ from typing import BinaryIO
 from kcoord.agent.peer import peer_of
 from kcoord.artifacts.local import make_private
 from kcoord.errors import AgentUnavailable, StoreError
+from kcoord.secret_files import is_left_out
 from kcoord.settings import Settings
 
 BACKLOG = 4096  # clients that may wait to be let in; the kernel may allow fewer
@@ -155,7 +156,7 @@ def start_process(
 
 def agent_environment(settings: Settings) -> dict[str, str]:
     """This environment with every setting spelled out, and without what makes a process a rank."""
-    from kcoord.settings import FIELDS, variable
+    from kcoord.settings import FIELDS, SECRET_FILES, variable
 
     package_root = str(Path(__file__).resolve().parents[2])
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
@@ -165,6 +166,9 @@ def agent_environment(settings: Settings) -> dict[str, str]:
         environment.pop(variable(spec.name), None)
         if value is not None and spec.name != "job":
             environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    for name in map(variable, SECRET_FILES):  # an unset one; the agent says so
+        if is_left_out(Path(os.environ.get(name, ""))):
+            environment[name] = os.environ[name]
     return environment
 
 

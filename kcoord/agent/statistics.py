@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from kcoord.agent.ledger import Ledger, add_up
+from kcoord.agent.protocol import job_name
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
 from kcoord.telemetry.events import Notices, log
@@ -34,6 +35,7 @@ class Statistics:
         self._io = ThreadPoolExecutor(1, "statistics")
         self._saving: asyncio.Task[None] | None = None
         self._unshared: set[str] = set()
+        self._sharing = asyncio.Lock()  # what is shared replaces what was: the older sums must not come last
         self._io.submit(ledger.forget_old)
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
@@ -57,6 +59,7 @@ class Statistics:
 
     async def answer(self, job: str | None) -> dict[str, Any]:
         """The sums of one job, or of all that this node knows. From a disk that hangs: what this agent counted itself."""
+        job = job and job_name(job)
         by_job = await self._here(job)
         shares = self._share is not None
         for name in by_job:
@@ -103,7 +106,8 @@ class Statistics:
         if self._share is None:
             return None
         try:
-            return await self._share(directory_name(job), self._agent, self._ledger.mine(job), read)
+            async with self._sharing:
+                return await self._share(directory_name(job), self._agent, self._ledger.mine(job), read)
         except LeaseUnavailable as error:
             log.info("statistics of this node only: %s", error)
             return None

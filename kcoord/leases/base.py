@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
+from kcoord.telemetry.events import log
 
 T = TypeVar("T")
 
@@ -167,6 +168,7 @@ async def kept_alive(
 ) -> AsyncIterator[None]:
     """Renew the lease every third of `ttl` while the block runs. A lost lease is told once, and stops nothing."""
     task = asyncio.create_task(_renew(service, key, token, ttl, on_lost))
+    task.add_done_callback(_renewed)
     try:
         yield
     finally:
@@ -184,6 +186,11 @@ async def _renew(service: LeaseService, key: str, token: str, ttl: float, on_los
         if not held:
             on_lost()
             return
+
+
+def _renewed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("an error in the agent, please report it: a lease is not renewed any more", exc_info=error)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

@@ -10,13 +10,15 @@ coming back costs no compile. Not guaranteed: an agent that finds it back later 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, LeaseService, Watch, Won
+from kcoord.leases.base import Answer, LeaseService, Watch, Won, ended
+from kcoord.telemetry.events import log
 
 _T = TypeVar("_T")
 
@@ -33,6 +35,7 @@ class Failover(LeaseService):
         self._held: dict[tuple[str, str], None] = {}  # keys and tokens, in whichever service
         self._returning = False  # the first has answered, and knows what this agent holds, but does not serve yet
         self._opened = self._closed = 0
+        self._ending = False
         self._why = ""
 
     @property
@@ -99,9 +102,8 @@ class Failover(LeaseService):
         await self._either(lambda s: s.ping())
 
     async def close(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()  # and what it waits for
-            await asyncio.gather(self._probe, return_exceptions=True)
+        self._ending = True
+        await ended({task for task in (self._probe, self._handover) if task is not None})
         await self._first.close()
         await self._second.close()
 
@@ -131,12 +133,34 @@ class Failover(LeaseService):
             return
         self._opened, self._why = self._opened + 1, str(error)
         self._handover = asyncio.create_task(self._make_known(self._second))
-        self._probe = asyncio.create_task(self._until_back(self._handover))
+        self._handover.add_done_callback(self._handed_over)
+        self._begin_probe(self._handover)
         self._tell(f"{self._first.name} cannot be used ({error}); until it is back, coordination is by {self.name}")
 
+    def _begin_probe(self, handover: asyncio.Task[None]) -> None:
+        self._probe = asyncio.create_task(self._until_back(handover))
+        self._probe.add_done_callback(functools.partial(self._probed, handover))
+
+    def _probed(self, handover: asyncio.Task[None], probe: asyncio.Task[None]) -> None:
+        """Without a probe the first service would never be used again: one that failed is followed by another."""
+        if not probe.cancelled() and (error := probe.exception()) is not None:
+            self._unforeseen(error)
+            self._returning = False
+            if not self._ending:
+                self._begin_probe(handover)
+
+    def _handed_over(self, handover: asyncio.Task[None]) -> None:
+        """Of a service that cannot be used, whoever asks it next is told."""
+        error = None if handover.cancelled() else handover.exception()
+        if error is not None and not isinstance(error, LeaseUnavailable):
+            self._unforeseen(error)
+
+    def _unforeseen(self, error: BaseException) -> None:
+        self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
+        log.error("a breaker failed", exc_info=error)
+
     async def _until_back(self, handover: asyncio.Task[None]) -> None:
-        with suppress(LeaseUnavailable):
-            await handover
+        await asyncio.wait({handover})
         while True:
             await asyncio.sleep(_PROBE_EVERY * random.uniform(0.9, 1.1))
             answered = self._returning

@@ -193,7 +193,7 @@ class RedisLeases(LeaseService):
         self._redis, self._sentinels = connect(url)
         self._news = News(self._redis)
         self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # the pool refuses what it has no connection for
-        self._trial: asyncio.Future[None] | None = None
+        self._trial: asyncio.Task[None] | None = None
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
     def _key(self, key: str) -> str:
@@ -212,15 +212,18 @@ class RedisLeases(LeaseService):
         """Before the first lease: what only some nodes come to need, such as SUBSCRIBE, would else divide those that have it
         from those that were refused."""
         if self._trial is None:
-            self._trial = asyncio.ensure_future(self.ping())
-            self._trial.add_done_callback(
-                lambda trial: trial.cancelled() or trial.exception()
-            )  # all who wait may be cancelled
-        try:
-            await asyncio.shield(self._trial)
-        except LeaseUnavailable:
-            self._trial = None
-            raise
+            self._trial = asyncio.create_task(self.ping())
+            self._trial.add_done_callback(self._tried)
+        await asyncio.shield(self._trial)
+
+    def _tried(self, trial: asyncio.Task[None]) -> None:
+        """All who waited for it may be cancelled. One that failed is followed by another, for the next lease."""
+        if trial.cancelled() or (error := trial.exception()) is None:
+            return
+        self._trial = None
+        if not isinstance(error, LeaseUnavailable):
+            self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
+            log.error("Redis was not tried", exc_info=error)
 
     async def renew(self, key: str, token: str) -> bool:
         held = self._held.get((key, token))

@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kcoord.agent import client as client_module
-from kcoord.agent import protocol, spawn
+from kcoord.agent import links, protocol, spawn
 from kcoord.agent.client import Alone, Lead, Ready
 from tests.agents import Node, end_agent, in_thread, key_of, stage, until, watching
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
@@ -40,7 +39,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was found dead is asked again after less than the 5 seconds of every day."""
-    monkeypatch.setattr(client_module, "_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(links, "_RETRY_AFTER", 0.3)
 
 
 def timed(work: Future[Any]) -> tuple[Any, float]:
@@ -178,8 +177,8 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
 
 COUNTING = """
 import kcoord
-from kcoord.agent import client as client_module
-client_module._RETRY_AFTER = 0.2
+from kcoord.agent import links
+links._RETRY_AFTER = 0.2
 coordinator = kcoord.connect()
 def compile(staging):
     (staging / "kernel.txt").write_text("a kernel")
@@ -187,7 +186,7 @@ for number in range(3):
     artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", f"k{number}"), compile, scope=kcoord.Scope.TARGET)
     say("has", text=(artifact.path / "kernel.txt").read_text())
     listen()
-    until(lambda: time.monotonic() > coordinator._client._dead_until)
+    until(lambda: time.monotonic() > coordinator._client._links._dead_until)
 coordinator.close()
 """
 

@@ -57,7 +57,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
     "report": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
-    "permit": {},
+    "permit": {"memory": 1 << 40},
     "status": {},
     "stats": {"job": "wire"},
 }  # fmt: skip
@@ -173,7 +173,7 @@ def bystander(node: Node) -> Iterator[Wire]:
 
 
 def served(wire: Wire) -> bool:
-    return wire.ask({"op": "permit"})["op"] == "permit"
+    return wire.ask({"op": "permit", "memory": 1 << 40})["op"] == "permit"
 
 
 @pytest.mark.parametrize("op", REQUESTS)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.agent.client import Lead, Ready
 from kcoord.artifacts import local
 from kcoord.artifacts.collector import Tidying, collect
 from kcoord.artifacts.local_collector import collect_local, keeps_access_times
@@ -19,7 +20,7 @@ from kcoord.artifacts.pins import pin
 from kcoord.artifacts.retention import Limits
 from kcoord.artifacts.store import Store
 from kcoord.keys import CacheKey
-from tests.agents import Node, until
+from tests.agents import SOON, Node, until
 from tests.faults.cluster import is_whole, start_agent
 from tests.faults.interpose import Interposer
 from tests.test_retention import DAY, make_home, publish
@@ -186,6 +187,55 @@ def test_a_collected_key_is_compiled_and_published_again_by_jobs_that_were_told_
             )
             if node is first:
                 assert len(collect(tmp_path, Limits(max_size=0, least_age=0)).removed) == 1
+
+
+def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them(tmp_path: Path) -> None:
+    with Node(store=str(tmp_path)) as first, Node(store=str(tmp_path)) as second:
+        for node in (first, second):
+            start_agent(node)
+        client = first.client()
+        assert first.publish(client, first.claim(client, "k"), "k")
+        until(lambda: list(tmp_path.glob("v1/leases/??/*.outcome")))
+        until(lambda: not list(tmp_path.glob("v1/leases/??/*.lease")))
+        assert len(collect(tmp_path, Limits(max_size=0, least_age=0)).removed) == 1
+        clients = [second.client() for _ in range(4)]
+        claims = [second.claiming(each, "k") for each in clients]
+        second.until_waiting("k", 3)
+        (leads,) = [claim for claim in claims if claim.done()]
+        lead = leads.result(SOON)
+        assert isinstance(lead, Lead)
+        assert second.publish(clients[claims.index(leads)], lead, "k")
+        assert [c.result(SOON) for c in claims if c is not leads] == [Ready("wait")] * 3
+
+
+_VANISHES = """
+import shutil
+from kcoord.agent.errands import Errands
+bring = Errands.bring_home
+async def bring_home(self, digest, there, home):
+    if there.parent.name == "homes":
+        shutil.rmtree(there, ignore_errors=True)
+    return await bring(self, digest, there, home)
+Errands.bring_home = bring_home
+"""
+
+
+def test_what_vanishes_before_it_is_copied_to_where_others_want_it_is_compiled_by_one_of_them() -> None:
+    with Node() as node:
+        start_agent(node, _VANISHES)
+        client = node.client()
+        lead = node.claim(client, "k")
+        clients = [node.client() for _ in range(3)]
+        claims = [node.claiming(each, "k", f"other {n}") for n, each in enumerate(clients)]
+        node.until_waiting("k", 3)
+        assert node.publish(client, lead, "k")
+        node.until_waiting("k", 2)
+        (leads,) = [claim for claim in claims if claim.done()]
+        assert isinstance(leads.result(SOON), Lead)
+        number = claims.index(leads)
+        assert node.publish(clients[number], leads.result(), "k", f"other {number}")
+        assert [c.result(SOON) for c in claims if c is not leads] == [Ready("wait")] * 2
+        assert [node.read("k", f"other {n}") for n in range(3)] == ["a kernel"] * 3
 
 
 _LOADER = """

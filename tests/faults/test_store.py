@@ -224,14 +224,15 @@ def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Clust
             assert 1 <= made.compiles(f"{call} {key}") <= NODES
         until(lambda remedy=remedy: all(remedy in log for log in made.logs()))
         assert fault.hits
-        for log in (
-            made.logs()
-        ):  # what was under way when the fault began may end well after it was told, and it is told again
-            assert 1 <= log.count(remedy) <= 2, log
+        for log in made.logs():
+            assert log.count(remedy) == 1, log
         fault.end()
-        until(lambda number=number: all(log.count(BACK) > number for log in made.logs()))
+        until(lambda number=number: all(log.count(BACK) == number + 1 for log in made.logs()))
         assert made.compiles(f"after {call}") == 1
         until(lambda call=call: made.holds(f"after {call}"))
+    for log in made.logs():
+        assert [log.count(remedy) for _, _, remedy in _ERRORS] == [1] * len(_ERRORS), log
+        assert log.count(CANNOT) == log.count(BACK) == len(_ERRORS), log
     assert made.left_in_staging() == []
 
 

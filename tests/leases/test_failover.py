@@ -15,7 +15,7 @@ from kcoord.artifacts.store import Store
 from kcoord.cli import status
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases import failover
-from kcoord.leases.base import LeaseService, Ready, Wait, Won
+from kcoord.leases.base import Answer, LeaseService, Ready, Wait, Won
 from kcoord.leases.failover import Failover
 from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
@@ -210,6 +210,95 @@ def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer
             await service.acquire("k", "a", "host-a")
             assert asyncio.all_tasks() > before
         assert asyncio.all_tasks() == before
+
+    bounded(scenario())
+
+
+class Ill(LocalLeases):
+    """A service with an error in it that nobody foresaw, in what is named by `fails`."""
+
+    fails = ""
+    asked = 0
+
+    async def ping(self) -> None:
+        self.asked += 1
+        if self.fails == "ping":
+            raise ZeroDivisionError("ping")
+
+    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        if self.fails:
+            raise LeaseUnavailable("it is ill")
+        return await super().acquire(key, token, holder, void=void)
+
+    async def renew(self, key: str, token: str) -> bool:
+        if self.fails == "renew":
+            raise ZeroDivisionError("renew")
+        return await super().renew(key, token)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_a_probe_is_told_and_the_first_service_is_used_again_all_the_same() -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        first = Ill(**_TIMES)
+        service = Failover(first, LocalLeases(**_TIMES), lines.append)
+        first.fails = "ping"
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        while first.asked < 3:
+            await asyncio.sleep(0.01)
+        assert service.open
+        assert sum("please report it: ZeroDivisionError: ping" in line for line in lines) >= 2
+        first.fails = ""
+        await until(service, is_open=False)
+        first.fails = "ping"
+        await service.acquire("k2", "a", "host")
+        before = asyncio.all_tasks()
+        await service.close()
+        assert len(asyncio.all_tasks()) < len(before), "its probe ends with it"
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_making_leases_known_is_told_and_holds_up_no_command() -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        first, second = Ill(**_TIMES), Ill(**_TIMES)
+        service = Failover(first, second, lines.append)
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        first.fails = "ping"
+        second.fails = "renew"
+        with pytest.raises(LeaseUnavailable):
+            await service.acquire("k2", "a", "host")
+        assert any("please report it: ZeroDivisionError: renew" in line for line in lines)
+        first.fails = second.fails = ""
+        await until(service, is_open=False)
+        await service.close()
+
+    bounded(scenario())
+
+
+def test_an_error_in_the_trial_of_a_redis_is_told_and_the_next_lease_tries_it_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        service = RedisLeases(redis_server.url, "kcoord:test", **_TIMES, tell=lines.append)
+
+        async def ill() -> None:
+            await asyncio.sleep(0.05)
+            raise ZeroDivisionError("ping")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "ping", ill)
+            gone = asyncio.create_task(service.acquire("k", "a", "host"))
+            await asyncio.sleep(0)
+            gone.cancel()  # whoever would have heard of it
+            while not lines:
+                await asyncio.sleep(0.01)
+        assert "please report it: ZeroDivisionError: ping" in lines[0]
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        await service.close()
 
     bounded(scenario())
 

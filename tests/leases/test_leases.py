@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, within
+from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive, within
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
 from tests.leases.conformance import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting
@@ -501,3 +501,21 @@ def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
                 await asyncio.sleep(TTL / 20)
 
     bounded(scenario())
+
+
+def test_an_error_that_ends_a_renewal_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Ill(LocalLeases):
+        async def renew(self, key: str, token: str) -> bool:
+            raise ZeroDivisionError("renew")
+
+    async def scenario() -> None:
+        service = Ill(0.06, 900.0, 30.0)
+        await service.acquire("k", "a", "host-a")
+        async with kept_alive(service, "k", "a", 0.06):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+
+    bounded(scenario())
+    (record,) = caplog.records
+    assert "please report it" in record.getMessage()
+    assert record.exc_info
