@@ -106,21 +106,52 @@ print(agent.poll())
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
+def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
+    """A launcher that comes then needs one that stays. And one that is killed as it waits for its agent leaves no socket."""
+    first = sandbox.start(*EXEC, "touch up; exec sleep 600", KCOORD_JOB="the-job", KCOORD_AGENT_TIMEOUT="1")
+    eventually((sandbox.root / "up").exists)
+    (agent,) = (psutil.Process(pid) for pid in agents(sandbox))
+    agent.suspend()  # it has much to publish
+    first.terminate()
+    eventually(lambda: not list(sandbox.local.glob("*.sock")), 15)
+    assert first.poll() is None, "it waits for its agent"
+    second = launcher(sandbox, "second")
+    assert len(agents(sandbox)) == 2
+    agent.resume()
+    finish(first)
+    (sandbox.root / "second").touch()
+    done = finish(second, 60)
+    assert "kernels asked for" in done.stderr
+    assert not list(sandbox.local.glob("*.sock"))
+
+
 def test_who_is_last() -> None:
     ended: list[bool] = []
     launchers = Launchers(True, lambda: ended.append(True))
     assert not launchers.owner_leaves()
     launchers.attend(1)
     launchers.attend(2)
-    assert not launchers.is_last(1)
+    assert not launchers.leaves(1)
     assert launchers.owner_leaves()
     assert launchers.handed_over
     launchers.gone(1)
     launchers.gone(7)  # a rank
     assert not ended
-    assert launchers.is_last(2)
+    assert launchers.leaves(2)
     launchers.gone(2)
     assert ended == [True]
+
+
+def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
+    others = Launchers(True, lambda: None)
+    others.attend(1)
+    others.attend(2)
+    assert others.owner_leaves()
+    assert [others.leaves(1), others.leaves(2)] == [False, True], "neither has gone yet"
+    with_owner = Launchers(True, lambda: None)
+    with_owner.attend(1)
+    assert not with_owner.leaves(1)
+    assert not with_owner.owner_leaves(), "the other one ends, too, and has been told that it is not the last"
 
 
 def _rank() -> str:

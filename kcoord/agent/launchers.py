@@ -16,6 +16,7 @@ class Launchers:
     def __init__(self, owned: bool, end: Callable[[], None]) -> None:
         self._owner_is_here, self._ownerless, self._end = owned, not owned, end
         self._others: set[int] = set()  # their connections
+        self._leaving: set[int] = set()  # of these
 
     @property
     def handed_over(self) -> bool:
@@ -25,18 +26,22 @@ class Launchers:
     def attend(self, connection: int) -> None:
         self._others.add(connection)
 
-    def is_last(self, connection: int) -> bool:
-        """Whether no launcher is here but the one with this `connection`."""
-        return not self._owner_is_here and self._others <= {connection}
+    def leaves(self, connection: int) -> bool:
+        """The launcher with this `connection` ends. Whether none stays: of several that end at once, the last one is told so."""
+        if connection in self._others:
+            self._leaving.add(connection)
+        return not self._owner_is_here and self._others <= self._leaving | {connection}
 
     def owner_leaves(self) -> bool:
-        """The owner ends, or has ended. True: the agent goes on for others; False: there are none."""
-        if self._others:
+        """The owner ends, or has ended. True: the agent goes on for others; False: there are none, or they end, too."""
+        stays = not self._others <= self._leaving
+        if stays:
             self._owner_is_here = False
-        return bool(self._others)
+        return stays
 
     def gone(self, connection: int) -> None:
         if connection in self._others:
             self._others.remove(connection)
+            self._leaving.discard(connection)
             if self.handed_over and not self._others:
                 self._end()

@@ -50,7 +50,8 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     before = {number: signal.signal(number, forward) for number in heard}
     try:
         try:
-            process = subprocess.Popen(command, env=environment)
+            # what was left open for the command stays open: MPICH's ranks speak to mpiexec on the descriptor PMI_FD
+            process = subprocess.Popen(command, env=environment, close_fds=False)
         except OSError as error:
             say(f"{command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126

@@ -51,6 +51,7 @@ def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> S
     settings = Settings.from_environ(None, flag_prefix, **flags)
     if settings.spawn:  # else the agent, with its keys, is somebody else's
         Trust.of(settings)
+        settings.redis_address()
     if not settings.disable:
         check_directories(settings)
     return settings
@@ -174,6 +175,8 @@ class Supervisor:
             self._attendance.end(_STOP_TIMEOUT)
         if self._handed_over:
             return
+        if self._listener is not None:
+            self._unlink()  # first: whoever comes now needs an agent that stays; and mpirun may kill us while we wait
         try:
             if self._process is not None:
                 self._process.terminate()
@@ -189,11 +192,14 @@ class Supervisor:
             if self._listener is not None:
                 self._close()
 
-    def _close(self) -> None:
+    def _unlink(self) -> None:
         """Under the lock, and only if the name is still ours: another launcher may have bound it since."""
         path = self.settings.socket_path
         with suppress(OSError), spawn.agent_lock(path, self.settings.agent_timeout):
             spawn.unlink_own(path, self._identity)
+
+    def _close(self) -> None:
+        self._unlink()
         self._listener.close()
         self._listener = None
 

@@ -1,7 +1,8 @@
 #!/bin/bash
 # mpirun of Open MPI, each rank under `kcoord exec`: openmpi.sh [mpirun's options] -- COMMAND …
 #   launch/mpi/openmpi.sh -n 16 --hostfile hosts -- python train.py
-# Open MPI takes only those variables along to other nodes that it is told to: kcoord's are.
+# Open MPI takes only those variables along to other nodes that it is told to: kcoord's are, and what an activated environment
+# is made of, for kcoord and the command to be found there, too.
 set -euo pipefail
 export KCOORD_JOB="${KCOORD_JOB:-${SLURM_JOB_ID:-mpi-$(hostname)-$$}}" # equal on all nodes
 options=()
@@ -14,7 +15,7 @@ done
 	exit 2
 }
 shift
-while read -r name; do
-	options+=(-x "$name")
-done < <(compgen -e KCOORD_)
+for name in $(compgen -e KCOORD_) PATH LD_LIBRARY_PATH PYTHONPATH; do
+	[ -z "${!name+is set}" ] || options+=(-x "$name")
+done
 exec "${MPIRUN:-mpirun}" "${options[@]}" kcoord exec -- "$@"
