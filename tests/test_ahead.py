@@ -377,13 +377,14 @@ def test_a_process_that_replays_the_profile_itself_has_no_helper(
 
 # Permits.
 
+MUCH = 64 << 30  # bytes of memory
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine of eight cores that idle, and much memory."""
-    here = SimpleNamespace(idle=100.0, iowait=0.0, memory=64 << 30)
+    """A machine of eight cores that idle."""
+    here = SimpleNamespace(idle=100.0, iowait=0.0)
     monkeypatch.setattr(permits_module, "cores", lambda: 8.0)
-    monkeypatch.setattr(permits_module, "free_memory", lambda: here.memory)
     monkeypatch.setattr(permits_module.psutil, "cpu_times_percent", lambda: here)
     monkeypatch.setattr(permits_module.psutil, "cpu_count", lambda: 8)
     return here
@@ -391,31 +392,37 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_permits_are_bounded_by_number_and_end_with_their_connection(machine: SimpleNamespace) -> None:
     permits = Permits(2)
-    assert [permits.ask(owner) for owner in (1, 2, 3)] == [True, True, False]
+    assert [permits.ask(owner, MUCH) for owner in (1, 2, 3)] == [True, True, False]
     permits.gone(1)
-    assert permits.ask(3)
-    assert permits.ask(2), "for its next key"
+    assert permits.ask(3, MUCH)
+    assert permits.ask(2, MUCH), "for its next key"
 
 
 def test_permits_are_bounded_by_the_cores_that_idle(machine: SimpleNamespace) -> None:
     machine.idle = 25.0  # two of eight
     permits = Permits(100)
     permits.look()
-    assert [permits.ask(owner) for owner in range(4)] == [True, True, False, False]
+    assert [permits.ask(owner, MUCH) for owner in range(4)] == [True, True, False, False]
     permits.look()  # and the two at work are seen in what idles from now on
-    assert permits.ask(2)
+    assert permits.ask(2, MUCH)
     machine.idle = 0.0
     permits.look()
-    assert not permits.ask(5)
-    assert permits.ask(0), "who is at work already has its own core"
+    assert not permits.ask(5, MUCH)
+    assert permits.ask(0, MUCH), "who is at work already has its own core"
 
 
 def test_short_memory_takes_a_permit_away(machine: SimpleNamespace) -> None:
     permits = Permits(100)
-    assert permits.ask(1)
-    machine.memory = 1 << 30
-    assert not permits.ask(1)
-    assert not permits.ask(2)
+    assert permits.ask(1, MUCH)
+    assert not permits.ask(1, 1 << 30)
+    assert not permits.ask(2, 1 << 30)
+
+
+def test_memory_that_is_granted_and_not_taken_yet_is_not_granted_twice(machine: SimpleNamespace) -> None:
+    permits = Permits(100)
+    assert [permits.ask(owner, 9 << 30) for owner in range(3)] == [True, True, False]
+    permits.look()
+    assert permits.ask(2, 9 << 30), "what the others took is missing in what is free by now"
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -364,6 +364,14 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     assert set(load_needs(needs_directory(there, "p"))) == set(needs)
 
 
+def test_all_that_is_exported_has_profiles_too_of_which_only_the_needs_are_known(kcoord: Run, tmp_path: Path) -> None:
+    here, out = filled(tmp_path / "here", OURS), tmp_path / "all.kcb"
+    save_needs(needs_directory(here.root, "generic"), [Need(DIGESTS[2], "triton/A")])
+    given = {"KCOORD_STORE": str(here.root), "KCOORD_SIGNING_KEY": OURS}
+    done = kcoord("export", "--all", str(out), "--json", **given)
+    assert json.loads(done.stdout)["profiles"] == ["generic"], done.stderr
+
+
 @pytest.mark.parametrize("policy", ["warn", "off"])
 def test_a_profile_that_nobody_vouches_for_is_not_signed_by_importing_it(
     kcoord: Run, tmp_path: Path, policy: str

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kcoord.agent import prefetch as prefetch_module
 from kcoord.agent.needs import Needs
 from kcoord.agent.prefetch import prefetch
 from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.profiles.needs import Need, load_needs, needs_directory, save_needs
@@ -187,6 +190,41 @@ def test_no_more_is_fetched_than_it_may(sandbox: Sandbox, recorded: Path) -> Non
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=0, say=print)
     assert (found.needed, found.fetched, found.why) == (5, 0, "0 MiB are enough")
     assert "5 left for when they are asked for" in str(found)
+
+
+def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
+    sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An init container that is killed for its memory fails its pod."""
+    sizes, at_once, most_at_once, counting = [], 0, 0, threading.Lock()
+    for need in load_needs(needs_directory(recorded, "job")):
+        stated = Store(recorded).manifest_file(need.digest)
+        assert stated is not None
+        sizes.append(Manifest.decode(stated).size)
+    real = Store.fetch
+
+    def watched(self: Store, digest: str, announced: str | None = None) -> object:
+        nonlocal at_once, most_at_once
+        with counting:
+            at_once += 1
+            most_at_once = max(most_at_once, at_once)
+        try:
+            time.sleep(0.02)  # the others would come now
+            return real(self, digest, announced)
+        finally:
+            with counting:
+                at_once -= 1
+
+    monkeypatch.setattr(Store, "fetch", watched)
+    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 3 * max(sizes))
+    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
+    assert (found.fetched, found.why, most_at_once) == (5, "", 1)
+
+    shutil.rmtree(sandbox.local)
+    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 3 * max(sizes) - 1)
+    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
+    assert found.fetched == sum(size < max(sizes) for size in sizes)
+    assert "more memory than there is" in found.why
 
 
 def test_it_ends_in_time_from_a_store_that_hangs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from kcoord.agent.limits import cores, free_memory
+from kcoord.agent.limits import cores
 
 _MEMORY = 4 << 30  # bytes that must be free for one more: a process with PyTorch, and its compiler
 
@@ -19,11 +19,14 @@ class Permits:
         self._idle = cores()
         psutil.cpu_times_percent()  # the next call tells what happened since this one
 
-    def ask(self, owner: int) -> bool:
-        """Whether `owner` may compile one more key now. A refusal takes away what it had."""
-        others = self._holders - {owner}
-        free = self._idle - len(self._since_look - {owner}) + (owner in self._holders)
-        if len(others) < self._most and free > 0.5 and free_memory() >= _MEMORY:
+    def ask(self, owner: int, memory: int) -> bool:
+        """Whether `owner` may compile one more key now. A refusal takes away what it had.
+
+        `memory`: bytes that are free where it runs, which may be another container than the agent's, with limits of its own.
+        """
+        others, unseen = self._holders - {owner}, len(self._since_look - {owner})
+        free = self._idle - unseen + (owner in self._holders)
+        if len(others) < self._most and free > 0.5 and memory >= _MEMORY * (1 + unseen):
             if owner not in self._holders:
                 self._since_look.add(owner)
             self._holders.add(owner)

@@ -13,15 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kcoord.agent.limits import free_memory
 from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import OFF, Trust
-from kcoord.artifacts.store import Store
+from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.profiles.needs import Need, load_needs, needs_directory
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.settings import Settings
+from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
+_IN_MEMORY = 3  # times the bytes of its files: what an artifact takes while it is unpacked and checked
+_MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
 _EVERY = 5.0  # seconds between two lines of progress
 
 
@@ -48,7 +53,10 @@ class Fetched:
 
 
 def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[str], object]) -> Fetched:
-    """Fetch what the profile `settings.profile` needs: for at most `timeout` seconds, and about `most` bytes.
+    """Fetch what the profile `settings.profile` needs: for at most `timeout` seconds, and `most` bytes.
+
+    It holds what it fetches in memory for a moment, half of a container's free memory at most: an init container that is killed
+    for its memory fails its pod. What is larger is left out.
 
     Returns in time also from a store that hangs: its threads are left behind, so end the process by `os._exit`. Raises nothing
     for the sake of the store, the profile or the disk; ``say(line)`` hears of progress. The profile's recipes are copied to this
@@ -76,17 +84,20 @@ class _Prefetch:
     def __init__(self, settings: Settings, most: int) -> None:
         self.done = threading.Event()
         self._settings, self._most, self._trust = settings, most, OFF
-        self._lock = threading.Lock()  # protects the two below
+        self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
+        self._changed = threading.Condition()  # protects those below; and there may be room again
         self._found = Fetched()
         self._left: list[Need] = []
+        self._taken = 0  # bytes of memory
+        self._begun = 0  # bytes of artifacts that are being fetched
 
     def so_far(self) -> Fetched:
-        with self._lock:
+        with self._changed:
             return replace(self._found)
 
     def stop(self, why: str) -> None:
         """Begin no other artifact; the first reason is kept."""
-        with self._lock:
+        with self._changed:
             self._found.why = self._found.why or why
             self._left = []
 
@@ -107,7 +118,7 @@ class _Prefetch:
         self._trust = Trust.of(self._settings)
         local.make_private(self._settings.local_dir)
         needs = load_needs(needs_directory(root, name))
-        with self._lock:
+        with self._changed:
             self._found.needed = len(needs)
             self._left = needs[::-1]
         threads = [threading.Thread(target=self._fetch_all, args=(root,), daemon=True) for _ in range(_AT_ONCE)]
@@ -136,10 +147,7 @@ class _Prefetch:
             self.stop(str(error))
 
     def _next(self) -> Need | None:
-        with self._lock:
-            if self._left and self._found.size >= self._most:
-                self._found.why = f"{self._most >> 20} MiB are enough"
-                self._left = []
+        with self._changed:
             return self._left.pop() if self._left else None
 
     def _fetch(self, store: Store, need: Need) -> None:
@@ -148,17 +156,46 @@ class _Prefetch:
             self._count(there=1)
             return
         try:
-            found = store.fetch(need.digest)
+            stated = store.manifest_file(need.digest)
+            size = Manifest.decode(stated).size if stated is not None else 0
+            if stated is None or not self._may_take(size):
+                self._count(missing=int(stated is None))
+                return
+            try:
+                found = store.fetch(need.digest, manifest_digest(stated))
+                if found is not None:
+                    local.install(found[0], found[1], home)
+            finally:
+                self._gives_back(size)
         except ArtifactInvalid:
             found = None  # a rank that needs it compiles it, and is told why
         if found is None:
             self._count(missing=1)
-            return
-        manifest, contents, _ = found
-        local.install(manifest, contents, home)
-        self._count(fetched=1, size=manifest.size)
+        else:
+            self._count(fetched=1, size=size)
+
+    def _may_take(self, size: int) -> bool:
+        """Wait until there is memory for an artifact of `size` bytes. False: it would never fit, or would be too much."""
+        needed = _IN_MEMORY * size
+        with self._changed:
+            if needed > self._room:
+                self._found.why = (
+                    self._found.why or f"an artifact of {bytes_text(size)} needs more memory than there is"
+                )
+                return False
+            self._changed.wait_for(lambda: self._taken + needed <= self._room)
+            if self._found.size + self._begun + size > self._most:
+                self._found.why, self._left = f"{self._most >> 20} MiB are enough", []
+                return False
+            self._taken, self._begun = self._taken + needed, self._begun + size
+            return True
+
+    def _gives_back(self, size: int) -> None:
+        with self._changed:
+            self._taken, self._begun = self._taken - _IN_MEMORY * size, self._begun - size
+            self._changed.notify_all()
 
     def _count(self, **more: int) -> None:
-        with self._lock:
+        with self._changed:
             for name, count in more.items():
                 setattr(self._found, name, getattr(self._found, name) + count)

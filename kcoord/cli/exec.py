@@ -18,7 +18,9 @@ from kcoord.cli.options import ALL, settings_flags
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
-    """Run COMMAND (srun, mpirun, python, …) with an agent, and every Triton below it hooked.
+    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and every Triton below it hooked.
+
+    With srun or mpirun it is what *they* run: srun kcoord exec -- python train.py.
 
     Signals go on to COMMAND, and its exit code is this one's. A summary is printed at the end.
     """

@@ -15,7 +15,7 @@ from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.profiles import document
-from kcoord.profiles.needs import load_needs, needs_directory
+from kcoord.profiles.needs import load_needs, needed_profiles, needs_directory
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings, profile_name
@@ -56,7 +56,7 @@ def command(
     digests = set(_found(store, keys))
     if everything:
         digests |= set(store.digests())
-        names = tuple(profile_names(settings))
+        names = tuple(sorted({*profile_names(settings), *needed_profiles(store.root)}))
     profiles = {}
     for name in names:
         needs = load_needs(needs_directory(store.root, name))

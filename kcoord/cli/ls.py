@@ -1,4 +1,4 @@
-"""``kcoord ls``: the artifacts of the store, or of the local tier where there is no store."""
+"""``kcoord ls``: the artifacts of the store and of this node, each once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
         where = f"{m.origin.host}{rank}"
         click.echo(_row(m.key.digest[:12], m.key.backend, m.key.name, m.origin.device, size_text, took, age, where))
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
-    root = settings.store_root or settings.local_dir
-    click.echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {root}")
+    where = f"{settings.store_root} and {settings.local_dir}" if settings.store_root else f"{settings.local_dir}"
+    click.echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {where}")
 
 
 def _row(*cells: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import msgpack
 from kcoord.artifacts.publish import staging_name, store_error, sync_directory, write_files
 from kcoord.artifacts.reading import read_plain
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.settings import is_profile_name
 
 MOST_NEEDS = 100_000  # of a profile
 _LARGEST_FILE = 32 << 20  # bytes
@@ -54,6 +56,19 @@ class Need:
 
 def needs_directory(store: Path, profile: str) -> Path:
     return store / "v1" / "needs" / profile
+
+
+def needed_profiles(store: Path) -> list[str]:
+    """The profiles of which needs are known. Raises `StoreError`."""
+    try:
+        with os.scandir(needs_directory(store, "")) as found:
+            return sorted(
+                entry.name for entry in found if entry.is_dir(follow_symlinks=False) and is_profile_name(entry.name)
+            )
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise store_error(error, store) from error
 
 
 def load_needs(directory: Path) -> list[Need]:

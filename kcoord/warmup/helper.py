@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from kcoord.agent.client import AgentClient
+from kcoord.agent.limits import free_memory
 from kcoord.api import connect
 from kcoord.backends.base import notices
 from kcoord.backends.install import install
@@ -69,7 +70,7 @@ def upcoming(settings: Settings, name: str) -> list[Task]:
 
 def permitted(client: AgentClient) -> bool:
     """Whether the agent lets this process compile one more key."""
-    reply = client.ask({"op": "permit"}, quietly=True)
+    reply = client.ask({"op": "permit", "memory": free_memory()}, quietly=True)
     return reply is not None and reply.get("op") == "permit" and reply.get("granted") is True
 
 
