@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import SettingsError
-from kcoord.redis_url import parse_redis_url, without_password
-from kcoord.units import parse_bytes
+from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
+from kcoord.secret_files import is_left_out
+from kcoord.units import parse_bytes, parse_span
 
 PROTOCOL_VERSION = 1
 _LONGEST_SOCKET_PATH = 100  # sockaddr_un holds 108 bytes; leave room for a lock file's suffix
 _DEFAULT_NAMESPACE = "default"
-SECRETS = ("redis_url", "signing_key", "signing_key_file")
+SECRETS = ("redis_url", "redis_url_file", "signing_key", "signing_key_file")
 """The agent's alone: launchers keep them from the ranks."""
+SECRET_FILES = {"redis_url_file": "redis_url", "signing_key_file": "signing_key"}
+"""Secrets in files, and the settings that say the same without one."""
+ALTERNATIVES = SECRET_FILES | {inline: file for file, inline in SECRET_FILES.items()}
+"""Of such a pair, the one to each."""
 LONGEST_JOB = 200  # characters of a job's name
 
 
@@ -76,6 +81,17 @@ def _whole(value: str) -> int:
     return int(value)
 
 
+def _days(value: str) -> float:
+    """Seconds. What an agent's ranks use is noted once a day: before two have passed, nobody knows what is unused."""
+    try:
+        seconds = float(value)  # as settings are handed on to an agent
+    except ValueError:
+        seconds = parse_span(value)
+    if not 2 * 86400.0 <= seconds < 1e9:
+        raise ValueError("it must be a time such as 30d, at least 2d: a use may be known a day late")
+    return seconds
+
+
 def _switch(value: str) -> bool:
     if value.lower() in ("1", "true", "yes", "on"):
         return True
@@ -118,6 +134,13 @@ def profile_name(value: str) -> str:
     return _namespace(value)
 
 
+def is_profile_name(value: str) -> bool:
+    try:
+        return bool(profile_name(value))
+    except ValueError:
+        return False
+
+
 TRUST = ("require", "warn", "off")
 
 
@@ -158,6 +181,9 @@ class Settings:
         None, parse_redis_url, "URL", "Redis that elects one compiler across nodes; credentials, rediss:// and "
         "redis+sentinel:// included (a flag shows in the process list: prefer the variable). "
         "Unset: lease files in the store do, or each node elects its own.", repr=False)  # fmt: skip
+    redis_url_file: Path | None = _setting(
+        None, _path, "file", "A file that holds that URL, for the agent alone: a mounted Secret, or a file that only its owner "
+        "may read. It wins over KCOORD_REDIS_URL.")  # fmt: skip
     socket: Path | None = _setting(
         None, _socket, "file", "The agent's Unix socket. Default: made from the other settings, in the "
         "local directory.")  # fmt: skip
@@ -169,7 +195,8 @@ class Settings:
         "(compile instead), warn (say so once) or off. Default: require with a signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
         None, _path, "file", "Keys that sign and verify what is in the store, for the agent alone: lines of a key id and a "
-        "secret, as hex or base64; the first signs, all verify. Only its owner may read it.")  # fmt: skip
+        "secret, as hex or base64; the first signs, all verify. A mounted Secret, or a file that only its owner may "
+        "read.")  # fmt: skip
     signing_key: str | None = _setting(
         None, _secret, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
@@ -189,7 +216,7 @@ class Settings:
         "for itself. Keep it below the process group's time-out.")  # fmt: skip
     failure_ttl: float = _setting(
         30.0, _seconds, "seconds", "For this long after a failed compile, ranks that ask for the key compile "
-        "for themselves at once.")  # fmt: skip
+        "for themselves at once (of `compile_once`: raise what it raised).")  # fmt: skip
     idle_timeout: float = _setting(
         600.0,
         _seconds,
@@ -218,6 +245,12 @@ class Settings:
     store_max_size: int | None = _setting(
         None, parse_bytes, "size", "What the artifacts in the store may take, such as 50GiB: now and then an agent "
         "removes what was used longest ago. Unset: no bound.")  # fmt: skip
+    store_max_files: int | None = _setting(
+        None, _count, "count", "How many files and directories the artifacts in the store may be (each is three), in the same "
+        "way. Unset: no bound.")  # fmt: skip
+    store_unused_for: float | None = _setting(
+        None, _days, "time", "An agent removes from the store what no job has used for so long, such as 30d; at least 2d. "
+        "Unset: it stays.")  # fmt: skip
     local_max_size: int | None = _setting(
         None, parse_bytes, "size", "The same of this node's own copies; what was used within a day stays. "
         "Unset: no bound.")  # fmt: skip
@@ -228,6 +261,9 @@ class Settings:
         cls, environ: Mapping[str, str] | None = None, flag_prefix: str = "--", /, **flags: str | None
     ) -> Settings:
         """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
+
+        Of a secret and the file of it, a flag wins over a variable, and the file otherwise. A variable that names a key which a
+        mounted Kubernetes Secret lacks (`is_left_out`) is an unset one. No file is read.
 
         Raises `SettingsError`, one line that names the setting and the remedy.
         """
@@ -240,7 +276,7 @@ class Settings:
             variable = f"KCOORD_{spec.name.upper()}"
             text = flags.get(spec.name)
             source = flag_prefix + spec.name.replace("_", "-")
-            if text is None:
+            if text is None and flags.get(ALTERNATIVES.get(spec.name, "")) is None:
                 text, source = environ.get(variable), variable
             if text is None or (text == "" and spec.metadata["parse"] is not _namespace):
                 continue
@@ -249,6 +285,11 @@ class Settings:
             except (ValueError, OverflowError) as error:
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
                 raise SettingsError(f"{source}={shown}: {error}") from None
+            if source == variable and spec.name in SECRET_FILES and is_left_out(values[spec.name]):
+                del values[spec.name]
+        for file, inline in SECRET_FILES.items():
+            if file in values:
+                values.pop(inline, None)
         settings = cls(**values)
         if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(
@@ -266,8 +307,11 @@ class Settings:
 
     @property
     def fingerprint(self) -> str:
-        """Eight hex digits that differ when two processes must not share an agent."""
-        parts = (PROTOCOL_VERSION, self.store, self.local_dir, self.redis_url, self.namespace)
+        """Eight hex digits that differ when two processes must not share an agent.
+
+        A file of the URL counts by its name: ranks need not be able to read it, and a new password makes no second agent.
+        """
+        parts = (PROTOCOL_VERSION, self.store, self.local_dir, self.redis_url_file or self.redis_url, self.namespace)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
     @property
@@ -280,6 +324,10 @@ class Settings:
             if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
                 return path
         return Path("/tmp", f"kcoord-{os.getuid()}", inside.name)  # TMPDIR is too long as well
+
+    def redis_address(self) -> str | None:
+        """The URL of Redis, read from its file if there is one. Raises `SettingsError`. For the agent alone: it is a secret."""
+        return self.redis_url if self.redis_url_file is None else read_redis_url(self.redis_url_file)
 
     def redacted(self) -> dict[str, Any]:
         """All values as JSON-able data, without the Redis password and the signing key's secret."""

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kcoord.artifacts.local_collector import keeps_access_times
 from tests.agents import ROOT, SOON, Node, until
 from tests.conftest import PROGRAMS
+from tests.faults.cluster import start_agent
 from tests.redis_server import RedisServer
 
 RANKS, KEYS = 3, 4
+LOOKS_OFTEN = """
+import kcoord.agent.keeper as keeper
+keeper.FIRST = keeper.READ_FIRST = 0.0
+keeper.EVERY = keeper.READ_EVERY = 0.5
+"""
+"""For an agent: it looks through the store, and at what others counted, as often as a test has time for."""
 _RANK = PROGRAMS / "generic_rank.py"
 
 
@@ -67,8 +75,9 @@ class Job:
 
 def run_job(store: str) -> Job:
     """A job of one node, with Redis until it is over."""
-    with RedisServer() as redis, Node(store=store, metrics="0", redis_url=redis.url) as node:
-        node.start()
+    bounds = {"store_max_size": "1GiB", "store_max_files": "1000", "local_max_size": "1GiB"}
+    with RedisServer() as redis, Node(store=store, metrics="0", redis_url=redis.url, **bounds) as node:
+        start_agent(node, LOOKS_OFTEN)
         address = address_of(node)
         ranks = [
             subprocess.Popen(
@@ -86,6 +95,9 @@ def run_job(store: str) -> Job:
         until(lambda: Scraped(address).sum("kcoord_requests_total") == counters["requests"])
         until(lambda: Scraped(address).value("kcoord_store_published_artifacts_total") == KEYS)
         until(lambda: Scraped(address).value("kcoord_leases_held") == 0)
+        until(lambda: Scraped(address).value("kcoord_store_artifacts") == KEYS)
+        if keeps_access_times(node.directory):
+            until(lambda: Scraped(address).value("kcoord_local_artifacts") == KEYS)
         seen = Scraped(address)
         redis.kill()
         client = node.client()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +19,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.agent.client import Lead
+from kcoord.artifacts.holdings import note_holdings
+from kcoord.artifacts.store import Store
 from kcoord.settings import Settings
 from kcoord.telemetry.prometheus import ANSWERS, BUCKETS, METRICS, OTHER, Page, Tally
 from tests.agents import ROOT, SOON, Node, end_agent, until
 from tests.conftest import Sandbox, finish
-from tests.scrape import KEYS, RANKS, Job, Scraped, address_of, ask, run_job
+from tests.faults.cluster import start_agent
+from tests.scrape import KEYS, LOOKS_OFTEN, RANKS, Job, Scraped, address_of, ask, run_job
 
 
 @pytest.fixture
@@ -241,6 +246,64 @@ def test_nothing_is_lost_that_many_threads_add() -> None:
     sums, histograms = tally.read()
     assert sums["kcoord_notices_total", ()] == 20_000
     assert sum(histograms["kcoord_compile_seconds", ("test",)].counts) == 20_000
+
+
+# --- what there is ---
+
+
+def held_by(node: Node) -> dict[str, float]:
+    """What its page says of what the store and the node hold, once its agent has looked."""
+    seen = Scraped(address_of(node))
+    return {
+        name: seen.value(name) for name in seen.names if re.match("kcoord_(store|local)_(max|counted|artifacts)", name)
+    }
+
+
+def test_nothing_is_said_of_what_there_is_before_it_is_known_but_the_bounds(tmp_path: Path) -> None:
+    with Node(store=str(tmp_path / "store"), metrics="0", store_max_files="12") as node:
+        node.start()
+        assert held_by(node) == {"kcoord_store_max_files": 12}
+
+
+def test_an_agent_without_a_bound_counts_for_its_metrics_and_removes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    (store.root / "v1" / "traces" / "job").mkdir(parents=True)
+    ancient = store.root / "v1" / "traces" / "job" / "a.spans"
+    ancient.touch()
+    os.utime(ancient, (1e9, 1e9))
+    with Node(store=str(store.root), metrics="0") as node:
+        start_agent(node, LOOKS_OFTEN)
+        client = node.client()
+        assert node.publish(client, node.claim(client, "k"), "k")
+        until(lambda: held_by(node).get("kcoord_store_artifacts") == 1)
+        assert held_by(node)["kcoord_store_counted_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+        assert held_by(node).keys() == {"kcoord_store_artifacts", "kcoord_store_counted_timestamp_seconds"}
+        assert ancient.exists()
+
+
+def test_without_metrics_and_bounds_nobody_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    with Node(store=str(store.root)) as node:
+        start_agent(node, LOOKS_OFTEN)
+        until((store.root / "v1" / "collected").exists)
+        before = (store.root / "v1" / "collected").stat().st_mtime
+        until(lambda: (store.root / "v1" / "collected").stat().st_mtime > before)  # a whole pass is over
+        assert not (store.root / "v1" / "holdings").exists()
+
+
+def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    (store.root / "v1" / "collected").touch()  # somebody has just been at it
+    note_holdings(store.root, 5, 61440, 15)
+    with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
+        for node in (one, other):
+            start_agent(node, "import kcoord.agent.keeper as keeper\nkeeper.READ_FIRST = 0.0\n")
+        for node in (one, other):
+            until(lambda node=node: held_by(node).get("kcoord_store_artifacts") == 5)
+            assert Scraped(address_of(node)).value("kcoord_store_bytes") == 61440
 
 
 # --- what is written about them ---

@@ -7,10 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from kcoord.artifacts import local
-from kcoord.artifacts.collector import Collected, Tidying, collect
+from kcoord.artifacts.collector import Collected, Tidying, collect, count
+from kcoord.artifacts.holdings import Holdings, read_holdings
 from kcoord.artifacts.local_collector import collect_local, keeps_access_times
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.pins import load_pins, pin, unpin
@@ -18,12 +20,13 @@ from kcoord.artifacts.retention import Entry, Limits, choose
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import load_uses, merge_uses, note_uses, prefix_of
-from kcoord.errors import StoreError
+from kcoord.errors import SettingsError, StoreError
 from kcoord.keys import CacheKey
 from kcoord.profiles.needs import Need, all_needs, needs_directory, save_needs
 from kcoord.profiles.pinned import pin_profile, pinned_digests
+from kcoord.settings import Settings
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
-from tests.agents import Node, until
+from tests.agents import Node, end_agent, key_of, until
 from tests.conftest import Sandbox
 from tests.faults.cluster import start_agent
 from tests.test_cli import as_json, kcoord
@@ -464,6 +467,92 @@ def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store)
         assert not list((store.root / "v1" / "leases").glob("*/gc*.lease"))
 
 
+def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
+    stuck = (
+        f"{_FIRST_NOW}import time\nkeeper.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
+    )
+    with Node(store=str(store.root)) as node:
+        agent = start_agent(node, stuck)
+        client = node.client()
+        assert node.publish(client, node.claim(client, "k"), "k")
+        until((store.root / "stuck").exists)
+        end_agent(agent.pid)
+    assert load_uses(store.root).keys() == {prefix_of(key_of("k").digest)}
+
+
+@pytest.mark.parametrize("bound", [{"store_max_files": str(4 * 3)}, {"store_unused_for": "84h"}])
+def test_an_agent_keeps_the_bound_of_files_and_removes_what_is_unused(store: Store, bound: dict[str, str]) -> None:
+    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(10)]
+    used(store, 1.0, digests[0])
+    with Node(store=str(store.root), **bound) as node:
+        start_agent(node, _SOON)
+        until(lambda: not any(there(store, *digests[1:7])))
+        until(lambda: sum(there(store, *digests)) == 4)
+        assert there(store, digests[0], *digests[7:]) == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("store_max_files", "0", "at least 1"),
+        ("store_unused_for", "36h", "at least 2d: a use may be known a day late"),
+        ("store_unused_for", "30", "30d"),
+        ("store_unused_for", "nan", "30d"),
+        ("store_unused_for", "1y", "30d"),
+    ],
+)
+def test_a_bound_that_would_empty_the_store_is_refused_in_one_line(setting: str, value: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says) as told:
+        Settings.from_environ({}, **{setting: value})
+    assert "\n" not in str(told.value)
+
+
+# --- what there is ---
+
+
+def test_what_a_pass_leaves_is_noted_for_all_agents(store: Store) -> None:
+    assert read_holdings(store.root) is None
+    for n in range(5):
+        publish(store, f"k{n}", n * DAY)
+    run(store, dry_run=True, max_size=0)
+    assert read_holdings(store.root) is None, "a dry run leaves nothing"
+    run(store, max_size=3 * 12288)
+    held = read_holdings(store.root)
+    assert held == Holdings(3, 3 * 12288, 9, (store.root / "v1" / "holdings").stat().st_mtime)
+    publish(store, "one more")
+    count(store.root)
+    held = read_holdings(store.root)
+    assert held is not None
+    assert (held.artifacts, held.files) == (4, 12)
+    assert list((store.root / "v1" / "staging").iterdir()) == []
+
+
+def test_what_is_no_note_of_what_there_is_tells_nothing(store: Store) -> None:
+    path = store.root / "v1" / "holdings"
+    good = msgpack.packb(["kcoord-holdings-1", 1, 2, 3])
+    for bad in (b"", b"\xc1", good[:-1], good + b"\0", b"x" * 5000, msgpack.packb(["kcoord-holdings-1", 1, -2, 3]),
+                msgpack.packb(["kcoord-holdings-1", 1, 2]), msgpack.packb(["kcoord-holdings-1", 1, 2.0, 3]),
+                msgpack.packb(["kcoord-holdings-2", 1, 2, 3]), msgpack.packb(7), msgpack.packb({"a": 1}),
+                msgpack.packb(["kcoord-holdings-1", 1, 1 << 63, 3])):  # fmt: skip
+        path.write_bytes(bad)
+        assert read_holdings(store.root) is None, bad
+    path.write_bytes(good)
+    assert read_holdings(store.root) is not None
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert read_holdings(store.root) is None
+
+
+def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, "k", DAY)
+
+    def full(*figures: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kcoord.artifacts.collector.note_holdings", full)
+    assert len(run(store, max_size=0).removed) == 1
+
+
 def test_an_agent_leaves_the_store_alone_if_another_has_looked_through_it_lately(store: Store) -> None:
     digest = publish(store, "k", DAY)
     stamp = store.root / "v1" / "collected"
@@ -513,6 +602,12 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     assert "no profile is pinned" in kcoord(sandbox, "gc", "--unpin", "llama", **settings).stdout
     bounded = as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_SIZE="12KiB")
     assert [d["artifact"] for d in bounded["removed"]] == [digests[2]]
+    publish(store, "k3", 9 * DAY)
+    assert as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_FILES="4")["removed"][0]["rule"] == "max-files"
+    publish(store, "k4", 9 * DAY)
+    idle = {"KCOORD_STORE_UNUSED_FOR": "8d"}
+    assert as_json(sandbox, "gc", "--unused-for", "10d", **settings, **idle)["removed"] == []
+    assert as_json(sandbox, "gc", **settings, **idle)["removed"][0]["rule"] == "unused-for"
 
 
 @pytest.mark.parametrize(

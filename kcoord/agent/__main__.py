@@ -10,13 +10,15 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.agent.processes import ProcessWatch
-from kcoord.agent.server import Agent
+from kcoord.agent.server import ENDS_WITHIN, Agent
 from kcoord.agent.shared_store import opened
 from kcoord.agent.spawn import agent_lock, identity_of, unlink_own
 from kcoord.agent.statistics import Share
@@ -26,7 +28,8 @@ from kcoord.errors import SettingsError
 from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
-from kcoord.settings import Settings
+from kcoord.secret_files import is_left_out
+from kcoord.settings import SECRET_FILES, Settings, variable
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices
 
@@ -47,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.from_environ()
         Trust.of(settings)
+        settings.redis_address()
     except SettingsError as error:
         print(f"kcoord: {error}", file=sys.stderr)
         return 2
@@ -61,11 +65,14 @@ def main(argv: list[str] | None = None) -> int:
 async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool = False, parent: int = 0) -> int:
     """Serve `listener` until SIGTERM, SIGINT, the end of `parent` and of other launchers, or (as a daemon) idleness.
 
-    Raises `SettingsError` if signatures are required and the keys cannot be used.
+    Told to end, its process does so within `ENDS_WITHIN` seconds. Raises `SettingsError` if signatures are required and the keys
+    cannot be used.
     """
     _allow_many_files()
     json_log.use(settings.log_format)
     notices = Notices()
+    for line in _left_out():
+        notices.tell(line)
     exporter, store_kind = _exporter(settings, notices)
     root, trust = settings.store_root, Trust.of(settings)
     store = store_kind(root, trust, notices.tell) if root is not None else None
@@ -91,12 +98,36 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
             asyncio.ensure_future(_poll_parent(parent, end_with_parent))  # noqa: RUF006 - lives as long as the loop
     path = Path(listener.getsockname())
     identity = identity_of(path)
+    for_sure = asyncio.create_task(_end_for_sure(agent))
     await agent.serve(listener)
+    for_sure.cancel()
     # else the socket's name is our supervisor's, who may start the next agent on it
     if daemon or orphaned.is_set() or agent.launchers.handed_over:
         with suppress(OSError), agent_lock(path, settings.agent_timeout):  # its directory may be gone
             unlink_own(path, identity)
+    # the loop's end waits for these threads, of which one may ask a dead name server
+    loop.set_default_executor(ThreadPoolExecutor(1))
     return 0
+
+
+async def _end_for_sure(agent: Agent) -> None:
+    """A thread is not held up by what may hold up the loop: a log that nobody reads, or the disk that it is written to."""
+    await agent.told_to_stop()
+    end = threading.Timer(ENDS_WITHIN, os._exit, (0,))
+    end.daemon = True
+    end.start()
+
+
+def _left_out() -> Iterator[str]:
+    """What a mounted Kubernetes Secret lacks, as its manifest allows, and what that means."""
+    meant = {
+        "redis_url_file": "lease files in the store elect who compiles",
+        "signing_key_file": "nothing is signed, and what is in the store is used unsigned (KCOORD_TRUST=require refuses that)",
+    }
+    for name, means in meant.items():
+        text = os.environ.get(variable(name))
+        if text and not os.environ.get(variable(SECRET_FILES[name])) and is_left_out(Path(text)):
+            yield f"{variable(name)}={text}: the Secret that is mounted there has no such key: {means}"
 
 
 def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, type[Store]]:
@@ -129,8 +160,13 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     set. With Redis, also where its agents add up a job's statistics."""
     ttl, limit, failure_ttl = settings.lease_ttl, settings.lease_limit, settings.failure_ttl
     alone = LocalLeases(ttl, limit, failure_ttl)
+    try:
+        url = settings.redis_address()
+    except SettingsError as error:  # it has changed since it was looked at first
+        notices.tell(f"Redis cannot be used: {error}")
+        url = None
     if store is None:
-        if settings.redis_url is not None:
+        if url is not None:
             notices.tell(
                 "KCOORD_REDIS_URL is set but there is no store that artifacts could travel through: "
                 "set KCOORD_STORE to a shared directory; until then each node coordinates itself"
@@ -140,13 +176,13 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
 
     files = FileLeases(store.root, ttl=ttl, limit=limit, failure_ttl=failure_ttl)
     without_redis = Failover(files, alone, notices.tell)
-    if settings.redis_url is None:
+    if url is None:
         return without_redis, None
     from kcoord.leases.redis import RedisLeases
 
     try:
         redis = RedisLeases(
-            settings.redis_url, f"kcoord:{settings.namespace}", tell=notices.tell,
+            url, f"kcoord:{settings.namespace}", tell=notices.tell,
             ttl=ttl, limit=limit, failure_ttl=failure_ttl,
         )  # fmt: skip
     except SettingsError as error:

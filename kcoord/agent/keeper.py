@@ -1,13 +1,16 @@
-"""The agent's part of retention: it notes what is used, keeps the bounds that are set, and empties the trash.
+"""The agent's part of retention: it notes what is used, keeps the bounds that are set, empties the trash, merges old parts of
+profiles, and knows for its metrics what there is.
 
-Of all agents one at a time goes over the store, by a lease, and not more often than once an hour, by a stamp in the store.
-The store has a thread of its own here, and the local disk another one, which either may hold for ever: nothing else waits
-for it.
+Of all agents one at a time goes over the store, by a lease, and not more often than once an hour, by a stamp in the store. It
+counts what is there if there is a bound, or metrics are served, and the others read what it counted.
+The passes over the store, the local disk and the notes of use have a thread each, which a disk may hold for ever: nothing else
+waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import platform
 import random
@@ -20,14 +23,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.agent.sweeper import is_turn
-from kcoord.artifacts.collector import Collected, collect
+from kcoord.artifacts.collector import Collected, collect, count
+from kcoord.artifacts.holdings import Holdings, read_holdings
 from kcoord.artifacts.local_collector import collect_local
 from kcoord.artifacts.publish import fault_of
 from kcoord.artifacts.retention import Limits
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import MOST_USES, note_uses, prefix_of
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import LeaseService, Won, kept_alive
+from kcoord.profiles.compaction import compact
 from kcoord.profiles.pinned import pinned_digests, pinned_needs
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
@@ -37,8 +43,9 @@ T = TypeVar("T")
 
 FIRST = 600.0  # seconds; a job that has just begun has better things to do
 EVERY = 3600.0
+READ_FIRST, READ_EVERY = 60.0, 600.0  # what another agent has counted: one small file
 NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0
-_MOST = 2000  # artifacts of one pass
+_MOST = 2000  # artifacts of one pass, and parts of profiles
 _LEASE = "gc"
 
 
@@ -46,17 +53,24 @@ class Keeper:
     """No method raises for a disk's sake, and only `drain` waits. Not guaranteed: that a bound is kept at every moment."""
 
     def __init__(
-        self, store: Path | None, settings: Settings, leases: LeaseService, agent: str, notices: Notices
-    ) -> None:
+        self, store: Path | None, settings: Settings, leases: LeaseService, agent: str, notices: Notices,
+        trust: Trust = OFF,
+    ) -> None:  # fmt: skip
         self._store, self._settings, self._leases, self._agent, self._notices = store, settings, leases, agent, notices
+        self._trust = trust
+        self._limits = Limits(
+            max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
+        )
+        self._held: dict[str, Holdings] = {}  # by whose: "store", "local"
         self._used: dict[bytes, None] = {}
         self._noted = 0
-        self._io = {"store": ThreadPoolExecutor(1, "keeper-store"), "local": ThreadPoolExecutor(1, "keeper")}
+        threads = {"store": "keeper-store", "local": "keeper", "notes": "keeper-notes"}
+        self._io = {what: ThreadPoolExecutor(1, name) for what, name in threads.items()}
         self._noting: Future[None] | None = None
         self._passes: dict[str, asyncio.Task[None]] = {}
         now = time.monotonic()
         self._note_at = now + _about(NOTED_FIRST)
-        self._due = {"store": now + _about(FIRST), "local": now + _about(FIRST)}
+        self._due = {"store": now + _about(FIRST), "local": now + _about(FIRST), "held": now + _about(READ_FIRST)}
 
     def used(self, digests: Iterable[str]) -> None:
         """Ranks of this node asked for these, or loaded them; 16 digits of each are enough. What is no digest is ignored."""
@@ -73,8 +87,26 @@ class Keeper:
             self._note()
         if self._store is not None:
             self._begin("store", self._keep_store, now)
+            if self._settings.metrics is not None:
+                self._begin("held", self._read_held, now, READ_EVERY)
         if self._settings.local_max_size is not None:
             self._begin("local", self._keep_local, now)
+
+    def vitals(self) -> dict[str, float]:
+        """What there is as the last pass found it, and the bounds that are set, by the names of the metrics."""
+        found: dict[str, float] = {}
+        for whose, held in self._held.items():
+            found[f"kcoord_{whose}_artifacts"] = float(held.artifacts)
+            found[f"kcoord_{whose}_bytes"] = float(held.size)
+            found[f"kcoord_{whose}_files"] = float(held.files)
+            found[f"kcoord_{whose}_counted_timestamp_seconds"] = held.at
+        bounds = {"kcoord_local_max_bytes": self._settings.local_max_size}
+        if self._store is not None:
+            bounds |= {
+                "kcoord_store_max_bytes": self._limits.max_size,
+                "kcoord_store_max_files": self._limits.max_files,
+            }
+        return found | {name: float(bound) for name, bound in bounds.items() if bound is not None}
 
     async def drain(self, timeout: float) -> None:
         """Note what was used and is not noted yet, within `timeout` seconds; a pass that is under way ends in the middle."""
@@ -93,7 +125,7 @@ class Keeper:
     def _note(self) -> None:
         if self._noting is not None and not self._noting.done():
             return
-        self._noting = self._io["store"].submit(self._write, list(self._used))
+        self._noting = self._io["notes"].submit(self._write, list(self._used))
 
     def _write(self, prefixes: list[bytes]) -> None:
         assert self._store is not None
@@ -103,11 +135,13 @@ class Keeper:
         except StoreError as error:
             self._notices.tell(f"what is used is not noted: {error}", about=fault_of(self._store, error))
 
-    def _begin(self, what: str, work: Callable[[], Coroutine[Any, Any, None]], now: float) -> None:
+    def _begin(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, None]], now: float, every: float | None = None
+    ) -> None:
         before = self._passes.get(what)
         if now < self._due[what] or (before is not None and not before.done()):
             return
-        self._due[what] = now + _about(EVERY)
+        self._due[what] = now + _about(EVERY if every is None else every)
         task = self._passes[what] = asyncio.create_task(work())
         task.add_done_callback(self._done)
 
@@ -128,13 +162,25 @@ class Keeper:
                 return  # another agent is at it
             try:
                 async with kept_alive(self._leases, _LEASE, token, ttl):
+                    await self._in("store", self._compact)
                     await self._in("store", self._collect)
+                self._due["held"] = 0.0
             finally:
                 await self._leases.release(_LEASE, token)
         except LeaseUnavailable as error:
             log.info("the store was not looked through: %s", error)
         except StoreError as error:
-            self._notices.tell(f"the store's bound is not kept: {error}", about=fault_of(self._store, error))
+            self._notices.tell(f"the store is not looked through: {error}", about=fault_of(self._store, error))
+
+    async def _read_held(self) -> None:
+        assert self._store is not None
+        try:
+            found = await self._in("store", functools.partial(read_holdings, self._store))
+        except StoreError as error:  # what was known stays, with its time
+            log.info("what the store holds is not known: %s", error)
+            return
+        if found is not None:
+            self._held["store"] = found
 
     async def _keep_local(self) -> None:
         try:
@@ -152,25 +198,37 @@ class Keeper:
 
     def _collect(self) -> None:
         """Raises `StoreError`."""
-        store, most = self._store, self._settings.store_max_size
+        store = self._store
         assert store is not None
         _yield_to_others()
-        if most is None:  # what `kcoord gc` has put there
-            with suppress(OSError):
-                Trash(store / "v1" / "trash").empty()
+        if self._limits.any:
+            keep = functools.partial(pinned_digests, store)
+            self._tell("the store", collect(store, self._limits, pinned=keep, most=_MOST))
             return
-        keep = self._pinned(store)
-        self._tell("the store", collect(store, Limits(max_size=most), pinned=keep, most=_MOST))
+        with suppress(OSError):
+            Trash(store / "v1" / "trash").empty()  # what `kcoord gc` has put there
+        if self._settings.metrics is not None:
+            count(store)
 
-    def _pinned(self, store: Path) -> Callable[[], set[str]]:
-        return lambda: pinned_digests(store)
+    def _compact(self) -> None:
+        assert self._store is not None
+        _yield_to_others()
+        try:
+            merged = compact(self._store, self._trust, _MOST)
+        except StoreError as error:  # what there is can be read as it is
+            log.info("old parts of profiles were not merged: %s", error)
+            return
+        if merged:
+            log.info("%d old parts of profiles were merged", merged)
 
     def _collect_local(self) -> None:
         """Raises `StoreError`."""
         _yield_to_others()
         places = {need.place for need in pinned_needs(self._store)} if self._store is not None else set()
         limits = Limits(max_size=self._settings.local_max_size)
-        self._tell("the local directory", collect_local(self._settings.local_dir, limits, pinned=places, most=_MOST))
+        found = collect_local(self._settings.local_dir, limits, pinned=places, most=_MOST)
+        self._held["local"] = Holdings(*found.left, time.time())
+        self._tell("the local directory", found)
 
     def _tell(self, where: str, found: Collected) -> None:
         if found.removed:

@@ -17,6 +17,7 @@ from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.errands import Errands
 from kcoord.agent.flights import Flights, State
+from kcoord.agent.keeper import Keeper
 from kcoord.agent.ledger import sums_of
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -158,6 +159,7 @@ def vitals(
     errands: Errands,
     leases: LeaseService,
     notices: Notices,
+    keeper: Keeper,
     *,
     has_store: bool,
 ) -> dict[tuple[str, Labels], float]:
@@ -175,6 +177,7 @@ def vitals(
     }
     if has_store:
         found["kcoord_store_usable", ()] = float(not errands.store_is_faulty)
+    found |= {(name, ()): value for name, value in keeper.vitals().items()}
     states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         found["kcoord_flights", (state,)] = float(states[state])

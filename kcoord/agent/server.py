@@ -13,7 +13,7 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import kcoord
@@ -25,6 +25,7 @@ from kcoord.agent.errands import Errands
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.keeper import Keeper
+from kcoord.agent.key_watch import KeyWatch
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.ledger import Ledger
 from kcoord.agent.meter import MeteredConnections, vitals
@@ -33,6 +34,7 @@ from kcoord.agent.permits import Permits
 from kcoord.agent.profiles import Profiles
 from kcoord.agent.protocol import HEARTBEAT, optional
 from kcoord.agent.protocol import field as take
+from kcoord.agent.reports import Reports, emptied
 from kcoord.agent.spawn import log_to_file
 from kcoord.agent.stalls import StallWatch
 from kcoord.agent.statistics import Share, Statistics
@@ -51,7 +53,11 @@ from kcoord.telemetry.events import Notices, log
 if TYPE_CHECKING:
     from kcoord.agent.exporter import Exporter
 
-_DRAIN = 10.0  # seconds that publishes get when the agent is told to stop, and what is written after them
+ENDS_WITHIN = 18.0
+"""Seconds in which an agent ends that is told to, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
+# Of these: until when the kernels of this node's ranks are taken in; until when they are put into the store, and profiles, time
+# lines and statistics written; until when leases are given back; and until when connections are closed.
+_TAKEN_IN, _WRITTEN, _GIVEN_BACK, _CLOSED = 6.0, 10.0, 15.0, 17.0
 
 Handler = Callable[[Connection, int, dict[str, Any]], None]
 """``handler(connection, request id, message)``: sends the answer, now or later. Raises `ProtocolError`."""
@@ -100,11 +106,12 @@ class Agent:
         self._profiles = Profiles(root, settings.local_dir, notices, store.trust if store else OFF)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
         self._needs = Needs(root, settings.local_dir, settings.profile, notices)
-        self._keeper = Keeper(root, settings, leases, self.id, notices)
-        self._permits = Permits(settings.ahead)
+        self._keeper = Keeper(root, settings, leases, self.id, notices, store.trust if store else OFF)
+        self._key_watch = KeyWatch(store.trust if store else OFF, settings.signing_key_file if store else None, notices)
+        self._permits, self._reports = Permits(settings.ahead), Reports()
         self._exporter, self._vitals = exporter, functools.partial(
             vitals, self.id, settings.namespace, self._connections, flights, self._claims, self._errands, leases, notices,
-            has_store=store is not None,
+            self._keeper, has_store=store is not None,
         )  # fmt: skip
         self._note_vitals()
         self._started, self._last_used = time.time(), time.monotonic()
@@ -134,6 +141,10 @@ class Agent:
     def stop(self) -> None:
         self._stopping.set()
 
+    async def told_to_stop(self) -> None:
+        """Returns when it is."""
+        await self._stopping.wait()
+
     def hand_over(self) -> bool:
         """Its owner ends. Whether there are other launchers to go on for."""
         stays = self.launchers.owner_leaves()
@@ -154,17 +165,32 @@ class Agent:
             server.close()
             pulse.cancel()
             learning.cancel()
-            await self._connections.end(_DRAIN)
-            await asyncio.gather(
-                self._errands.drain(_DRAIN),
-                self._profiles.drain(_DRAIN),
-                self._timelines.drain(_DRAIN),
-                self._needs.drain(_DRAIN),
-                self._keeper.drain(_DRAIN),
-            )
-            await self._statistics.drain(_DRAIN)
-            self._sweeper.close()
-            await self._leases.close()
+            await self._drain()
+
+    async def _drain(self) -> None:
+        begun = time.monotonic()
+
+        def left(until: float) -> float:
+            return max(0.0, begun + until - time.monotonic())
+
+        await self._connections.end(left(_TAKEN_IN))
+        within = left(_WRITTEN)
+        others = (self._profiles, self._timelines, self._needs, self._keeper, self._statistics)
+        drains = [self._errands.drain(within, _GIVEN_BACK - _WRITTEN), *(part.drain(within) for part in others)]
+        await self._finish(drains, left(_GIVEN_BACK))
+        self._sweeper.close()
+        self._key_watch.close()
+        await self._finish([self._leases.close()], left(_CLOSED))
+
+    async def _finish(self, drains: list[Coroutine[Any, Any, None]], seconds: float) -> None:
+        """Run `drains` side by side. After `seconds` what is left of them is given up, and none keeps the next from its turn."""
+        tasks = [asyncio.ensure_future(drain) for drain in drains]
+        done, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+        for task in done:
+            if (error := task.exception()) is not None:
+                log.error("an error in the agent as it ends, please report it", exc_info=error)
 
     async def _pulse(self) -> None:
         while True:
@@ -178,6 +204,7 @@ class Agent:
             self._timelines.pulse()
             self._sweeper.pulse()
             self._keeper.pulse()
+            self._key_watch.pulse()
             self._permits.look()
             self._note_vitals()
             if self._connections or self._errands.busy:
@@ -246,12 +273,14 @@ class Agent:
         self._later(connection, request, answer)
 
     def _report(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        if not self._reports.new(message):
+            emptied(message)  # here, and for the metrics
         self._statistics.add(connection.who.job, take(message, "counters", dict))
         self._keeper.used(self._timelines.add(connection.who, message))
         self._connections.send(connection, {"op": "done", "id": request})
 
     def _permit(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        granted = self._permits.ask(connection.id)
+        granted = self._permits.ask(connection.id, take(message, "memory", int))
         self._connections.send(connection, {"op": "permit", "id": request, "granted": granted})
 
     def _status(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
@@ -269,7 +298,7 @@ class Agent:
         self._connections.send(connection, {"op": "done", "id": request})
 
     def _leave(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        last = self.launchers.is_last(connection.id)
+        last = self.launchers.leaves(connection.id)
         ends = os.getpid() if last and self.launchers.handed_over else 0
         self._connections.send(connection, {"op": "left", "id": request, "last": last, "ends": ends})
 

@@ -4,6 +4,8 @@ Nothing is deleted where it lies: an artifact is renamed into the trash (`kcoord
 whole of it or a miss, and deleted by a later pass. Times are the file system's own, compared with each other alone. A pass
 that is killed leaves every artifact either where it was or in the trash.
 
+What a pass counted it leaves for the agents' metrics (`kcoord.artifacts.holdings`).
+
 The 256 directories of ``objects`` stay, also when they are empty: a publisher may be about to rename into one.
 """
 
@@ -18,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kcoord.artifacts.holdings import note_holdings
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.retention import Doomed, Entry, Limits, choose
@@ -27,6 +30,7 @@ from kcoord.artifacts.sweep import sweep, touched
 from kcoord.artifacts.trash import GRACE, Trash
 from kcoord.artifacts.uses import PREFIX, load_uses, merge_uses
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.telemetry.events import log
 
 BLOCK = 4096  # bytes: what a file takes at least
 _BUCKET = re.compile(r"[0-9a-f]{2}")
@@ -68,6 +72,12 @@ class Collected:
     def removed_size(self) -> int:
         return sum(d.entry.size for d in self.removed)
 
+    @property
+    def left(self) -> tuple[int, int, int]:
+        """Artifacts, bytes and inodes that are there after the pass."""
+        inodes = self.inodes - sum(d.entry.inodes for d in self.removed)
+        return self.artifacts - len(self.removed), self.size - self.removed_size, inodes
+
     def count(self, what: str, number: int) -> None:
         if number:
             self.tidied[what] = self.tidied.get(what, 0) + number
@@ -96,9 +106,31 @@ def collect(
             _tidy(store, tidying, now, found)
         if limits.any or dry_run:
             _collect(store, limits, pinned, now, found, dry_run, most)
+            if not dry_run:
+                _note(store, found)
     except OSError as error:
         raise store_error(error, store) from error
     return found
+
+
+def count(store: Path) -> None:
+    """Note what `store` holds, and remove nothing. Raises `StoreError`."""
+    check_is_store(store)
+    found = Collected()
+    try:
+        for entry in entries_of(store, {}):
+            found.artifacts, found.size = found.artifacts + 1, found.size + entry.size
+            found.inodes += entry.inodes
+    except OSError as error:
+        raise store_error(error, store) from error
+    _note(store, found)
+
+
+def _note(store: Path, found: Collected) -> None:
+    try:
+        note_holdings(store, *found.left)
+    except OSError as error:  # a full disk, where removing goes on
+        log.info("what the store holds is not noted: %s", error)
 
 
 def check_is_store(store: Path) -> None:

@@ -12,9 +12,11 @@ from kcoord.artifacts.collector import Collected, Tidying, check_is_store, colle
 from kcoord.artifacts.local_collector import collect_local
 from kcoord.artifacts.pins import load_pins, unpin
 from kcoord.artifacts.retention import LEAST_AGE, Doomed, Limits
+from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.trash import GRACE
 from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
+from kcoord.profiles.compaction import compact
 from kcoord.profiles.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.spans import plain_text
@@ -90,7 +92,8 @@ def command(
     processes left, old time lines, old quarantine.
 
     What is removed lies in the trash for the grace period, and is deleted by the next `kcoord gc`, or by an agent: so space comes
-    back a while later. KCOORD_STORE_MAX_SIZE (with --local: KCOORD_LOCAL_MAX_SIZE) is used where --max-size is not given.
+    back a while later. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and KCOORD_STORE_UNUSED_FOR (with --local:
+    KCOORD_LOCAL_MAX_SIZE) are used where the option is not given.
     """
     settings = Settings.from_environ(**flags)
     if pins or unpins or list_pins:
@@ -98,9 +101,12 @@ def command(
             raise click.UsageError("--pin, --unpin and --pins are of the store, and no dry run: give them alone")
         _pin(_store(settings), pins, unpins, as_json)
         return
-    given = settings.local_max_size if local else settings.store_max_size
+    given = Limits(settings.store_max_size, settings.store_max_files, settings.store_unused_for)
+    if local:
+        given = Limits(settings.local_max_size)
     limits = Limits(
-        given if max_size is None else max_size, max_files, unused_for, older_than, toolchain_gone, least_age
+        given.max_size if max_size is None else max_size, given.max_files if max_files is None else max_files,
+        given.unused_for if unused_for is None else unused_for, older_than, toolchain_gone, least_age,
     )  # fmt: skip
     tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
     if local:
@@ -114,6 +120,8 @@ def command(
     else:
         where = _store(settings)
         found = collect(where, limits, pinned=lambda: pinned_digests(where), tidying=tidying, dry_run=dry_run)
+        if not dry_run:
+            _compact(where, settings, found)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
@@ -124,6 +132,21 @@ def _store(settings: Settings) -> Path:
     if settings.store_root is None:
         raise SettingsError("KCOORD_STORE is not set: set it, or give --store; --local is for this node's own copies")
     return settings.store_root
+
+
+def _compact(store: Path, settings: Settings, found: Collected) -> None:
+    """What keeps profiles from being merged keeps no artifact from being removed."""
+    try:
+        found.count("parts of profiles, merged", compact(store, _trust(settings)))
+    except KcoordError as error:
+        click.echo(f"kcoord: parts of profiles are not merged: {error}", err=True)
+
+
+def _trust(settings: Settings) -> Trust:
+    """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: what is signed stays."""
+    if settings.signing_key_file is None and settings.signing_key is None:
+        return Trust(settings.trust or "off")
+    return Trust.of(settings)
 
 
 def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:

@@ -3,6 +3,7 @@
 A profile is ``<store>/v1/profiles/<name>/``; what did not get there (no store, no agent, a disk that refused) is this node's
 alone, in ``<local_dir>/profiles/<name>/``. Each writer adds a *part*, one file that is renamed into place and named after the set
 of its recipes, so that equal nodes write one file. Reading merges all parts: nothing is locked, and nobody waits.
+Old parts become one now and then (`kcoord.profiles.compaction`).
 
 Not trusted: a part may be torn, another version's or another user's. It is checked as a frame from a stranger is. Since it names
 functions that are imported and called, parts in the store are signed as artifacts are; what is this node's alone is not.
@@ -11,6 +12,7 @@ functions that are imported and called, parts in the store are signed as artifac
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,10 +21,11 @@ import msgpack
 
 from kcoord.artifacts.local import make_private
 from kcoord.artifacts.publish import staging_name, store_error, sync_directory, write_files
+from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.profiles.recipe import MOST_RECIPES, Recipe, merge
-from kcoord.settings import Settings, profile_name
+from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry.events import Notices
 
 LARGEST_PART = 256 << 20  # bytes
@@ -42,7 +45,7 @@ def profile_names(settings: Settings) -> list[str]:
     found = set()
     for root in _readable(settings):
         try:
-            found |= {p.name for p in root.iterdir() if p.is_dir() and _is_name(p.name)}
+            found |= {p.name for p in root.iterdir() if p.is_dir() and is_profile_name(p.name)}
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -79,6 +82,14 @@ def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Iterator[Rec
         yield from recipes
 
 
+def part_paths(directory: Path) -> list[Path]:
+    """The parts in `directory`, sorted; none if there is no such directory. Raises OSError."""
+    try:
+        return sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
 def encode_part(recipes: dict[str, Recipe]) -> bytes:
     """A part's content, unsigned; of recipes by digest. Equal recipes, equal bytes."""
     body = msgpack.packb([recipes[d].to_wire() for d in sorted(recipes)], unicode_errors="surrogatepass")
@@ -106,8 +117,10 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
     `earlier` is what the same writer's last call returned, and all in it must be in `recipes`: it is removed.
     """
     by_digest = merge(recipes)
-    name = hashlib.sha256("".join(sorted(by_digest)).encode()).hexdigest() + _SUFFIX
     content = trust.seal(PROFILE, encode_part(by_digest))
+    # whoever has no key does not put his in the place of one that is signed
+    signed = "signed " if trust.keys else ""
+    name = hashlib.sha256((signed + "".join(sorted(by_digest))).encode()).hexdigest() + _SUFFIX
     if len(content) > LARGEST_PART:
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     part = directory / name
@@ -135,13 +148,6 @@ def _shared(settings: Settings) -> Path | None:
     return roots(settings.store_root, settings.local_dir)[0] if settings.store_root is not None else None
 
 
-def _is_name(text: str) -> bool:
-    try:
-        return bool(profile_name(text))
-    except ValueError:
-        return False
-
-
 def _listed(names: list[str]) -> str:
     return f"are {', '.join(names)}" if names else "are none yet (KCOORD_PROFILE records one)"
 
@@ -150,9 +156,7 @@ def _read_all(directory: Path, notices: Notices, trust: Trust) -> list[list[Reci
     """Looks again if a part vanishes between listing and reading: its writer has just put a larger one in its place."""
     for _ in range(_ATTEMPTS):
         try:
-            paths = sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
-        except FileNotFoundError:
-            return []
+            paths = part_paths(directory)
         except OSError as error:
             notices.tell(f"a profile is skipped: {store_error(error, directory)}")
             return []
@@ -165,9 +169,7 @@ def _read_all(directory: Path, notices: Notices, trust: Trust) -> list[list[Reci
 def _read_part(path: Path, notices: Notices, trust: Trust) -> list[Recipe] | None:
     """None: it is gone. Empty: it cannot be read."""
     try:
-        if path.stat().st_size > LARGEST_PART:
-            raise ValueError(f"it is larger than {LARGEST_PART} bytes")
-        sealed = path.read_bytes()
+        sealed = read_plain(path, LARGEST_PART)
         doubt = trust.doubt(PROFILE, sealed)
         if doubt is not None:
             what = "is skipped" if trust.required else "is used all the same (KCOORD_TRUST=warn)"
@@ -181,6 +183,8 @@ def _read_part(path: Path, notices: Notices, trust: Trust) -> list[Recipe] | Non
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.ESTALE:  # as above, on NFS v3
+            return None
         notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
     except (ValueError, ArtifactInvalid) as error:
         notices.tell(f"{path}: a part of a profile is skipped: {error}")

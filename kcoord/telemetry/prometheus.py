@@ -75,6 +75,19 @@ METRICS = (
     _counter("kcoord_store_errors_total", "Of publish or fetch: fault (the file system failed), invalid (what was read "
              "does not verify).", "operation", "error",
              starts=(("publish", "fault"), ("publish", "invalid"), ("fetch", "fault"), ("fetch", "invalid"))),
+    Metric("kcoord_store_bytes", "gauge", "What the artifacts in the store take, in whole blocks, as the last pass over it "
+           "counted them. All agents say the same: it is one agent's, or `kcoord gc`'s."),
+    Metric("kcoord_store_artifacts", "gauge", "How many they are."),
+    Metric("kcoord_store_files", "gauge", "How many files and directories they are."),
+    Metric("kcoord_store_counted_timestamp_seconds", "gauge", "When that pass ended, by the file server's clock."),
+    Metric("kcoord_store_max_bytes", "gauge", "KCOORD_STORE_MAX_SIZE, if it is set."),
+    Metric("kcoord_store_max_files", "gauge", "KCOORD_STORE_MAX_FILES, if it is set."),
+    Metric("kcoord_local_bytes", "gauge", "What this node's own copies take, as its last pass counted them, which it makes if "
+           "KCOORD_LOCAL_MAX_SIZE is set."),
+    Metric("kcoord_local_artifacts", "gauge", "How many they are."),
+    Metric("kcoord_local_files", "gauge", "How many files and directories they are."),
+    Metric("kcoord_local_counted_timestamp_seconds", "gauge", "When that pass ended."),
+    Metric("kcoord_local_max_bytes", "gauge", "KCOORD_LOCAL_MAX_SIZE, if it is set."),
     _counter("kcoord_notices_total", "Different warnings that this agent has logged."),
     Metric("kcoord_last_pulse_timestamp_seconds", "gauge", "When this agent last looked after its clients, as it does about "
            "once a second."),

@@ -19,11 +19,18 @@ from typing import Any
 
 from kcoord.agent.client import AgentClient, Lead
 from kcoord.artifacts import local
+from kcoord.artifacts.collector import Tidying, collect
+from kcoord.artifacts.holdings import read_holdings
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.publish import describe
+from kcoord.artifacts.retention import Limits
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.uses import load_uses, note_uses, prefix_of
 from kcoord.errors import ArtifactInvalid, KcoordError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.compaction import compact
+from kcoord.profiles.parts import parts, roots, save_part
+from kcoord.profiles.recipe import Recipe, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -161,6 +168,98 @@ def store_unlink(name: str) -> bool:
     return True
 
 
+def store_publish_all(names: list[str], seconds: float) -> int:
+    """Publish these again and again, for so long; how often."""
+    end, published = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        for name in names:
+            store_publish(name, f"A{published % 10}")
+            published += 1
+    return published
+
+
+def collect_all(seconds: float, grace: float) -> dict[str, Any]:
+    """Passes of garbage collection that spare nothing, one after the other, for so long."""
+    end, removed, passes, errors = time.monotonic() + seconds, 0, 0, []
+    while time.monotonic() < end:
+        try:
+            found = collect(_root(), Limits(max_size=0, least_age=0.0), tidying=Tidying(grace=grace))
+            removed += len(found.removed)
+        except KcoordError as error:
+            errors.append(str(error))
+        passes += 1
+    return {"passes": passes, "removed": removed, "errors": errors}
+
+
+def collect_once(**limits: Any) -> dict[str, Any]:
+    began = time.monotonic()
+    found = collect(_root(), Limits(**limits))
+    return {"seconds": time.monotonic() - began, "artifacts": found.artifacts, "tidied": found.tidied}
+
+
+def fill(count: int) -> None:
+    """Put so many into the store that look like artifacts, past everything; on the server's host."""
+    for n in range(count):
+        home = _store().home(key_of(f"filling-{n}").digest)
+        home.mkdir(parents=True)
+        for name in ("manifest.msgpack", "payload.tar.zst"):
+            (home / name).write_bytes(bytes(1500))
+
+
+def holdings() -> dict[str, int] | None:
+    """What this host reads of what was counted."""
+    held = read_holdings(_root())
+    return None if held is None else {"artifacts": held.artifacts, "files": held.files}
+
+
+def note_use(names: list[str]) -> None:
+    note_uses(_root(), [prefix_of(key_of(name).digest) for name in names])
+
+
+def uses(names: list[str]) -> list[str]:
+    """Those of `names` that somebody has noted to be in use."""
+    known = load_uses(_root())
+    return [name for name in names if prefix_of(key_of(name).digest) in known]
+
+
+def save_parts(profile: str, numbers: list[int]) -> None:
+    """A part of a profile for each of `numbers`, with that recipe and one that all have."""
+    for n in numbers:
+        save_part(_profile(profile), [_recipe(-1), _recipe(n)])
+
+
+def read_profile(profile: str, seconds: float) -> dict[str, Any]:
+    """Read it all the time; the fewest recipes that were met, how often it was read, and what was told."""
+    end, fewest, reads, notices = time.monotonic() + seconds, 1 << 30, 0, Notices()
+    while time.monotonic() < end:
+        fewest, reads = min(fewest, len(merge(parts(_profile(profile), notices)))), reads + 1
+    return {"fewest": fewest, "reads": reads, "told": notices.since(0)[0]}
+
+
+def merge_parts(seconds: float) -> dict[str, Any]:
+    """Merge the old parts of profiles again and again; how many went, and what was wrong."""
+    end, merged, errors = time.monotonic() + seconds, 0, []
+    while time.monotonic() < end:
+        try:
+            merged += compact(_root())
+        except KcoordError as error:
+            errors.append(str(error))
+    return {"merged": merged, "errors": errors}
+
+
+def _profile(name: str) -> Path:
+    return roots(_root(), SETTINGS.local_dir)[0] / name
+
+
+def _recipe(n: int) -> Recipe:
+    return Recipe("test", "module", "kernel", (n,), "", 1.0, 0)
+
+
+def _root() -> Path:
+    assert SETTINGS.store is not None
+    return SETTINGS.store
+
+
 def rpcs(mount: str) -> dict[str, int]:
     """How often each operation was sent since this host mounted `mount`."""
     counts: dict[str, int] = {}
@@ -210,6 +309,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     for f in (
         claim, give_up, publish, publish_at, read, forget, status, stop_agent, now,
         store_publish, store_fetch, store_read, store_remove, store_unlink, rpcs,
+        store_publish_all, collect_all, collect_once, fill, holdings, note_use, uses, save_parts, read_profile, merge_parts,
     )
 }  # fmt: skip
 
