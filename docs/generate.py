@@ -30,9 +30,9 @@ def settings_table() -> list[str]:
 def settings_page() -> str:
     intro = (
         "# Settings\n\n"
-        "A setting is an environment variable. For `kcoord` it is also a flag, `--store` for `KCOORD_STORE`; for\n"
-        "`kcoord-torchrun` `--kcoord-store`. A flag wins. An empty variable counts as unset. A value that cannot be used is one\n"
-        "line that names the remedy, and exit code 2, before the job starts.\n\n"
+        "A setting is an environment variable. Most are flags, too: of `kcoord` `--store` for `KCOORD_STORE`, of\n"
+        "`kcoord-torchrun` `--kcoord-store`. A flag wins. An empty variable counts as unset, but for `KCOORD_NAMESPACE`.\n"
+        "A value that cannot be used is one line that names the remedy, and exit code 2, before the job starts.\n\n"
     )
     outro = (
         "\nSet the same on all nodes. Processes of a node share an agent if their store, local directory, Redis and namespace\n"
@@ -57,8 +57,8 @@ def cli_page() -> str:
 
 def _command(command: click.Command, context: click.Context) -> str:
     options = [p for p in command.params if isinstance(p, click.Option)]
-    own = [o for o in options if o.name not in _SETTINGS and not o.hidden]
-    taken = [o for o in options if o.name in _SETTINGS]
+    own = [o for o in options if not _is_setting(o) and not o.hidden]
+    taken = [o for o in options if _is_setting(o)]
     text = [f"## kcoord {context.info_name}\n", f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"]
     text.append(_prose(command.help or "") + "\n")
     if own:
@@ -70,6 +70,11 @@ def _command(command: click.Command, context: click.Context) -> str:
     elif taken:
         text.append(f"Settings: {', '.join(f'`{o.opts[0]}`' for o in taken)}.\n")
     return "\n".join(text)
+
+
+def _is_setting(option: click.Option) -> bool:
+    """`kcoord stats --job` is none, though one has this name."""
+    return option.name in _SETTINGS and variable(option.name) in (option.help or "")
 
 
 def _option(option: click.Option, context: click.Context) -> str:
