@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,14 @@ def test_a_file_system_that_hangs_does_not_hang_the_job(
     monkeypatch.setattr("kcoord.warmup.runner._LONGEST_READ", 0.2)
     directory = sandbox.local / "profiles" / "hangs"
     directory.mkdir(parents=True)
-    os.mkfifo(directory / "a.recipes")
-    assert kcoord.warmup("hangs").compiled == 0
-    assert "does the file system hang" in caplog.text
-    os.close(os.open(directory / "a.recipes", os.O_WRONLY))  # let the reader go
+    (directory / "a.recipes").touch()
+    let_go = threading.Event()
+    monkeypatch.setattr("kcoord.profiles.parts.read_plain", lambda *arguments, **named: let_go.wait() and b"")
+    try:
+        assert kcoord.warmup("hangs").compiled == 0
+        assert "does the file system hang" in caplog.text
+    finally:
+        let_go.set()
 
 
 ASKS_THE_GPU = """
