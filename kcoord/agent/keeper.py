@@ -33,7 +33,7 @@ from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import MOST_USES, note_uses, prefix_of
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import LeaseService, Won, kept_alive
-from kcoord.profiles.compaction import compact
+from kcoord.profiles.compaction import compact, compact_needs
 from kcoord.profiles.pinned import pinned_digests, pinned_needs
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
@@ -45,7 +45,7 @@ FIRST = 600.0  # seconds; a job that has just begun has better things to do
 EVERY = 3600.0
 READ_FIRST, READ_EVERY = 60.0, 600.0  # what another agent has counted: one small file
 NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0
-_MOST = 2000  # artifacts of one pass, and parts of profiles
+_MOST = 2000  # artifacts of one pass, and parts of profiles, and files of needs
 _LEASE = "gc"
 
 
@@ -211,15 +211,21 @@ class Keeper:
             count(store)
 
     def _compact(self) -> None:
-        assert self._store is not None
+        store = self._store
+        assert store is not None
         _yield_to_others()
-        try:
-            merged = compact(self._store, self._trust, _MOST)
-        except StoreError as error:  # what there is can be read as it is
-            log.info("old parts of profiles were not merged: %s", error)
-            return
-        if merged:
-            log.info("%d old parts of profiles were merged", merged)
+        merges: dict[str, Callable[[], int]] = {
+            "parts of profiles": lambda: compact(store, self._trust, _MOST),
+            "lists of needs": lambda: compact_needs(store, _MOST),
+        }
+        for what, merge in merges.items():
+            try:
+                merged = merge()
+            except StoreError as error:  # what there is can be read as it is
+                log.info("old %s were not merged: %s", what, error)
+                continue
+            if merged:
+                log.info("%d old %s were merged", merged, what)
 
     def _collect_local(self) -> None:
         """Raises `StoreError`."""

@@ -16,7 +16,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.trash import GRACE
 from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
-from kcoord.profiles.compaction import compact
+from kcoord.profiles.compaction import compact, compact_needs
 from kcoord.profiles.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.spans import plain_text
@@ -119,9 +119,11 @@ def command(
         found = collect_local(where, limits, pinned=places, tidying=tidying, dry_run=dry_run)
     else:
         where = _store(settings)
+        check_is_store(where)
+        merged = {} if dry_run else _compact(where, settings)  # first: what is pinned is read from what it leaves
         found = collect(where, limits, pinned=lambda: pinned_digests(where), tidying=tidying, dry_run=dry_run)
-        if not dry_run:
-            _compact(where, settings, found)
+        for what, number in merged.items():
+            found.count(what, number)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
@@ -134,12 +136,19 @@ def _store(settings: Settings) -> Path:
     return settings.store_root
 
 
-def _compact(store: Path, settings: Settings, found: Collected) -> None:
-    """What keeps profiles from being merged keeps no artifact from being removed."""
-    try:
-        found.count("parts of profiles, merged", compact(store, _trust(settings)))
-    except KcoordError as error:
-        click.echo(f"kcoord: parts of profiles are not merged: {error}", err=True)
+def _compact(store: Path, settings: Settings) -> dict[str, int]:
+    """How many of what went. What keeps profiles from being merged keeps no artifact from being removed."""
+    gone = {}
+    merges: dict[str, Callable[[], int]] = {
+        "parts of profiles": lambda: compact(store, _trust(settings)),
+        "lists of needs": lambda: compact_needs(store),
+    }
+    for what, merge in merges.items():
+        try:
+            gone[f"{what}, merged"] = merge()
+        except KcoordError as error:
+            click.echo(f"kcoord: {what} are not merged: {error}", err=True)
+    return gone
 
 
 def _trust(settings: Settings) -> Trust:

@@ -1,11 +1,12 @@
-"""Making few parts of a profile's many, safe beside its readers and writers, and beside others that do the same.
+"""Making few files of a profile's many, safe beside its readers and writers, and beside others that do the same.
 
-Each agent of each job may leave a part: the sets of recipes differ, where nodes run different stages, or a job was ended early.
-Once nobody writes to them any more, one part that holds all of them takes their place: it is there, durably, before they go, and
-they go by way of the trash. A reader that sees both has equal recipes twice; one that misses a part looks again.
+Each agent of each job may leave a part, and a file of needs: the sets differ, where nodes run different stages, or a job was
+ended early. Once nobody writes to them any more, one file that holds all of them takes their place: it is there, durably, before
+they go, and they go by way of the trash. A reader that sees both has equal things twice; one that misses a file looks again.
 
-Signatures keep their meaning: whoever has keys merges what these keys verify, and signs it; whoever has none merges what is not
-signed, and leaves alone what is. So a recipe that nobody vouched for is in no signed part, and none that was loses its signature.
+Parts' signatures keep their meaning: whoever has keys merges what these keys verify, and signs it; whoever has none merges what
+is not signed, and leaves alone what is. So a recipe that nobody vouched for is in no signed part, and none that was loses its
+signature.
 """
 
 from __future__ import annotations
@@ -13,22 +14,35 @@ from __future__ import annotations
 import errno
 import random
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from kcoord.artifacts.publish import store_error
+from kcoord.artifacts.publish import store_error, sync_directory
 from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.artifacts.sweep import sweep, touched
 from kcoord.artifacts.trash import Trash
 from kcoord.errors import ArtifactInvalid
+from kcoord.profiles.needs import (
+    MOST_NEEDS,
+    Need,
+    named_needs,
+    need_paths,
+    needs_directory,
+    needs_name,
+    save_needs,
+    written,
+)
 from kcoord.profiles.parts import LARGEST_PART, decode_part, part_paths, save_part
 from kcoord.profiles.recipe import Recipe, add
 from kcoord.settings import profile_name
 
-_ABOVE = 16  # parts; that many cost a reader nothing to speak of
-_SETTLED = 3600.0  # seconds; a younger part's agent is about to put a larger one in its place
+Merged = tuple[Path, list[Path]]  # a file that is there, durably, and the files of which it holds all
+
+_ABOVE = 16  # files; that many cost a reader nothing to speak of
+_SETTLED = 3600.0  # seconds; a younger file's agent is about to put a larger one in its place
 _NOT_OURS = (errno.ENOENT, errno.ESTALE, errno.EACCES, errno.EPERM)  # it goes this very moment, or is another user's
 _MOST_BYTES = 64 << 20  # of one merged part's recipes, as an agent has them in memory
 
@@ -39,19 +53,41 @@ def compact(store: Path, trust: Trust = OFF, most: int | None = None) -> int:
     Not guaranteed: that one part is left. What is young stays, what cannot be read, what `trust` has no say in, and what a part
     has no room for. Blocks for as long as the file system does.
     """
-    profiles = store / "v1" / "profiles"
+    return _compact(store, store / "v1" / "profiles", part_paths, partial(_merge_parts, trust=trust), most)
+
+
+def compact_needs(store: Path, most: int | None = None) -> int:
+    """The same for the files of what each profile needs. Who reads them finds the same needs as before, in the same order.
+
+    Not guaranteed, besides: that the order is kept where one file has no room for all, or one pass does not merge all.
+    """
+    return _compact(store, needs_directory(store, ""), need_paths, _merge_needs, most)
+
+
+def _compact(
+    store: Path,
+    profiles: Path,
+    list_files: Callable[[Path], list[Path]],
+    merge: Callable[[Path, list[Path]], Merged | None],
+    most: int | None,
+) -> int:
+    """Raises `StoreError`."""
+    trash = Trash(store / "v1" / "trash")
     removed, left = 0, most
     for directory in _directories(profiles):
         try:
             with suppress(OSError):  # what a killed writer began here
                 sweep(directory)
-            paths = part_paths(directory)
+            paths = list_files(directory)
             if len(paths) <= _ABOVE:
                 continue
             now = touched(directory)
             settled = [path for path in paths if _age(path, now) > _SETTLED]
             random.shuffle(settled)  # the first ones may be those that are not ours to merge
-            removed += _merge(directory, settled[:left], trust, Trash(store / "v1" / "trash"))
+            made = merge(directory, settled[:left])
+            if made is not None:
+                merged, held = made
+                removed += sum(trash.take(path) is not None for path in held if path != merged)
             left = most - removed if most is not None else None
         except OSError as error:
             if error.errno not in _NOT_OURS:
@@ -59,8 +95,8 @@ def compact(store: Path, trust: Trust = OFF, most: int | None = None) -> int:
     return removed
 
 
-def _merge(directory: Path, paths: Iterable[Path], trust: Trust, trash: Trash) -> int:
-    """Returns how many of `paths` another part holds now, and are gone. Raises OSError, `StoreError`."""
+def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | None:
+    """Raises OSError, `StoreError`."""
     found: dict[str, Recipe] = {}
     size = 0
     held = []
@@ -74,9 +110,34 @@ def _merge(directory: Path, paths: Iterable[Path], trust: Trust, trash: Trash) -
             if all(recipe.digest in found for recipe in recipes):  # a profile takes only so many
                 held.append(path)
     if len(held) < 2:
-        return 0
-    merged = save_part(directory, found.values(), trust=trust)
-    return sum(trash.take(path) is not None for path in held if path != merged)
+        return None
+    return save_part(directory, found.values(), trust=trust), held
+
+
+def _merge_needs(directory: Path, paths: list[Path]) -> Merged | None:
+    """None of a profile's needs may be lost, for they may be pinned: what one file has no room for stays where it is.
+
+    The merged file counts as written when the newest one that it holds was, so that younger ones still come first.
+    Raises OSError, `StoreError`.
+    """
+    found: dict[Need, None] = {}
+    held: dict[Path, float] = {}
+    for path, at in sorted(((path, written(path)) for path in paths), key=lambda file: -file[1]):
+        needs = named_needs(path)
+        fresh = sum(need not in found for need in needs)
+        # one that is half full stays, so that any two others find room
+        if needs and len(needs) <= MOST_NEEDS // 2 and len(found) + fresh <= MOST_NEEDS:
+            found.update(dict.fromkeys(needs))
+            held[path] = at
+    if len(held) < 2:
+        return None
+    newest = max(held.values())
+    merged = directory / needs_name(found)
+    if written(merged) >= newest and named_needs(merged):
+        sync_directory(directory)  # one that is there holds all the others; it may be a young job's
+    else:
+        save_needs(directory, found, at=newest)
+    return merged, list(held)
 
 
 def _ours(path: Path, trust: Trust) -> list[Recipe]:

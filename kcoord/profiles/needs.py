@@ -5,14 +5,15 @@ half: what was asked for with *these* versions, good for bringing exactly that t
 after a change (then artifacts of that name are not asked for, and nobody is harmed).
 
 They are ``<store>/v1/needs/<profile>/``, in files as a profile's parts are: each agent renames its own into place, named after
-what is in it, so that equal nodes write one file; reading merges them; nothing is locked. Not trusted: a file may be torn,
-another version's or another user's. The worst that a forged one does is to have artifacts fetched that nobody needs: each is
-verified, and is its key's.
+what is in it, so that equal nodes write one file; reading merges them; nothing is locked. Old files become one now and then
+(`kcoord.profiles.compaction`). Not trusted: a file may be torn, another version's or another user's. The worst that a forged one
+does is to have artifacts fetched that nobody needs: each is verified, and is its key's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -77,10 +78,10 @@ def load_needs(directory: Path) -> list[Need]:
     What cannot be read is skipped: it is fetched when it is asked for. Raises `StoreError` if the directory cannot be listed.
     Blocks for as long as the file system does.
     """
-    paths = _files(directory)
+    files = _read_all(directory)
     found: dict[Need, None] = {}
-    for path in sorted(paths[:_MOST_FILES], key=_written, reverse=True):
-        for need in _read(path):
+    for path in sorted(files, key=written, reverse=True):
+        for need in files[path]:
             if len(found) >= MOST_NEEDS:
                 return list(found)
             found.setdefault(need)
@@ -89,29 +90,57 @@ def load_needs(directory: Path) -> list[Need]:
 
 def all_needs(directory: Path) -> set[Need]:
     """As `load_needs`, for whoever removes what is not needed: complete, or `StoreError`."""
-    for _ in range(_ATTEMPTS):
-        paths = _files(directory)
-        found = [_read(path) for path in paths]
-        if paths == _files(directory):  # else a writer has just put a larger file in the place of one that we missed
-            unread = [path for path, needs in zip(paths, found, strict=True) if not needs]
-            if unread or len(paths) > _MOST_FILES:
-                where = unread[0] if unread else directory
-                raise StoreError(f"{where}: what is needed cannot be read: look at it, or remove it")
-            return {need for needs in found for need in needs}
-    raise StoreError(f"{directory}: it changes all the time: try again later")
+    files = _read_all(directory, complete=True)
+    unread = [path for path, needs in files.items() if not needs]
+    if unread:
+        raise StoreError(f"{unread[0]}: what is needed cannot be read: look at it, or remove it")
+    return {need for needs in files.values() for need in needs}
 
 
-def save_needs(directory: Path, needs: Collection[Need], earlier: Path | None = None) -> Path:
-    """Write `needs`, in their order, as one file, atomically; returns its path. Raises `StoreError`.
+def need_paths(directory: Path) -> list[Path]:
+    """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
+    try:
+        return sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
+    except FileNotFoundError:
+        return []
 
-    `earlier` is what the same writer's last call returned, and all in it must be in `needs`: it is removed.
+
+def named_needs(path: Path) -> list[Need]:
+    """What is in the file, in its order; nothing if it cannot be read, or is not named after what is in it.
+
+    Whatever a writer puts in the place of one that is, is the same needs.
     """
+    needs = _read(path) or []
+    return needs if path.name == needs_name(needs) else []
+
+
+def needs_name(needs: Collection[Need]) -> str:
+    """The name of a file that holds `needs`, in whichever order."""
     names = sorted(f"{need.digest} {need.place}" for need in needs)
-    path = directory / f"{hashlib.sha256(chr(10).join(names).encode()).hexdigest()}{_SUFFIX}"
+    return f"{hashlib.sha256(chr(10).join(names).encode()).hexdigest()}{_SUFFIX}"
+
+
+def written(path: Path) -> float:
+    """When, in seconds of the file system's clock; 0.0 for a file that is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0  # its writer has just put a larger one in its place
+
+
+def save_needs(directory: Path, needs: Collection[Need], earlier: Path | None = None, at: float | None = None) -> Path:
+    """Write `needs`, in their order, as one file, atomically and durably; returns its path. Raises `StoreError`.
+
+    `earlier` is what the same writer's last call returned, and all in it must be in `needs`: it is removed. `at`: what `written`
+    is to say of the file, if not now.
+    """
+    path = directory / needs_name(needs)
     body = msgpack.packb([[need.digest, need.place] for need in needs])
     fresh = directory / f".{staging_name()}"
     try:
         write_files(directory, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
+        if at is not None:
+            os.utime(fresh, (at, at))
         fresh.replace(path)
         sync_directory(directory)
         if earlier is not None and earlier != path:
@@ -126,21 +155,39 @@ def save_needs(directory: Path, needs: Collection[Need], earlier: Path | None = 
 def _files(directory: Path) -> list[Path]:
     """Raises `StoreError`."""
     try:
-        return sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
-    except FileNotFoundError:
-        return []
+        return need_paths(directory)
     except OSError as error:
         raise store_error(error, directory) from error
 
 
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0  # its writer has just put a larger one in its place
+def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Need]]:
+    """What is in each file: nothing in one that cannot be read. `complete`: all there was at one moment, or `StoreError`.
+
+    Looks again if files come or go meanwhile: a writer, or whoever merges, has just put a larger one in the place of some. Raises
+    `StoreError`.
+    """
+    found: dict[Path, list[Need]] = {}
+    known: dict[Need, Need] = {}  # files of one profile hold much the same
+    paths = _files(directory)
+    for _ in range(_ATTEMPTS):
+        if complete and len(paths) > _MOST_FILES:
+            raise StoreError(f"{directory}: {len(paths):,} files are too many: run 'kcoord gc', which merges old ones")
+        gone = False
+        for path in paths[:_MOST_FILES]:
+            if not found.get(path):
+                needs = _read(path)
+                gone = gone or needs is None
+                found[path] = [known.setdefault(need, need) for need in needs or []]
+        before, paths = paths, _files(directory)
+        if paths == before and not gone:
+            return {path: found[path] for path in paths[:_MOST_FILES]}
+    if complete:
+        raise StoreError(f"{directory}: it changes all the time: try again later")
+    return found
 
 
-def _read(path: Path) -> list[Need]:
+def _read(path: Path) -> list[Need] | None:
+    """None: it is gone. Empty: it cannot be read."""
     try:
         content = read_plain(path, _LARGEST_FILE)
         start = len(_FORMAT) + _CHECK
@@ -150,5 +197,7 @@ def _read(path: Path) -> list[Need]:
         if not isinstance(plain, list) or len(plain) > MOST_NEEDS:
             return []
         return [Need(*entry) for entry in plain]
-    except (OSError, ArtifactInvalid, ValueError, TypeError, msgpack.exceptions.UnpackException):
+    except OSError as error:
+        return None if error.errno in (errno.ENOENT, errno.ESTALE) else []  # the latter on NFS v3
+    except (ArtifactInvalid, ValueError, TypeError, msgpack.exceptions.UnpackException):
         return []
