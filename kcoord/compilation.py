@@ -19,6 +19,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.publish import store_error, write_files
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.telemetry.events import Notices
@@ -105,9 +106,13 @@ class Workshop:
         failed: agent.Failed | None = None,
     ) -> Compilation:
         """The task of compiling `key`, whose time begins now."""
-        return Compilation(
-            self, key, home, self._staging(home), device, counters, target, lead, failed, time.perf_counter()
-        )
+        try:
+            staging = self._staging(home)
+        except BaseException:
+            if lead is not None:
+                self._client.give_up(lead, key)
+            raise
+        return Compilation(self, key, home, staging, device, counters, target, lead, failed, time.perf_counter())
 
     def find(
         self,
@@ -129,9 +134,11 @@ class Workshop:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
             return artifact
         except ArtifactUnreadable as error:  # others may well read it
+            let_through(error)
             self._notices.tell(f"{error}; it is compiled again")
             return None
         except ArtifactInvalid as error:
+            let_through(error)
             self._notices.tell(f"{error}; it is compiled again")
         try:
             local.quarantine(home)
@@ -144,6 +151,7 @@ class Workshop:
             try:
                 return local.new_staging(home, _LEAST_ROOM)
             except StoreError as error:
+                let_through(error)
                 self._notices.tell(
                     f"{error}; this process keeps its kernels in a temporary directory",
                     about=f"the local directory: {error.remedy}",
@@ -179,6 +187,10 @@ class Workshop:
         compilation.ended = True
         try:
             return self._withhold(compilation, took, astray) if astray else self._settle(compilation, took)
+        except BaseException:
+            if compilation.lead is not None and not compilation.lead.ended:  # interrupted before it was handed in
+                self._client.give_up(compilation.lead, compilation.key)
+            raise
         finally:
             self._ended(compilation, {"compiles": 1, "compile_seconds": took})
 
@@ -236,11 +248,13 @@ class Workshop:
             if artifact is not None:
                 return artifact
         except OSError as error:
+            let_through(error)
             self._notices.tell(f"{error}; the kernel stays with this process")
         self._private.append(staging)  # removed at the end of this process, unless it is published after all
         try:
             return local.publish_local(staging, home, key, took, Origin.here(0, None, compilation.device))
         except StoreError as error:
+            let_through(error)
             self._notices.tell(f"{error}; kernels stay with this process", about=f"not published here: {error.remedy}")
         return self._adopt(compilation, staging, took)
 
@@ -251,8 +265,10 @@ class Workshop:
     def keep(self, compilation: Compilation) -> None:
         compilation.ended, compilation.outcome = True, "private"
         took = time.perf_counter() - compilation.started
-        self._ended(compilation, {"compiles": 1, "compile_seconds": took})
         self._private.append(compilation.staging)
+        if compilation.lead is not None:  # whoever waits cannot load what is only ours
+            self._client.give_up(compilation.lead, compilation.key)
+        self._ended(compilation, {"compiles": 1, "compile_seconds": took})
 
     def end(
         self, compilation: Compilation, outcome: str, tell: Callable[[agent.AgentClient, agent.Lead], None]
@@ -287,7 +303,8 @@ def _contents(staging: Path) -> dict[str, bytes]:
         paths = [p for p in staging.rglob("*") if p.is_file() and not p.is_symlink()]
         if sum(p.stat().st_size for p in paths) <= _SPARED:
             found = {p.relative_to(staging).as_posix(): p.read_bytes() for p in paths}
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return {}
     return found
 

@@ -29,6 +29,7 @@ from kcoord.artifacts.memory import MemoryTier
 from kcoord.compilation import Compilation as Compilation
 from kcoord.compilation import Workshop
 from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError, StoreError
+from kcoord.interruption import interruption_in
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
@@ -336,15 +337,15 @@ class Coordinator:
             try:
                 compile(compilation.staging)
             except OSError as error:
-                if not compilation.moves(error):
+                if interruption_in(error) is not None or not compilation.moves(error):
                     raise
                 compile(compilation.staging)
             return compilation.publish(strict=True)
-        except Exception:
-            compilation.fail(traceback.format_exc())
-            raise
-        except BaseException:
-            compilation.give_up()  # interrupted: that says nothing about the kernel
+        except BaseException as error:
+            if isinstance(error, Exception) and interruption_in(error) is None:
+                compilation.fail(traceback.format_exc())
+            else:
+                compilation.give_up()  # interrupted: that says nothing about the kernel
             raise
         finally:
             under_way.discard(compilation.key.digest)

@@ -19,13 +19,20 @@ def interruption_in(error: BaseException) -> BaseException | None:
 
     Not guaranteed: that a handler is recognized which is written in C, or was replaced since it raised.
     """
-    handlers, found = set(_handlers()), error
-    while True:
+    handlers, seen = set(_handlers()), set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:  # a script may raise an exception from itself
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(found.__traceback__)):
             return found
-        if found.__cause__ is None:
-            return None
+        seen.add(id(found))
         found = found.__cause__
+    return None
+
+
+def let_through(error: BaseException) -> None:
+    """Raise what `interruption_in` finds, if it finds something: it is not ours to handle."""
+    if (interruption := interruption_in(error)) is not None:
+        raise interruption from None
 
 
 def _handlers() -> Iterator[CodeType]:

@@ -397,6 +397,20 @@ def compiled(compilation: object) -> kcoord.Artifact:
     return compilation.publish()
 
 
+def test_what_a_leader_keeps_for_itself_is_the_next_ranks_to_compile(coordinator: Coordinator) -> None:
+    asked = Request(key(), coordinator.home(key().digest))
+    led = coordinator.request(asked)
+    assert isinstance(led, Compilation)
+    write(b"mine")(led.staging)
+    led.keep()
+    other = Coordinator(coordinator.settings)
+    found = other.request(asked)  # though the first one's task is at hand still
+    assert isinstance(found, Compilation)
+    assert found.lead is not None
+    found.give_up()
+    other.close()
+
+
 def test_a_request_that_does_not_wait_is_busy_and_counted_nowhere_until_it_is_answered(
     coordinator: Coordinator,
 ) -> None:

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 
 import pytest
 
+from kcoord import compilation
 from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient, Lead
+from kcoord.artifacts import local
+from kcoord.backends import abandoned
 from kcoord.backends.base import fails_open
+from kcoord.coordinator import Compilation, Coordinator, Request
 from kcoord.interruption import interruption_in
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -65,6 +70,9 @@ def test_what_a_signal_handler_raises_is_known_from_our_own_errors(handler: Call
         with pytest.raises(TimeoutError) as caught:
             raise TimeoutError("ours")
         assert interruption_in(caught.value) is None
+        error = ValueError("a script may raise it from itself")
+        error.__cause__ = error
+        assert interruption_in(error) is None
 
 
 def test_a_hook_lets_the_scripts_own_exception_through_and_no_error_of_kcoord() -> None:
@@ -111,3 +119,148 @@ def test_an_alarm_that_goes_off_while_an_agent_is_looked_for_is_the_scripts_too(
     for ask in (lambda: client.claim(key_of("kernel"), tmp_path / "kernel"), lambda: client.ask({"op": "status"})):
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
             ask()
+
+
+def test_an_alarm_while_a_rank_waits_for_a_sidecar_to_be_started_again_is_the_scripts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def connect(path: Path, timeout: float) -> socket.socket:
+        asked.append(path)
+        if len(asked) == 1:
+            alarm()
+        raise ConnectionRefusedError
+
+    settings = {"KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_SPAWN": "0", "KCOORD_AGENT_TIMEOUT": "0.5"}
+    client = AgentClient(Settings.from_environ(settings), Notices())
+    client._links._met = True
+    monkeypatch.setattr(spawn, "connect", connect)
+    with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+        client.claim(key_of("kernel"), tmp_path / "kernel")
+
+
+def write(staging: Path) -> None:
+    (staging / "kernel.bin").write_bytes(b"code")
+
+
+def interrupted(staging: Path) -> None:
+    write(staging)
+    alarm()
+
+
+def test_an_alarm_in_the_middle_of_a_compile_says_nothing_about_the_kernel_to_the_other_ranks() -> None:
+    with Node() as node:
+        node.start()
+        first, other = Coordinator(node.settings), Coordinator(node.settings)
+        with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+            first.get_or_compile(key_of("kernel"), interrupted)
+        other.get_or_compile(key_of("kernel"), write)  # no CompileFailed, which would end its job
+        assert other.counters.read()["compiles"] == 1
+        first.close()
+        other.close()
+
+
+def test_an_alarm_in_the_middle_of_a_wrapped_compiler_leaves_the_kernel_to_the_next_rank() -> None:
+    with Node() as node:
+        node.start()
+        first, other = Coordinator(node.settings), Coordinator(node.settings)
+        asked = Request(key_of("kernel"), node.directory / "kernel")
+
+        def compiler(work: Callable[[Path], None]) -> None:
+            found = first.request(asked)
+            assert isinstance(found, Compilation)
+            abandoned.register(found, sys._getframe())
+            work(found.staging)
+
+        with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+            abandoned.wrap(compiler)(interrupted)
+        found = other.request(asked)
+        assert isinstance(found, Compilation)
+        assert found.lead is not None
+        assert found.failed is None
+        found.give_up()
+        first.close()
+        other.close()
+
+
+def test_an_alarm_while_an_artifact_is_read_is_the_scripts_and_the_artifact_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Node() as node:
+        node.start()
+        coordinator = Coordinator(node.settings)
+        artifact = coordinator.get_or_compile(key_of("kernel"), write)
+        coordinator.close()
+
+        def read_plain(*args: Any, **kwargs: Any) -> bytes:
+            alarm()
+            raise AssertionError("the alarm has raised")
+
+        monkeypatch.setattr(local, "read_plain", read_plain)
+        with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+            coordinator.find(artifact.key, artifact.path)
+        monkeypatch.undo()
+        assert coordinator.find(artifact.key, artifact.path) is not None
+
+
+@pytest.mark.parametrize("within", [(local, "_has_room"), (Path, "read_bytes")], ids=["it begins", "it ends"])
+def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(
+    monkeypatch: pytest.MonkeyPatch, within: tuple[Any, str]
+) -> None:
+    def interrupts(*args: Any) -> None:
+        alarm()
+
+    def compiles() -> None:
+        found = first.request(asked)
+        assert isinstance(found, Compilation)
+        write(found.staging)
+        found.publish()
+
+    with Node() as node:
+        node.start()
+        first, other = Coordinator(node.settings), Coordinator(node.settings)
+        asked = Request(key_of("kernel"), node.directory / "kernel")
+        assert first.usable
+        monkeypatch.setattr(*within, interrupts)
+        with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+            compiles()
+        monkeypatch.undo()
+        found = other.request(asked)
+        assert isinstance(found, Compilation)
+        assert found.lead is not None
+        found.give_up()
+        first.close()
+        other.close()
+
+
+def test_a_rank_that_is_interrupted_before_it_hands_in_holds_up_nobody_though_the_script_keeps_the_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class TooSlow(Exception):
+        pass
+
+    def too_slow(number: int, frame: Any) -> None:
+        raise TooSlow
+
+    def read(staging: Path) -> dict[str, bytes]:
+        alarm()
+        raise AssertionError("the alarm has raised")
+
+    with Node() as node:
+        node.start()
+        first, other = Coordinator(node.settings), Coordinator(node.settings)
+        asked = Request(key_of("kernel"), node.directory / "kernel")
+        led = first.request(asked)
+        assert isinstance(led, Compilation)
+        write(led.staging)
+        monkeypatch.setattr(compilation, "_contents", read)
+        with handled_by(too_slow), pytest.raises(TooSlow):
+            led.publish()
+        monkeypatch.undo()
+        found = other.request(asked)
+        assert isinstance(found, Compilation)
+        assert found.lead is not None
+        found.give_up()
+        first.close()
+        other.close()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kcoord.agent import protocol
 from kcoord.agent.links import Links
 from kcoord.errors import AgentUnavailable, ProtocolError
-from kcoord.interruption import interruption_in
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -35,11 +35,15 @@ class Ready:
 
 @dataclass
 class Lead:
-    """This rank compiles. The connection is the proof that it is at it. `hedges`: somebody else is at it too, and slow."""
+    """This rank compiles. The connection is the proof that it is at it. `hedges`: somebody else is at it too, and slow.
+
+    `ended`: the agent has been told how it ended, and the connection may be another request's.
+    """
 
     token: str
     connection: socket.socket
     hedges: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class AgentClient:
                     self._links.give_back(connection)
                 return answer
             except (AgentUnavailable, OSError, ProtocolError) as error:
-                _let_through(error)
+                let_through(error)
                 if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     self._links.declare_dead(error)
                     return Alone(f"no agent: {error}")
@@ -209,14 +213,15 @@ class AgentClient:
         """
         frame = _frame_of(request)
         if lead is not None:
+            lead.ended = True
             try:
                 return self._links.round_trip(lead.connection, frame, _LONGEST_ANSWER)
             except TimeoutError as error:  # it hangs: another connection would be waited for as long again
-                _let_through(error)
+                let_through(error)
                 self._links.declare_dead(error, quietly=quietly)
                 return None
             except (OSError, ProtocolError) as error:
-                _let_through(error)
+                let_through(error)
                 self._links.close()  # the agent has gone; its successor takes finished work from anyone
         for attempt in _ATTEMPTS:
             try:
@@ -224,19 +229,13 @@ class AgentClient:
                     self._links.borrow(fresh=attempt > 1, start=start), frame, _LONGEST_ANSWER
                 )
             except (AgentUnavailable, OSError, ProtocolError) as error:
-                _let_through(error)
+                let_through(error)
                 self._links.close()
                 if attempt == _ATTEMPTS[-1] or isinstance(error, (AgentUnavailable, TimeoutError)):
                     if start:  # else it may be that none was needed yet
                         self._links.declare_dead(error, quietly=quietly)
                     return None
         raise AssertionError("unreachable")
-
-
-def _let_through(error: Exception) -> None:
-    """Raise it, or what it was made of, if a signal handler of the script raised that while we waited."""
-    if (interruption := interruption_in(error)) is not None:
-        raise interruption from None
 
 
 def _frame_of(request: dict[str, Any]) -> bytes:

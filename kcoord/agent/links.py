@@ -19,6 +19,7 @@ from typing import Any
 from kcoord.agent import protocol, spawn
 from kcoord.agent.protocol import Identity
 from kcoord.errors import AgentUnavailable, ProtocolError
+from kcoord.interruption import let_through
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -137,7 +138,8 @@ class Links:
         while True:
             try:
                 found = spawn.find_or_start(self._settings, start=start)
-            except AgentUnavailable:
+            except AgentUnavailable as error:
+                let_through(error)
                 if time.monotonic() >= deadline:
                     self._met = self._met and not patience
                     raise

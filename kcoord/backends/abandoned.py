@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from kcoord.coordinator import Compilation
+from kcoord.interruption import interruption_in
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
@@ -119,7 +120,7 @@ def _failed(depth: int, error: BaseException) -> None:
         for pending in mine:
             del _pending[id(pending.compilation)]
     for pending in mine:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and interruption_in(error) is None:
             pending.compilation.fail("".join(traceback.format_exception(error)))
         else:
             pending.compilation.give_up()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kcoord.interruption import interruption_in
+from kcoord.interruption import let_through
 from kcoord.telemetry.events import Notices, log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,8 +28,7 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
             try:
                 return hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - see above
-                if (interruption := interruption_in(error)) is not None:
-                    raise interruption from None
+                let_through(error)
                 if notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
                     log.warning("where it happened", exc_info=error)
                 return otherwise(*args, **kwargs)

@@ -33,6 +33,7 @@ from kcoord.backends.base import fails_open, notices
 from kcoord.backends.triton_inputs import Inputs
 from kcoord.coordinator import Busy, Compilation, Coordinator, Request
 from kcoord.errors import SettingsError
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.telemetry.metrics import Counters
@@ -147,6 +148,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         try:
             path.write_bytes(content)
         except OSError as error:
+            let_through(error)
             self._publishes = False
             notices.tell(f"{store_error(error, path.parent)}; the kernel stays with this process")
             path = self._coordinator.private_directory() / filename
