@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +138,44 @@ def test_what_cannot_be_read_stays_where_it_is(store: Path) -> None:
     assert len(notices.since(0)[0]) == 3
 
 
+def test_a_part_that_only_another_user_may_read_stays_and_keeps_the_others_from_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = many(store)
+    theirs = old(save_part(home(store), [recipe(99)]))
+
+    def reading(path: Path, most: int) -> bytes:
+        if path == theirs:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read_plain(path, most)
+
+    monkeypatch.setattr(compaction, "read_plain", reading)
+    assert compact(store) == len(gone)
+    assert theirs in part_paths(home(store))
+    assert len(part_paths(home(store))) == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_a_user_who_may_put_nothing_into_the_trash_adds_no_merged_part_each_time(sandbox: Sandbox) -> None:
+    store = Store(sandbox.root / "store")
+    store.open()
+    before = {*many(store.root)}
+    sandbox.root.chmod(0o755)
+    for path in [store.root, *store.root.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    (store.root / "v1" / "trash").mkdir(mode=0o755)
+    code = f"""
+import os
+from pathlib import Path
+from kcoord.profiles.compaction import compact
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+print(compact(Path({str(store.root)!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert {*part_paths(home(store.root))} == before
+
+
 # --- signatures ---
 
 
@@ -145,9 +185,21 @@ def test_with_a_key_what_it_verifies_becomes_one_signed_part_and_nothing_else_do
     )  # fmt: skip
     assert compact(store, NEW_KEY) == len(ours)
     (merged,) = set(part_paths(home(store))) - {*strangers, *nobodys}
-    assert NEW_KEY.verifies(PROFILE, merged.read_bytes())
-    assert b"new" in merged.read_bytes()[:40], "the first key signs"
+    assert OURS.verifies(PROFILE, merged.read_bytes()), "the key that signed the many signs the one"
     assert {call for (call,) in read(store, NEW_KEY)} == {-1, *range(20)}
+
+
+def test_what_a_key_signed_goes_when_that_key_is_taken_away_merged_or_not(store: Path) -> None:
+    """It may have been stolen: nothing of it may live on under the new one's name."""
+    many(store, 20, OURS)
+    many(store, 30, NEW_KEY, first=100)
+    assert compact(store, NEW_KEY) == 30, "one signer's at a time, the most"
+    compact(store, NEW_KEY)
+    new_alone = NEW_KEY.only(NEW_KEY.signer)
+    assert {call for (call,) in read(store, NEW_KEY)} == {-1, *range(20), *range(100, 130)}
+    assert {call for (call,) in read(store, new_alone)} == {-1, *range(100, 130)}
+    same = [save_part(home(store), [recipe(1)], trust=key) for key in (new_alone, OURS)]
+    assert same[0] != same[1], "equal recipes: neither takes the other's place"
 
 
 def test_what_is_not_ours_to_merge_keeps_no_bounded_pass_from_the_rest(store: Path) -> None:

@@ -91,6 +91,15 @@ class Trust:
     def required(self) -> bool:
         return self.policy == "require"
 
+    @property
+    def signer(self) -> str:
+        """The id of the key that signs; empty: none does."""
+        return next(iter(self.keys), "")
+
+    def only(self, key_id: str) -> Trust:
+        """The same, but no other key than that one."""
+        return Trust(self.policy, {key_id: self.keys[key_id]})
+
     def seal(self, kind: str, content: bytes) -> bytes:
         """`content` in an envelope that the first key signs; without a key, `content` itself. Equal content, equal bytes."""
         for key_id, secret in self.keys.items():

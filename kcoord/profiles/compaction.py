@@ -4,16 +4,18 @@ Each agent of each job may leave a part, and a file of needs: the sets differ, w
 ended early. Once nobody writes to them any more, one file that holds all of them takes their place: it is there, durably, before
 they go, and they go by way of the trash. A reader that sees both has equal things twice; one that misses a file looks again.
 
-Parts' signatures keep their meaning: whoever has keys merges what these keys verify, and signs it; whoever has none merges what
-is not signed, and leaves alone what is. So a recipe that nobody vouched for is in no signed part, and none that was loses its
-signature.
+Parts' signatures keep their meaning: what one key has signed becomes one part that the same key signs, by whoever has that key;
+whoever has none merges what is not signed. So a recipe that nobody vouched for is in no signed part, none that was loses its
+signature, and what a key has signed goes when that key is taken away.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import random
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -73,6 +75,9 @@ def _compact(
 ) -> int:
     """Raises `StoreError`."""
     trash = Trash(store / "v1" / "trash")
+    place = trash.directory if os.access(trash.directory, os.F_OK) else store / "v1"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return 0  # another user's: a file would come each time, and none go
     removed, left = 0, most
     for directory in _directories(profiles):
         try:
@@ -96,7 +101,10 @@ def _compact(
 
 
 def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | None:
-    """Raises OSError, `StoreError`."""
+    """Those of one signer. Raises OSError, `StoreError`."""
+    if trust.keys:
+        signers = Counter(_signer(path) for path in paths)
+        trust = trust.only(max(trust.keys, key=lambda key_id: signers[key_id]))
     found: dict[str, Recipe] = {}
     size = 0
     held = []
@@ -140,6 +148,15 @@ def _merge_needs(directory: Path, paths: list[Path]) -> Merged | None:
     return merged, list(held)
 
 
+def _signer(path: Path) -> str:
+    """What a part says of itself."""
+    try:
+        _, signature = split(read_plain(path, LARGEST_PART))
+    except (ArtifactInvalid, OSError):  # as `_ours` finds out
+        return ""
+    return signature.key_id if signature is not None else ""
+
+
 def _ours(path: Path, trust: Trust) -> list[Recipe]:
     """What is in a part that we may merge; nothing of another one, of which its readers say what is wrong with it."""
     try:
@@ -151,10 +168,10 @@ def _ours(path: Path, trust: Trust) -> list[Recipe]:
         elif signature is not None or trust.required:
             return []
         return decode_part(content)
-    except (FileNotFoundError, ArtifactInvalid, ValueError):
+    except (ArtifactInvalid, ValueError):
         return []
     except OSError as error:
-        if error.errno == errno.ESTALE:
+        if error.errno in _NOT_OURS:  # and nothing is wrong with the other ones
             return []
         raise
 

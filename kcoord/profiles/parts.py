@@ -118,9 +118,8 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
     """
     by_digest = merge(recipes)
     content = trust.seal(PROFILE, encode_part(by_digest))
-    # whoever has no key does not put his in the place of one that is signed
-    signed = "signed " if trust.keys else ""
-    name = hashlib.sha256((signed + "".join(sorted(by_digest))).encode()).hexdigest() + _SUFFIX
+    # nobody puts his in the place of one that another key has signed
+    name = hashlib.sha256(" ".join([trust.signer, *sorted(by_digest)]).encode()).hexdigest() + _SUFFIX
     if len(content) > LARGEST_PART:
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     part = directory / name
