@@ -95,7 +95,9 @@ def without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
-    if "@" in rest:
+    if "@" in rest.partition("?")[2]:
+        rest = "***"  # of a password in the query, or after an unescaped ? in one: what follows it may be its end
+    elif "@" in rest:
         rest = "***@" + rest.rpartition("@")[2]
     shown = scheme + separator + re.sub(r"(?i)(username|password)=[^&]*", r"\1=***", rest)
     return shown if shown.isprintable() else repr(shown)

@@ -22,9 +22,8 @@ def read_secret(name: str, path: Path) -> bytes:
     Raises `SettingsError` that begins with `name`, in which there is nothing of the content.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
-        with os.fdopen(descriptor, "rb") as file:
-            _check_owner(name, os.fstat(descriptor))  # of the very file that is read
+        with open(path, "rb", opener=_open) as file:  # it closes what it cannot use, a directory
+            _check_owner(name, os.fstat(file.fileno()))  # of the very file that is read
             content = file.read(LARGEST + 1)
     except PermissionError as error:
         raise SettingsError(
@@ -39,13 +38,19 @@ def read_secret(name: str, path: Path) -> bytes:
 
 def is_left_out(path: Path) -> bool:
     """Whether `path` would be a key of a mounted Kubernetes Secret that has no such key, or is not there (``optional: true``)."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return os.path.lexists(path.parent / _KUBELETS)
-    except OSError:
-        return False  # whoever reads it says why not
-    return False
+    for _ in range(2):  # a look that began before the kubelet put new secrets there, and ends after, finds nothing
+        try:
+            path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            pass  # whoever reads it says why not
+        return False
+    return os.path.lexists(path.parent / _KUBELETS)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe is not waited for
 
 
 def _check_owner(name: str, found: os.stat_result) -> None:

@@ -372,6 +372,21 @@ def test_all_that_is_exported_has_profiles_too_of_which_only_the_needs_are_known
     assert json.loads(done.stdout)["profiles"] == ["generic"], done.stderr
 
 
+def test_a_profile_that_cannot_be_read_is_left_out_of_all_and_named(kcoord: Run, tmp_path: Path) -> None:
+    """So that what a key signed can be moved before the key goes, whatever else is in the store."""
+    here, out = filled(tmp_path / "here", OURS), tmp_path / "all.kcb"
+    profiles = here.root / "v1" / "profiles"
+    save_part(profiles / "mine", [recipe(1)], trust=trust(OURS))
+    save_part(profiles / "unsigned", [recipe(2)])
+    given = {"KCOORD_STORE": str(here.root), "KCOORD_SIGNING_KEY": OURS}
+    done = kcoord("export", "--all", str(out), "--json", **given)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["artifacts"], told["profiles"], list(told["left_out"])) == (4, ["mine"], ["profile unsigned"])
+    assert "left out: profile unsigned: " in kcoord("export", "--all", str(out), **given).stderr
+    assert kcoord("export", "unsigned", str(out), **given).returncode == 1, "it was asked for by name"
+
+
 @pytest.mark.parametrize("policy", ["warn", "off"])
 def test_a_profile_that_nobody_vouches_for_is_not_signed_by_importing_it(
     kcoord: Run, tmp_path: Path, policy: str

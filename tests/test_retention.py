@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from kcoord.artifacts import local
+from kcoord.agent import keeper
+from kcoord.agent.keeper import Keeper
+from kcoord.artifacts import collector, local
 from kcoord.artifacts.collector import Collected, Tidying, collect, count
 from kcoord.artifacts.holdings import Holdings, read_holdings
 from kcoord.artifacts.local_collector import collect_local, keeps_access_times
@@ -22,9 +26,11 @@ from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import load_uses, merge_uses, note_uses, prefix_of
 from kcoord.errors import SettingsError, StoreError
 from kcoord.keys import CacheKey
+from kcoord.leases.local import LocalLeases
 from kcoord.profiles.needs import Need, all_needs, needs_directory, save_needs
 from kcoord.profiles.pinned import pin_profile, pinned_digests
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 from tests.agents import Node, end_agent, key_of, until
 from tests.conftest import Sandbox
@@ -224,6 +230,24 @@ def test_another_pass_that_was_faster_is_no_fault(store: Store, monkeypatch: pyt
     assert len(list((store.root / "v1" / "trash").iterdir())) == 5
 
 
+def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces, digest = store.root / "v1" / "traces", publish(store, "k")
+    for n in range(3):
+        (traces / f"job{n}").mkdir(parents=True)
+    listed = collector._times
+
+    def outrun(directory: Path) -> list[tuple[Path, float]]:
+        found = listed(directory)
+        if directory == traces:
+            (traces / "job1").rmdir()  # the other pass
+        return found
+
+    monkeypatch.setattr(collector, "_times", outrun)
+    assert names(run(store, max_size=0)) == [digest]
+
+
 def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
@@ -240,7 +264,7 @@ def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path:
 def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
     v1 = store.root / "v1"
     month = [v1 / "traces" / "job" / "a.spans", v1 / "leases" / "ab" / ("ab" * 32 + ".outcome"),
-             v1 / "leases" / "ab" / ("cd" * 32 + ".lease")]  # fmt: skip
+             v1 / "leases" / "ab" / ("cd" * 32 + ".lease"), v1 / "leases" / "ab" / "host-1-abc.part"]  # fmt: skip
     fresh = [path.with_name(f"{'ef' * 32}{path.suffix}") for path in month]
     for path in (*month, *fresh):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,7 +274,7 @@ def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
     for n in range(5):
         (v1 / "quarantine" / f"q{n}").mkdir(parents=True)
     found = collect(store.root, Limits(), tidying=Tidying(quarantined=2))
-    assert found.tidied == {"traces": 1, "outcomes of leases": 2, "quarantined": 3}
+    assert found.tidied == {"traces": 1, "outcomes of leases": 3, "quarantined": 3}
     assert not any(path.exists() for path in month)
     assert all(path.exists() for path in fresh)
     assert len(list((v1 / "quarantine").iterdir())) == 2
@@ -541,6 +565,37 @@ def test_what_is_no_note_of_what_there_is_tells_nothing(store: Store) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
     assert read_holdings(store.root) is None
+
+
+def test_metrics_are_read_while_a_pass_over_the_node_ends(
+    store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
+    monkeypatch.setattr(keeper, "FIRST", 0.0)
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(local_dir), "KCOORD_LOCAL_MAX_SIZE": "1GiB"})
+
+    class Slow(Holdings):
+        """Whose reader is held up until the pass has ended."""
+
+        @property
+        def artifacts(self) -> int:  # type: ignore[override]
+            kept._io["local"].submit(lambda: None).result(timeout=60)
+            return 7
+
+    async def scenario() -> None:
+        kept._held["store"] = object.__new__(Slow)
+        for name in ("size", "files", "at"):
+            object.__setattr__(kept._held["store"], name, 0)
+        kept.pulse()
+        await asyncio.sleep(0)  # the pass is under way
+        assert kept.vitals()["kcoord_store_artifacts"] == 7.0
+        await asyncio.gather(*kept._passes.values())
+        assert kept.vitals()["kcoord_local_artifacts"] == 0.0
+        await kept.drain(60)
+
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due |= {"store": math.inf, "held": math.inf}
+    asyncio.run(scenario())
 
 
 def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

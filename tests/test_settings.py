@@ -120,6 +120,20 @@ def test_what_is_shown_of_the_settings_has_no_password(url: str) -> None:
     assert "host" in shown or "/run/redis.sock" in shown, "enough is left to recognise the server"
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis+sentinel://user:pw@host/service?sentinel_password=half@{SECRET}",
+        f"redis://host/0?password=half@{SECRET}&db=1",
+        f"redis://user:half@host/0?password=half@{SECRET}",
+    ],
+)
+def test_a_password_in_the_query_is_not_shown_from_its_at_sign_on(url: str) -> None:
+    shown = Settings.from_environ({"KCOORD_REDIS_URL": url}).redacted()["redis_url"]
+    assert SECRET not in shown
+    assert "half" not in shown
+
+
 def test_a_limit_below_the_ttl_is_refused_with_both_names() -> None:
     line = refusal({"KCOORD_LEASE_LIMIT": "10", "KCOORD_LEASE_TTL": "15"})
     assert "KCOORD_LEASE_LIMIT=10" in line

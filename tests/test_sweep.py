@@ -239,7 +239,9 @@ def test_the_staged_files_of_a_rank_that_is_killed_go_at_once() -> None:
 def test_a_rank_that_only_lets_go_of_its_lead_keeps_its_files() -> None:
     with Node() as node:
         node.start()
-        rank = node.rank('claim(client, "k"); stage(home_of("k")); client._links.forget_after_fork(); say("gone"); listen()')
+        rank = node.rank(
+            'claim(client, "k"); stage(home_of("k")); client._links.forget_after_fork(); say("gone"); listen()'
+        )
         rank.expect("Lead")
         rank.expect("gone")
         until(lambda: not node.flight("k"))

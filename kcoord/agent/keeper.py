@@ -184,7 +184,7 @@ class Keeper:
 
     async def _keep_local(self) -> None:
         try:
-            await self._in("local", self._collect_local)
+            self._held["local"] = await self._in("local", self._collect_local)  # here: `vitals` goes over it
         except StoreError as error:
             self._notices.tell(f"KCOORD_LOCAL_MAX_SIZE is not kept: {error}", about="the bound of the local directory")
 
@@ -227,14 +227,14 @@ class Keeper:
             if merged:
                 log.info("%d old %s were merged", merged, what)
 
-    def _collect_local(self) -> None:
+    def _collect_local(self) -> Holdings:
         """Raises `StoreError`."""
         _yield_to_others()
         places = {need.place for need in pinned_needs(self._store)} if self._store is not None else set()
         limits = Limits(max_size=self._settings.local_max_size)
         found = collect_local(self._settings.local_dir, limits, pinned=places, most=_MOST)
-        self._held["local"] = Holdings(*found.left, time.time())
         self._tell("the local directory", found)
+        return Holdings(*found.left, time.time())
 
     def _tell(self, where: str, found: Collected) -> None:
         if found.removed:

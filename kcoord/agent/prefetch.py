@@ -165,14 +165,13 @@ class _Prefetch:
                 found = store.fetch(need.digest, manifest_digest(stated))
                 if found is not None:
                     local.install(found[0], found[1], home)
+                    self._count(fetched=1, size=size)
             finally:
                 self._gives_back(size)
         except ArtifactInvalid:
             found = None  # a rank that needs it compiles it, and is told why
         if found is None:
             self._count(missing=1)
-        else:
-            self._count(fetched=1, size=size)
 
     def _may_take(self, size: int) -> bool:
         """Wait until there is memory for an artifact of `size` bytes. False: it would never fit, or would be too much."""
@@ -185,7 +184,7 @@ class _Prefetch:
                 return False
             self._changed.wait_for(lambda: self._taken + needed <= self._room)
             if self._found.size + self._begun + size > self._most:
-                self._found.why, self._left = f"{self._most >> 20} MiB are enough", []
+                self._found.why, self._left = self._found.why or f"{self._most >> 20} MiB are enough", []
                 return False
             self._taken, self._begun = self._taken + needed, self._begun + size
             return True

@@ -35,7 +35,7 @@ from kcoord.telemetry.events import log
 BLOCK = 4096  # bytes: what a file takes at least
 _BUCKET = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_OUTCOME, _MARKER = ".outcome", ".lease"
+_OUTCOME, _MARKER, _ASIDE = ".outcome", ".lease", ".part"
 _OUTCOMES_FOR = 86400.0  # seconds; whoever asks later looks into the store
 _MARKERS_FOR = 7 * 86400.0  # nobody renews one so seldom
 _PINS_AGAIN = 200  # removals between two looks at the pins
@@ -284,19 +284,21 @@ def _tidy_leases(leases: Path, now: float) -> int:
         if _BUCKET.fullmatch(bucket.name):
             removed += _unlink_old(bucket, _OUTCOME, _OUTCOMES_FOR, now)
             removed += _unlink_old(bucket, _MARKER, _MARKERS_FOR, now)
+            removed += _unlink_old(bucket, _ASIDE, _OUTCOMES_FOR, now)
     return removed
 
 
 def _unlink_old(directory: Path, suffix: str, kept_for: float, now: float) -> int:
     """Plain files of `directory` that nobody has written for so long. A link is not followed."""
     removed = 0
-    if not stat.S_ISDIR(directory.lstat().st_mode):
-        return 0
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(OSError):  # another was faster, or it is another user's
-                ours = entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False)
-                if ours and now - entry.stat(follow_symlinks=False).st_mtime > kept_for:
-                    Path(entry.path).unlink()
-                    removed += 1
+    with suppress(FileNotFoundError, NotADirectoryError):  # another pass has removed it since it was listed
+        if not stat.S_ISDIR(directory.lstat().st_mode):
+            return 0
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                with suppress(OSError):  # another was faster, or it is another user's
+                    ours = entry.name.endswith(suffix) and entry.is_file(follow_symlinks=False)
+                    if ours and now - entry.stat(follow_symlinks=False).st_mtime > kept_for:
+                        Path(entry.path).unlink()
+                        removed += 1
     return removed

@@ -13,7 +13,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
-from kcoord.errors import KcoordError, SettingsError
+from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.profiles import document
 from kcoord.profiles.needs import load_needs, needed_profiles, needs_directory
 from kcoord.profiles.parts import load_profile, profile_names
@@ -57,20 +57,29 @@ def command(
     if everything:
         digests |= set(store.digests())
         names = tuple(sorted({*profile_names(settings), *needed_profiles(store.root)}))
-    profiles = {}
+    profiles, unread = {}, {}
     for name in names:
         needs = load_needs(needs_directory(store.root, name))
-        profiles[name] = document.encode(_recipes(settings, name, bool(needs)), needs)
+        try:
+            profiles[name] = document.encode(_recipes(settings, name, bool(needs)), needs)
+        except StoreError:
+            raise
+        except KcoordError as error:
+            if not everything:
+                raise
+            unread[f"profile {name}"] = str(error)  # one that nobody vouches for keeps the others from nothing
+            continue
         digests |= {need.digest for need in needs}
     with bar(f"export {out.name}", quiet=as_json) as progress:
         done = export(store, digests, profiles, out, progress)
+    left_out = unread | done.left_out
     if as_json:
         print_json({"file": str(out), "artifacts": done.artifacts, "profiles": sorted(profiles), "bytes": done.size,
-                    "left_out": done.left_out, "signed": bool(store.trust.keys)})  # fmt: skip
+                    "left_out": left_out, "signed": bool(store.trust.keys)})  # fmt: skip
     else:
-        missing = f"; {len(done.left_out)} left out" if done.left_out else ""
-        for digest, why in list(done.left_out.items())[:_MOST_SHOWN]:
-            click.echo(f"left out: {digest[:12]}: {why}", err=True)
+        missing = f"; {len(left_out)} left out" if left_out else ""
+        for what, why in list(left_out.items())[:_MOST_SHOWN]:
+            click.echo(f"left out: {what if what in unread else what[:12]}: {why}", err=True)
         signed = "signed" if store.trust.keys else "not signed"
         click.echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"

@@ -7,8 +7,8 @@ quarter of the time that it has waited, and at most 2 s, and takes over from a h
 What is not guaranteed: that there is one leader. A holder that was stopped for longer than its TTL, a marker that had to be put
 back, a mount without close-to-open consistency (``nocto``) give two, which costs time only. A READY outcome stays, a hundred
 bytes, until `kcoord gc` removes it; a FAILED one goes when it has expired and somebody asks. A process that is killed may leave a
-``.part`` in the store's staging directory, which agents sweep. A marker that a fault of the file system keeps from being removed
-stays, untouched: its key waits for its TTL, here as elsewhere, and whoever asks then moves it aside.
+``.part`` in the staging directory or beside a marker, which agents sweep. A marker that a fault of the file system keeps from
+being removed stays, untouched: its key waits for its TTL, here as elsewhere, and whoever asks then moves it aside.
 """
 
 from __future__ import annotations
