@@ -82,6 +82,14 @@ class Sandbox:
         return found
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none if it ends in this very moment."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Wait for a process that `Sandbox.start` started; one that outlasts `timeout` fails the test."""
     try:

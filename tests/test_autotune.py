@@ -29,7 +29,7 @@ from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from tests.agents import Node
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
 from tests.faults.interpose import Interposer, build, find_compiler
 
 triton = pytest.importorskip("triton")
@@ -121,7 +121,7 @@ def test_a_rank_without_an_agent_tunes_as_without_kcoord(sandbox: Sandbox) -> No
 
 def test_a_rank_whose_agent_is_killed_while_it_measures_goes_on(sandbox: Sandbox) -> None:
     with all_tuning(sandbox, lambda gate: rank(sandbox, 128, GATE=gate)) as ranks:
-        agents = [p for p in sandbox.processes() if "kcoord.agent" in p.cmdline()]
+        agents = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
         assert agents
         for agent in agents:
             agent.send_signal(signal.SIGKILL)

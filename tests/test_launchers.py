@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from kcoord.agent.launchers import Launchers
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
 
 EXEC = ("-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"
@@ -27,14 +27,7 @@ def launcher(sandbox: Sandbox, name: str, then: str = "true") -> subprocess.Pope
 
 
 def agents(sandbox: Sandbox) -> list[int]:
-    return sorted(p.pid for p in sandbox.processes() if "kcoord.agent" in _command(p))
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+    return sorted(p.pid for p in sandbox.processes() if "kcoord.agent" in words_of(p))
 
 
 @pytest.mark.parametrize("end", ["it ends", "it is killed"])

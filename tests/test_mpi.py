@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
 from tests.faults import hosts
 from tests.mpi_cluster import AS_ROOT, KINDS, NODES, PASSWORD, RANKS, Mpi, MpiCluster
 from tests.redis_server import find_redis_server
@@ -210,7 +210,7 @@ def test_a_command_has_the_descriptors_that_were_left_open_for_it_and_the_agent_
             os.close(theirs)
         with _ended(process):
             assert reader.readline() == "I am here\n"
-            (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in p.cmdline()]
+            (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
             pipe = os.fstat(ours).st_ino
             assert not [fd for fd in Path(f"/proc/{agent.pid}/fd").iterdir() if fd.stat().st_ino == pipe]
             process.terminate()

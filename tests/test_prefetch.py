@@ -257,12 +257,12 @@ def test_it_never_fails_the_pod(sandbox: Sandbox, more: dict[str, str | None], s
 
 
 _HANGS = """
-import ctypes, pathlib, sys, time
+import ctypes, pathlib, sys, threading, time
 from kcoord.artifacts.store import Store
 from kcoord.cli import main
 
 def hang(store, digest, announced=None):
-    fresh = pathlib.Path("fresh")
+    fresh = pathlib.Path(f"fresh-{threading.get_ident()}")  # others hang, too
     fresh.write_text(str(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)))  # PR_GET_DUMPABLE
     fresh.replace("begun")
     time.sleep(3600)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
 
 pytest.importorskip("torch")
 
@@ -174,7 +174,7 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     program = (PROGRAMS / "rank.py", "--kernels", "6", "--slow", "0.3", "--compiling", str(begun))
     job = sandbox.start(*LAUNCH, "--nproc-per-node=3", *program)
     eventually(lambda: begun.exists() or job.poll() is not None, 60)
-    (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in p.cmdline()]
+    (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
     agent.kill()
     done = finish(job)
     assert done.returncode == 0, done.stderr

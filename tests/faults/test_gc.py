@@ -201,6 +201,7 @@ def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them
         clients = [second.client() for _ in range(4)]
         claims = [second.claiming(each, "k") for each in clients]
         second.until_waiting("k", 3)
+        until(lambda: any(claim.done() for claim in claims))
         (leads,) = [claim for claim in claims if claim.done()]
         lead = leads.result(SOON)
         assert isinstance(lead, Lead)
@@ -230,6 +231,7 @@ def test_what_vanishes_before_it_is_copied_to_where_others_want_it_is_compiled_b
         node.until_waiting("k", 3)
         assert node.publish(client, lead, "k")
         node.until_waiting("k", 2)
+        until(lambda: any(claim.done() for claim in claims))
         (leads,) = [claim for claim in claims if claim.done()]
         assert isinstance(leads.result(SOON), Lead)
         number = claims.index(leads)
