@@ -30,39 +30,36 @@ class TLSFront:
     """A context manager: a port of this host that speaks TLS, and hands what it hears to the port `behind`."""
 
     def __init__(self, behind: int, certificate: Path) -> None:
-        self._behind, self._certificate = behind, certificate
+        self._behind = behind
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
 
     def show(self, certificate: Path) -> None:
-        """From now on; connections that there are end."""
-        self._certificate = certificate
-        asyncio.run_coroutine_threadsafe(self._reopen(), self._loop).result(10)
+        """From now on; connections that there are end. At no moment does nobody listen."""
+        self._context.load_cert_chain(certificate)
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(10)
 
     def __enter__(self) -> TLSFront:
         self._thread.start()
-        self._server: asyncio.Server | None = None
-        self.show(self._certificate)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
-    async def _reopen(self) -> None:
-        await self._close()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._certificate)
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    async def _hang_up(self) -> None:
         for writer in list(self._writers):
             writer.transport.abort()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
