@@ -102,7 +102,7 @@ def together(launches: Launches, directory: Path) -> tuple[list[dict[str, Any]],
     """What the ranks of a job say, in order, and its stderr. `directory` is new."""
     directory.mkdir()
     (directory / "password").write_text(PASSWORD)
-    done = launches.run("python3", PROGRAMS / "mpi_rank.py", str(KERNELS), directory)
+    done = launches.run(sys.executable, PROGRAMS / "mpi_rank.py", str(KERNELS), directory)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return sorted(ranks, key=lambda rank: rank["rank"]), done.stderr
@@ -158,7 +158,7 @@ def test_an_mpirun_that_is_ended_leaves_nothing_and_the_next_one_compiles_at_onc
     launches = Launches(mpi, sandbox, cluster)
     begun, rank = sandbox.root / "begun", PROGRAMS / "generic_rank.py"
     ttl = {"KCOORD_LEASE_TTL": "600"}
-    with _ended(launches.start("bash", "-c", f"BEGUN={begun} exec python3 {rank} 1 600", **ttl)) as process:
+    with _ended(launches.start("bash", "-c", f"BEGUN={begun} exec {sys.executable} {rank} 1 600", **ttl)) as process:
         eventually(begun.exists, 60, "a rank compiles")
         (mpirun,) = psutil.Process(process.pid).children()
         mpirun.send_signal(number)
@@ -171,7 +171,7 @@ def test_an_mpirun_that_is_ended_leaves_nothing_and_the_next_one_compiles_at_onc
         process.wait(20)
     assert not cluster.sockets()
     # the leader's lease was given back: without that, its TTL of 600 s would have to pass
-    done = launches.run("python3", rank, "1", "0.05", **ttl)
+    done = launches.run(sys.executable, rank, "1", "0.05", **ttl)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert sorted(n for rank in ranks for n in rank["compiled"]) == [0]
@@ -192,10 +192,10 @@ def test_a_program_that_uses_mpi_still_does(sandbox: Sandbox, mpi: Mpi) -> None:
     launches, program = Launches(mpi, sandbox), [PROGRAMS / "mpi_barrier.py", mpi.libraries]
     if sandbox.run("-c", LOADS, mpi.libraries).returncode != 0:
         pytest.skip(f"no library of {mpi.kind}: {mpi.libraries}")
-    done = launches.run("python3", *program)
+    done = launches.run(sys.executable, *program)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
-    assert launches.run("python3", *program, "2").returncode != 0, "a rank aborted the job"
+    assert launches.run(sys.executable, *program, "2").returncode != 0, "a rank aborted the job"
     eventually(lambda: not sandbox.processes(), what="the agent saw its launchers end")
 
 
