@@ -32,7 +32,7 @@ def interruption_in(error: BaseException) -> BaseException | None:
 def let_through(error: BaseException) -> None:
     """Raise what `interruption_in` finds, if it finds something: it is not ours to handle."""
     if (interruption := interruption_in(error)) is not None:
-        raise interruption from None
+        raise interruption from interruption.__cause__  # which is the script's, too
 
 
 def _handlers() -> Iterator[CodeType]:

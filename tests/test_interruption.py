@@ -264,3 +264,18 @@ def test_a_rank_that_is_interrupted_before_it_hands_in_holds_up_nobody_though_th
         found.give_up()
         first.close()
         other.close()
+
+
+def test_what_the_script_raised_its_exception_from_stays_with_it() -> None:
+    why = ValueError("the loss is no number")
+
+    def with_a_cause(number: int, frame: Any) -> None:
+        raise TimeoutError("the step took too long") from why
+
+    @fails_open(lambda: None)
+    def hook() -> None:
+        alarm()
+
+    with handled_by(with_a_cause), pytest.raises(TimeoutError) as caught:
+        hook()
+    assert caught.value.__cause__ is why
