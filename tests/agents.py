@@ -298,30 +298,16 @@ class Node:
 
     def agent_pids(self) -> list[int]:
         """The agents of this node that live, whoever started them."""
-        import psutil
+        from tests import living
 
-        found = []
-        for process in self._processes():
-            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
-                if "kcoord.agent" in process.cmdline():
-                    found.append(process.pid)
-        return found
-
-    def _processes(self) -> list[Any]:
-        import psutil
-
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("KCOORD_LOCAL_DIR") == str(self.directory)
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return [agent.pid for agent in living.agents_of(living.those_within(self.directory))]
 
     def __enter__(self) -> Node:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
+        from tests import living
+
         for client in self._clients:
             client.close()
         if kind is not None:
@@ -335,10 +321,9 @@ class Node:
                 end_agent(pid)
             for agent in self._agents:
                 agent.wait(SOON)
-            left = [(p.pid, p.cmdline()) for p in self._processes()]
+            left = [(process.pid, living.words_of(process)) for process in living.those_within(self.directory)]
         finally:
-            for process in self._processes():
-                process.kill()
+            living.kill(living.those_within(self.directory))
             self._log.close()
             shutil.rmtree(self.directory)
         if kind is None:

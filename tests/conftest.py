@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import living
+
 PROGRAMS = Path(__file__).parent / "programs"
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID")
 
@@ -80,22 +82,7 @@ class Sandbox:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs with this sandbox's settings."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if str(self.root) in process.environ().get("KCOORD_LOCAL_DIR", "") and process.pid != os.getpid():
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    """Its command line; none if it ends in this very moment."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+        return living.those_within(self.root)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -125,15 +112,12 @@ def sandboxed() -> Iterator[Sandbox]:
     box = Sandbox(root)
     try:
         yield box
-        for process in box.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
-                if "kcoord.agent" in process.cmdline():
-                    process.terminate()
+        for agent in living.agents_of(box.processes()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.terminate()
         eventually(lambda: not box.processes(), what="all processes of the test ended")
     finally:
-        for process in box.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        living.kill(box.processes())
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from kcoord.telemetry.events import Notices
 from kcoord.warmup.helper import permitted, work
 from kcoord.warmup.tasks import Task
 from tests.conftest import PROGRAMS, Sandbox, eventually, sandboxed
+from tests.living import words_of
 from tests.test_triton import RANK, homes, hooked, report
 
 pytest.importorskip("triton")
@@ -70,12 +71,7 @@ def give(sandbox: Sandbox, recipes: list[Recipe]) -> None:
 
 
 def helpers(sandbox: Sandbox) -> list[psutil.Process]:
-    found = []
-    for process in sandbox.processes():
-        with suppress(psutil.NoSuchProcess):
-            if any("kcoord.warmup.helper" in word for word in process.cmdline()):
-                found.append(process)
-    return found
+    return [p for p in sandbox.processes() if any("kcoord.warmup.helper" in word for word in words_of(p))]
 
 
 def kernels(sandbox: Sandbox) -> list[Path]:

@@ -29,8 +29,9 @@ from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from tests.agents import Node
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 from tests.faults.interpose import Interposer, build, find_compiler
+from tests.living import agents_of
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -121,7 +122,7 @@ def test_a_rank_without_an_agent_tunes_as_without_kcoord(sandbox: Sandbox) -> No
 
 def test_a_rank_whose_agent_is_killed_while_it_measures_goes_on(sandbox: Sandbox) -> None:
     with all_tuning(sandbox, lambda gate: rank(sandbox, 128, GATE=gate)) as ranks:
-        agents = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
+        agents = agents_of(sandbox.processes())
         assert agents
         for agent in agents:
             agent.send_signal(signal.SIGKILL)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kcoord.cli import _COMMANDS
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.living import agents_of, words_of
 from tests.redis_server import RedisServer
 
 KCOORD = ("-c", "from kcoord.cli import main; main()")
@@ -120,8 +121,8 @@ def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(s
     eventually(lambda: list(sandbox.local.glob("*.sock")))
     later = f"{wait}; while kill -0 {first.pid} 2>/dev/null; do sleep 0.05; done; {sys.executable} {RANK} 2"
     second = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", later)
-    eventually(lambda: any(words_of(p)[-1:] == [later] and words_of(p)[0] == "bash" for p in sandbox.processes()))
-    assert len([p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]) == 1
+    eventually(lambda: ["bash", "-c", later] in map(words_of, sandbox.processes()))
+    assert len(agents_of(sandbox.processes())) == 1
     gate.touch()
     assert finish(first).returncode == 0
     done = finish(second)

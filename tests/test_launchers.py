@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from kcoord.agent.launchers import Launchers
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.living import agents_of
 
 EXEC = ("-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"
@@ -27,7 +28,7 @@ def launcher(sandbox: Sandbox, name: str, then: str = "true") -> subprocess.Pope
 
 
 def agents(sandbox: Sandbox) -> list[int]:
-    return sorted(p.pid for p in sandbox.processes() if "kcoord.agent" in words_of(p))
+    return sorted(agent.pid for agent in agents_of(sandbox.processes()))
 
 
 @pytest.mark.parametrize("end", ["it ends", "it is killed"])

@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 from tests.faults import hosts
+from tests.living import agents_of, inodes_open_in, words_of
 from tests.mpi_cluster import AS_ROOT, KINDS, NODES, PASSWORD, RANKS, Mpi, MpiCluster
 from tests.redis_server import find_redis_server
 
@@ -165,7 +166,7 @@ def test_an_mpirun_that_is_ended_leaves_nothing_and_the_next_one_compiles_at_onc
         if number == signal.SIGKILL:
             eventually(lambda: not cluster.processes(1), 30, "all processes of the other host ended")
             for orphan in cluster.processes(0):  # Open MPI's on the host of mpirun itself, if they use no MPI
-                if str(rank) in orphan.cmdline()[:2]:
+                if str(rank) in words_of(orphan)[:2]:
                     orphan.kill()
         eventually(lambda: not cluster.processes(), 30, "all processes of the job ended, on both hosts")
         process.wait(20)
@@ -210,9 +211,8 @@ def test_a_command_has_the_descriptors_that_were_left_open_for_it_and_the_agent_
             os.close(theirs)
         with _ended(process):
             assert reader.readline() == "I am here\n"
-            (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
-            pipe = os.fstat(ours).st_ino
-            assert not [fd for fd in Path(f"/proc/{agent.pid}/fd").iterdir() if fd.stat().st_ino == pipe]
+            (agent,) = agents_of(sandbox.processes())
+            assert os.fstat(ours).st_ino not in inodes_open_in(agent.pid)
             process.terminate()
             process.wait(30)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.living import agents_of, kill, words_of
 
 pytest.importorskip("torch")
 
@@ -144,9 +145,8 @@ def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> 
     eventually(lambda: (sandbox.root / "up").exists() or job.poll() is not None, 60)
     job.kill()
     job.wait(30)
-    for process in sandbox.processes():
-        if "kcoord.agent" not in process.cmdline():
-            process.kill()  # torchrun's own workers are not ours to reap
+    workers = [process for process in sandbox.processes() if "kcoord.agent" not in words_of(process)]
+    kill(workers)  # torchrun's own: not ours to reap
     eventually(lambda: not sandbox.processes(), what="the agent saw its launcher end")
     job.communicate()
 
@@ -174,7 +174,7 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     program = (PROGRAMS / "rank.py", "--kernels", "6", "--slow", "0.3", "--compiling", str(begun))
     job = sandbox.start(*LAUNCH, "--nproc-per-node=3", *program)
     eventually(lambda: begun.exists() or job.poll() is not None, 60)
-    (agent,) = [p for p in sandbox.processes() if "kcoord.agent" in words_of(p)]
+    (agent,) = agents_of(sandbox.processes())
     agent.kill()
     done = finish(job)
     assert done.returncode == 0, done.stderr

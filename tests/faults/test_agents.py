@@ -21,7 +21,8 @@ import pytest
 from kcoord.agent import links, protocol, spawn
 from kcoord.agent.client import Alone, Lead, Ready
 from tests.agents import Node, end_agent, in_thread, key_of, stage, until, watching
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish, words_of
+from tests.conftest import PROGRAMS, Sandbox, eventually, finish
+from tests.living import agents_of
 from tests.redis_server import RedisServer
 
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
@@ -118,7 +119,7 @@ def agent_of(sandbox: Sandbox, dead: set[int]) -> int:
     found: list[int] = []
 
     def look() -> bool:
-        found[:] = [p.pid for p in sandbox.processes() if "kcoord.agent" in words_of(p) and p.pid not in dead]
+        found[:] = [agent.pid for agent in agents_of(sandbox.processes()) if agent.pid not in dead]
         return bool(found)
 
     eventually(look, what="an agent runs")

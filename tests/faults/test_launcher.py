@@ -24,6 +24,7 @@ from kcoord.artifacts.store import Store
 from tests.agents import Wire, closed_port, in_thread
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 from tests.faults.interpose import Interposer
+from tests.living import those_within
 from tests.redis_server import RedisServer
 
 TTL = 2.0  # seconds
@@ -73,12 +74,7 @@ class Cluster:
         assert job.poll() is None, job.communicate()
 
     def processes(self, node: int) -> list[psutil.Process]:
-        found = []
-        for process in self.sandbox.processes():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("KCOORD_LOCAL_DIR") == str(self.local(node)):
-                    found.append(process)
-        return found
+        return those_within(self.local(node))
 
     def published(self) -> int:
         return len(Store(self.store).manifests())

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from tests.k8s.manifests import ROOT, Object, Pod, objects
+from tests.living import kill
 from tests.redis_server import RedisServer
 
 _PROGRAMS = {
@@ -152,8 +153,7 @@ class RunningPod:
         """Kill what a test that failed left running."""
         for process in self._started:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
+                kill(psutil.Process(process.pid).children(recursive=True))
             process.kill()
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate(timeout=30)

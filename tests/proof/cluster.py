@@ -25,6 +25,7 @@ from tests.faults.hosts import Host, Network
 from tests.k8s.conftest import AclServer
 from tests.k8s.manifests import checkout, objects, pods
 from tests.k8s.running import RunningPod
+from tests.living import those_within
 from tests.redis_server import find_redis_server
 
 NODES, RANKS = 2, 4  # ranks of a node
@@ -174,12 +175,7 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """What of the pods still runs."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if str(self.root) in process.environ().get("KCOORD_LOCAL_DIR", ""):
-                    found.append(process)
-        return found
+        return those_within(self.root)
 
     def _redis_of_the_manifests(self, host: Host) -> AclServer:
         """With all arguments that its Deployment gives it, but for the two directories."""

@@ -1,0 +1,49 @@
+"""What runs, looked at from outside. Any of it may end while it is looked at: then it was not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+
+def those_within(directory: Path) -> list[psutil.Process]:
+    """Everything but this process that runs with its local tier in `directory`, or below it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            local = process.environ().get("KCOORD_LOCAL_DIR")
+            ours = local is not None and Path(local).is_relative_to(directory) and process.pid != os.getpid()
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def agents_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if "kcoord.agent" in words_of(process)]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def inodes_open_in(pid: int) -> set[int]:
+    """Of its descriptors."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            found.add(descriptor.stat().st_ino)
+    return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
