@@ -18,7 +18,7 @@ import pytest
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys import CacheKey
-from kcoord.keys.function import content_of, function_factors
+from kcoord.keys.function import content_of, content_of_value, function_factors
 from kcoord.keys.live import Declared, LiveKey
 from kcoord.keys.written import names_in_class
 from tests.conftest import Sandbox
@@ -511,3 +511,85 @@ def test_methods_that_python_makes_do_not_count(workshop: Workshop, name: str) -
 def test_what_they_are_made_of_counts(workshop: Workshop, one: str, other: str) -> None:
     text = _KINDS + "def build(x): return Tile(), Mode\n"
     assert workshop.digest(subject=text) != workshop.digest(subject=text.replace(one, other))
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_module_that_cannot_be_imported_here_is_no_obstacle(workshop: Workshop, error: str) -> None:
+    """Another vendor's, say: the function would not come there."""
+    text = "def build(x):\n    if x is None:\n        import other\n        other.helper()\n    return x\n"
+    assert workshop.digest(subject=text, other=f"raise {error}('no such library')\n")
+
+
+_META = """
+class Meta(type):
+    def __getattr__(cls, name): return 1
+class Config(metaclass=Meta):
+    tile = 1
+def build(x): return Config.{name}
+"""
+
+
+def test_a_class_whose_metaclass_computes_what_is_read_is_refused_with_a_remedy(workshop: Workshop) -> None:
+    with pytest.raises(KeyFactorError, match=r"Config\.width: its class computes attributes \(__getattr__\)"):
+        workshop.digest(subject=_META.format(name="width"))
+    assert workshop.digest(subject=_META.format(name="tile"))
+
+
+def test_a_descriptor_that_makes_its_value_anew_each_time_is_no_change(workshop: Workshop) -> None:
+    """Else each call would read everything again."""
+    subject = workshop.module(
+        subject="class Big:\n    def __get__(self, value, owner): return F * 1000 + 7\n"
+        "class Config:\n    tile = Big()\nF, config = 3, Config()\ndef build(x): return config.tile\n"
+    )
+    unchanged = content_of(subject.build).watch.unchanged()
+    assert unchanged()
+    subject.F = 4
+    assert not unchanged()
+
+
+def test_a_value_whose_class_fails_to_describe_it_counts_as_changed(workshop: Workshop) -> None:
+    """A launch asks; what is wrong with it is told where the key is made."""
+    subject = workshop.module(
+        subject="class Config:\n    def __cache_signature__(self): return os.stat(FILE).st_size\n"
+        "import os\nFILE, config = __file__, Config()\ndef build(x): return config\n"
+    )
+    unchanged = content_of(subject.build).watch.unchanged()
+    assert unchanged()
+    subject.FILE = "/there/is/no/such/file"
+    assert not unchanged()
+
+
+_CONFIG = """
+class Config:
+    def size(self): return self.inner.tile * 2
+config, other = Config(), Config()
+config.inner, config.inner.tile = Config(), 1
+other.me = other
+class Slotted:
+    __slots__ = ("tile",)
+slotted = Slotted()
+"""
+
+
+def test_a_value_counts_by_its_attributes_at_any_depth_and_by_its_class(workshop: Workshop) -> None:
+    def said(text: str) -> str:
+        config = workshop.module(subject=text).config
+        return CacheKey.of("python", "value", **content_of_value(config).factors()).digest
+
+    texts = [_CONFIG, _CONFIG.replace("tile = Config(), 1", "tile = Config(), 3"), _CONFIG.replace("* 2", "* 4")]
+    assert len({said(text) for text in texts}) == len(texts)
+    assert said(_CONFIG) == said(_CONFIG)
+
+
+@pytest.mark.parametrize("name", ["other", "slotted"])
+def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Workshop, name: str) -> None:
+    with pytest.raises(KeyFactorError, match="has no identity"):
+        content_of_value(getattr(workshop.module(subject=_CONFIG), name))
+
+
+def test_an_attribute_that_a_value_gets_is_a_change(workshop: Workshop) -> None:
+    config = workshop.module(subject=_CONFIG).config
+    unchanged = content_of_value(config).watch.unchanged()
+    assert unchanged()
+    config.inner.more = 1
+    assert not unchanged()

@@ -211,3 +211,90 @@ def test_the_orders_would_be_told_apart_if_a_value_differed() -> None:
         finally:
             _STATEMENTS[place] = kept
             _digest_in_order.cache_clear()
+
+
+_PACKAGES = {
+    "wheeled/__init__.py": "__version__ = '1'\ndef helper(x): return x\n",
+    "wheeled-1.dist-info/RECORD": "wheeled/__init__.py,sha256=abc,1\n../../../bin/tool,sha256={place},2\n",
+    "other_name/__init__.py": "VERSION = 1\n",
+    "Another-3.dist-info/RECORD": "other_name/__init__.py,sha256=def,1\n",
+    "unrecorded/__init__.py": "__version__ = '1'\n",
+    "unrecorded/inner/deep.py": "N = 1\n",
+}
+_USES_THEM = """
+import sys
+sys.path.insert(0, __file__.removesuffix("subject.py") + "site-packages")
+from kcoord.keys import CacheKey
+from kcoord.keys.function import function_factors
+
+
+def build(x):
+    import wheeled, other_name, unrecorded
+    return wheeled.helper(x), other_name.VERSION, unrecorded.__version__
+
+
+def main():
+    print(CacheKey.of("python", "build", **function_factors(build)).digest)
+"""
+
+
+def _with_packages(project: Path) -> Path:
+    """A project that uses packages which are installed beside it."""
+    for name, text in _PACKAGES.items():
+        path = project / "site-packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("{place}", project.name))
+    (project / "subject.py").write_text(_USES_THEM)
+    return project
+
+
+def test_where_a_package_is_installed_does_not_matter(tmp_path: Path) -> None:
+    """A package's scripts begin with the path of their interpreter, and its record holds their hashes."""
+    assert len({run(_with_packages(tmp_path / place), *_IMPORTED) for place in ("one", "two")}) == 1
+
+
+@pytest.mark.parametrize("first", ["wheeled", "other_name", "unrecorded"])
+def test_whether_an_installed_package_is_imported_already_does_not_matter(tmp_path: Path, first: str) -> None:
+    project = _with_packages(tmp_path)
+    imported = run(project, "-c", f"import subject\nimport {first}\nsubject.main()")
+    assert run(project, *_IMPORTED) == imported
+
+
+@pytest.mark.parametrize("changed", [name for name in _PACKAGES if name != "wheeled/__init__.py"])
+def test_another_installed_package_is_another_key(tmp_path: Path, changed: str) -> None:
+    """What has a record counts by that, and what has none by its files."""
+    project = _with_packages(tmp_path)
+    before = run(project, *_IMPORTED)
+    file = project / "site-packages" / changed
+    file.write_text(file.read_text().replace("sha256=", "sha256=0").replace("1", "12", 1))
+    assert (run(project, *_IMPORTED) == before) == (changed == "other_name/__init__.py")
+
+
+_GENERATED = """
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+
+DEVICE = {device}
+FACTOR = {factor}
+
+
+@triton.jit
+def triton_poi_fused_0(x):
+    tl.store(x, triton_helpers.maximum(tl.load(x), FACTOR))
+"""
+
+
+def test_on_which_gpu_of_its_node_inductor_made_a_kernel_does_not_matter(tmp_path: Path) -> None:
+    """It names the kernel's module by the hash of a file that says so: else each rank would compile for itself."""
+    pytest.importorskip("triton")
+    tasks = pytest.importorskip("torch._inductor.runtime.compile_tasks")
+
+    def key(device: int, factor: int = 2) -> str:
+        file = tmp_path / f"made{device}.py"
+        file.write_text(_GENERATED.format(device=device, factor=factor))
+        made = tasks._reload_python_module(f"c{device}", str(file), set_sys_modules=False)
+        return CacheKey.of("triton", "inputs", **function_factors(made.triton_poi_fused_0)).digest
+
+    assert key(0) == key(1)
+    assert key(0, factor=3) != key(1)

@@ -513,7 +513,7 @@ def test_a_triton_kernel_counts_by_its_cache_key() -> None:
     finally:
         sys.path.pop(0)
     assert differ(kernels.scale, kernels.broken)
-    assert fields_of(kernels.scale) == {"cache_key": kernels.scale.cache_key}
+    assert fields_of(kernels.scale) == {"content": kernels.scale.cache_key}
 
 
 # --- functions and classes ---

@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.conftest import PROGRAMS, Sandbox
+from tests.stale.triton_surroundings import LIBRARY, LINKS
 
 
 @pytest.fixture
@@ -186,3 +188,38 @@ def test_a_kernel_whose_inputs_cannot_be_read_is_shared_with_nobody(
     monkeypatch.setattr(triton_inputs, "inputs_of", fails)
     assert source.hash() == stock
     assert triton_inputs.true_text(f"key-{stock}-backend", source) is None
+
+
+_EDITS = """
+import kcoord
+kcoord.install()
+import importlib, sys
+from tests.stale.triton_ways import WAYS
+sys.path.insert(0, sys.argv[1])
+print(WAYS["launch"]("launch(kernel, extern_libs=LIBRARIES)", vars(importlib.import_module("links"))))
+"""
+_EDITED_MEANWHILE = """
+    import os
+    if os.path.exists(LIBRARIES["mine"] + ".new"):
+        os.replace(LIBRARIES["mine"] + ".new", LIBRARIES["mine"])
+    return core"""
+
+
+def test_a_library_that_is_replaced_in_the_middle_of_a_compile_makes_a_kernel_for_its_process_alone(
+    sandbox: Sandbox,
+) -> None:
+    """It was hashed before, and linked after."""
+    (sandbox.root / "links.py").write_text(LINKS.replace("\n    return core", _EDITED_MEANWHILE))
+    library, root = sandbox.root / "mine.ll", str(Path(__file__).parents[1])
+
+    def run(**variables: str) -> str:
+        library.write_text(LIBRARY)
+        done = sandbox.run("-c", _EDITS, str(sandbox.root), PYTHONPATH=root, TRITON_DISABLE_LINE_INFO="1", **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (sandbox.root / "mine.ll.new").write_text(LIBRARY.replace("%x, 1", "%x, 2"))
+    other, served = run(), run()
+    true = run(KCOORD_DISABLE="1", TRITON_CACHE_DIR=str(sandbox.root / "own"))
+    assert other != true
+    assert served == true

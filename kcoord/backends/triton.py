@@ -67,6 +67,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._publishes = True
         self._inputs: list[Inputs] = []
+        self._options: Any = None
+        self._options_hash = ""
         self._compile_locals: Mapping[str, Any] | None = None
         self._coordinator = None if override or dump else _coordinator()
         if self._coordinator is None:
@@ -127,11 +129,15 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         inputs = triton_inputs.inputs_of_source(source)
         if text is None or any(each.problem for each in inputs):
             return False
-        self._inputs = inputs
+        self._inputs, self._options = inputs, compile_locals.get("options")
+        self._options_hash = self._options.hash() if self._options is not None else ""
         key = triton_inputs.base32(hashlib.sha256(text.encode()).hexdigest())
         if key != self.key:
             self._look_at(key)
         return True
+
+    def _libraries_moved(self) -> bool:
+        return self._options is not None and self._options.hash() != self._options_hash
 
     def _look_at(self, key: str) -> None:
         self.key = key
@@ -172,8 +178,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if compilation is None:
             return FileCacheManager.put_group(self, filename, group)
         try:
-            moved = not all(each.hold() for each in self._inputs)  # in the middle of the compile
-            if moved or not self._publishes or not all((compilation.staging / n).is_file() for n in group):
+            moved_meanwhile = not all(each.hold() for each in self._inputs) or self._libraries_moved()
+            if moved_meanwhile or not self._publishes or not all((compilation.staging / n).is_file() for n in group):
                 compilation.keep()  # the whole group or nothing
                 return None
             placeholder = HOME_PLACEHOLDER.decode()
@@ -328,6 +334,7 @@ def hook() -> None:
             namespace.compile = abandoned.wrap(namespace.compile)
     triton_inputs.hook()
     triton_key.hook(coordinator.settings.local_dir)
+    triton_key.hook_libraries(coordinator.settings.local_dir)
     from kcoord.backends import triton_autotune  # not before `supported`
 
     triton_autotune.hook()

@@ -30,21 +30,23 @@ from triton.runtime.jit import JITFunction
 
 from kcoord.api import connect
 from kcoord.backends.base import fails_open, notices
-from kcoord.backends.triton_key import TOOL_VARIABLES, tool_factors
+from kcoord.backends.triton_key import TOOL_VARIABLES, libraries_moved, tool_factors
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.environment import VARIABLES, Environment, variables
-from kcoord.keys.function import Content, content_of
-from kcoord.keys.lookup import is_project
+from kcoord.keys.function import Content, content_of, content_of_value
+from kcoord.keys.lookup import wrapped_by
+from kcoord.keys.packages import Owner, module_of, owner_of
 
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
+_CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
 _ENVIRONMENT = Environment(VARIABLES["triton"])
 _changes = [0]
 """How often this process changed its environment."""
 _last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
-"""Of functions that are no JITFunctions, and were passed to one as constants: few, and they live as long as its kernels."""
+"""Of what is no JITFunction, and was passed to one as a constant: few, and they live as long as its kernels."""
 _watched_variables = set(VARIABLES["triton"] | TOOL_VARIABLES)
 _OFTEN = 16  # launches of a kernel, after which making a class for it pays
 _stock_names: dict[str, str] = {}
@@ -53,7 +55,10 @@ _due = [0.0]
 
 
 class Inputs:
-    """One kernel's open inputs, as they were when this was made. `problem` says why they cannot be told; then nobody shares."""
+    """The open inputs of one kernel, or of a constant of one, as they were when this was made.
+
+    `problem` says why they cannot be told; then nobody shares.
+    """
 
     def __init__(self, function: Any) -> None:
         self._seen = _changes[0]
@@ -61,7 +66,7 @@ class Inputs:
         self.content = Content()
         self.functions: list[Any] = []
         try:
-            self.content = content_of(function, skip=_is_triton)
+            self.content = (content_of if isinstance(function, _CODE) else content_of_value)(function, skip=_is_triton)
             self.functions = self.content.jit_functions
             named = _repr(function)
         except KeyFactorError as error:
@@ -101,7 +106,7 @@ class _Caches(defaultdict[Any, Any]):
 
     def watch(self, function: Any) -> None:
         self._function = function
-        self._passed: list[Any] = []  # functions that were passed as constants
+        self._passed: list[Any] = []  # functions and objects that were passed as constants
         self._inputs: list[Inputs] = []
         self._quick: type[_Caches] | None = None
         self._hold()
@@ -191,13 +196,13 @@ def inputs_of(function: Any) -> Inputs:
     else:
         _others[id(function)] = function, inputs
     if inputs.problem:
-        name = getattr(function, "__name__", "a kernel's helper")
+        name = getattr(function, "__name__", f"a kernel with a constant of type {type(function).__qualname__}")
         notices.tell(f"{name} is compiled by each rank for itself: {inputs.problem}")
     return inputs
 
 
 def inputs_of_source(source: Any) -> list[Inputs]:
-    """The live inputs of what is compiled: of the kernel, and of functions that are passed to it as constants."""
+    """The live inputs of what is compiled: of the kernel, and of functions and objects that are passed to it as constants."""
     function = getattr(source, "fn", None)
     if not isinstance(function, JITFunction):
         return []
@@ -205,16 +210,20 @@ def inputs_of_source(source: Any) -> list[Inputs]:
 
 
 def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
-    """The functions and classes among a kernel's constants; of an object, its class."""
+    """What among a kernel's constants its text says too little of: functions, classes and objects."""
     for constant in constants:
-        if isinstance(constant, (tuple, list)) and type(constant) in (tuple, list):
+        if type(constant) in (tuple, list, set, frozenset):
             yield from _with_content(constant)
-        elif isinstance(constant, (JITCallable, types.FunctionType, functools.partial, type)):
-            yield constant
         elif type(constant).__name__ == "constexpr":
             yield from _with_content([constant.value])
-        elif not isinstance(constant, (bool, int, float, str)) and is_project(type(constant)):
-            yield type(constant)
+        elif isinstance(constant, _CODE) or wrapped_by(constant) is not None or not _is_its_text(type(constant)):
+            yield constant
+
+
+def _is_its_text(kind: type) -> bool:
+    """Whether an object of this class is, as a constant, what its text says, which is in Triton's key."""
+    module = module_of(kind)
+    return owner_of(module) is Owner.PYTHON or module.partition(".")[0] in ("numpy", "torch", "triton")
 
 
 def _is_triton(module: str) -> bool:
@@ -224,7 +233,7 @@ def _is_triton(module: str) -> bool:
 
 def _repr(function: Any) -> Any:
     """What gives a kernel its name in the binary, if that is not the function's own name."""
-    chosen = getattr(function, "_repr", None)
+    chosen = getattr(function, "_repr", None) if isinstance(function, JITCallable) else None
     return None if chosen is None else content_of(chosen, skip=_is_triton).factors()
 
 
@@ -238,10 +247,13 @@ class _Surroundings:
 
 def _surroundings(read: Collection[str] = ()) -> _Surroundings:
     """As they are now, with what host functions `read` of the environment. A change of the tools is told to all kernels."""
-    tools, known = _tools(), _last.get("tools")
+    tools, known, moved = _tools(), _last.get("tools"), _libraries_moved()
     _due[0] = time.monotonic() + _LOOK_AT_TOOLS
     token = _ENVIRONMENT.token(), tuple((n, os.environ.get(n)) for n in sorted(read)), tuple(tools.items())
     _last["tools"] = token[2]
+    if moved:
+        for caches in _known_caches():
+            caches.clear()  # a launch is known by the paths of its libraries
     if known is not None and known != token[2]:
         _tell_of_a_change()
     return _described(token)
@@ -260,6 +272,13 @@ def _tools() -> dict[str, Any]:
         return tool_factors(connect().settings.local_dir)
     except SettingsError:
         return {}
+
+
+def _libraries_moved() -> bool:
+    try:
+        return libraries_moved(connect().settings.local_dir)
+    except SettingsError:
+        return False
 
 
 def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -297,9 +316,11 @@ def _suffix(source: Any) -> str:
 
 
 def _type(constant: Any) -> Any:
-    """Triton has the text of a constant in its key: ``1`` and ``"1"`` are one."""
+    """Triton has the texts of constants in its key, in a row: ``1`` and ``"1"`` are one, and so are "a-b", "c" and "a", "b-c"."""
     if isinstance(constant, (tuple, list)):
         return [_type(c) for c in constant]
+    if isinstance(constant, str):
+        return [type(constant).__qualname__, str(constant)]
     return [type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__]
 
 
@@ -349,12 +370,15 @@ def _counting(original: Callable[..., None]) -> Callable[..., None]:
 
 @fails_open(lambda: None)
 def _tell_of_a_change() -> None:
-    """All kernels are to look closely, once. Other threads go on compiling: the list is of one moment."""
+    """All kernels are to look closely, once."""
     _changes[0] += 1
-    for reference in _all_caches.valuerefs():
-        caches = reference()
-        if caches is not None:
-            caches.__class__ = _Caches
+    for caches in _known_caches():
+        caches.__class__ = _Caches
+
+
+def _known_caches() -> list[_Caches]:
+    """Other threads go on compiling: the list is of one moment."""
+    return [caches for reference in _all_caches.valuerefs() if (caches := reference()) is not None]
 
 
 def hook() -> None:

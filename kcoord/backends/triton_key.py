@@ -1,7 +1,9 @@
-"""Triton's key of itself, and its tools, found out once per machine.
+"""Triton's key of itself, its tools and the libraries of launches, found out once per machine.
 
 Triton hashes some 500 MB of its own files in every process, 0.3 to 1.1 s, in order to notice that it was changed. Here their
 stamps tell whether it was (`kcoord.keys.kept`): one process hashes, with Triton's function, and the value is always Triton's.
+
+It hashes a library that a launch links (``extern_libs``) once per process, by its path; here as it is now.
 
 Triton's function also imports the packages that it walks. ``import triton`` has imported all of them already (3.4 to 3.9), and
 neither Triton nor torch relies on it.
@@ -26,11 +28,14 @@ import triton
 from kcoord.backends.base import fails_open
 from kcoord.keys.environment import Environment, variables
 from kcoord.keys.kept import is_settled, once
-from kcoord.keys.toolchain import Tool, tools
+from kcoord.keys.toolchain import Tool, fingerprint, tools
 from kcoord.keys.tree import Listed, listing_of
 
 _PACKAGE = Path(triton.__file__).parent
 _HOMES = ("triton.runtime.cache", "triton.compiler.compiler")  # from 3.5; in 3.4
+_LINKERS = ("triton.backends.nvidia.compiler", "triton.backends.amd.compiler")
+_libraries: dict[str, str] = {}
+"""The libraries that Triton has hashed in this process, few, by path; and their hashes when launches looked last."""
 _IMPORTERS = ("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat")
 
 
@@ -52,6 +57,34 @@ def hook(local_dir: Path) -> None:
         importer = sys.modules.get(name)
         if importer is not None and getattr(importer, "triton_key", None) is stock:
             vars(importer)["triton_key"] = home.triton_key
+
+
+def hook_libraries(local_dir: Path) -> None:
+    """Replace Triton's `file_hash`, by which its key holds the libraries of a launch, in the same way."""
+    for backend in _LINKERS:
+        compiler: Any = sys.modules.get(backend)
+        if hasattr(compiler, "file_hash") and not hasattr(compiler.file_hash, "__kcoord_stock__"):
+            vars(compiler)["file_hash"] = _hashing(compiler.file_hash, local_dir)
+
+
+def _hashing(stock: Callable[[str], str], local_dir: Path) -> Callable[[str], str]:
+    @fails_open(stock)
+    @functools.wraps(stock)
+    def file_hash(path: str) -> str:
+        found = fingerprint(path, local_dir)
+        _libraries.setdefault(path, "" if found is None else found.sha256)
+        return stock(path) if found is None else found.sha256
+
+    file_hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
+    return file_hash
+
+
+def libraries_moved(local_dir: Path) -> bool:
+    """Whether a library is not what it was when this was asked last, or when Triton hashed it first."""
+    now = {path: "" if (found := fingerprint(path, local_dir)) is None else found.sha256 for path in list(_libraries)}
+    moved = any(_libraries[path] != sha256 for path, sha256 in now.items())
+    _libraries.update(now)
+    return moved
 
 
 def _kept(stock: Callable[[], str], local_dir: Path) -> Callable[[], str]:

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from kcoord.keys.forms import Described, Fields, Form, Text, Token, Unkeyed, Walk, qualified, value_of
+from kcoord.keys.forms import Code, Described, Fields, Form, Text, Token, Unkeyed, Walk, qualified, value_of
 
 _ALIGNMENT = 16  # bytes: no compiler here asks for more
 _LARGEST = 16 << 20  # bytes: each call reads them again, which takes about 10 ms
@@ -66,6 +66,13 @@ class Tensor(Form):
         flat = value.detach().resolve_conj().resolve_neg().contiguous()
         data = ctypes.string_at(flat.data_ptr(), size) if size else b""
         return _contents(self, str(value.dtype), value.shape, value.stride(), data)
+
+
+class JitFunction(Code):
+    """Triton's function: by content, as any other; where no code is followed, by what Triton says of it."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        return (self, value.cache_key) if walk.functions is None else super().token(value, walk, depth)
 
 
 class Storageless(Tensor):
@@ -204,7 +211,7 @@ FORMS: dict[str, Callable[[type], Form | None]] = {
     "triton.language.core.pointer_type": lambda kind: Fields(kind, ("element_ty", "address_space", "const")),
     "triton.language.core.block_type": lambda kind: Fields(kind, ("element_ty", "shape")),
     "triton.language.core.tuple": lambda kind: Fields(kind, ("values",)),
-    "triton.runtime.jit.JITCallable": lambda kind: Fields(kind, ("cache_key",)),
-    "triton.runtime.jit.JITFunction": lambda kind: Fields(kind, ("cache_key",)),
+    "triton.runtime.jit.JITCallable": JitFunction,
+    "triton.runtime.jit.JITFunction": JitFunction,  # before 3.5 it has no such base
 }
 """Forms by the qualified name of a class or a base; None: nothing can be said of this subclass."""

@@ -7,6 +7,7 @@ packages and Python's own modules end the walk: they count by name and version (
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import types
@@ -17,6 +18,7 @@ from importlib.util import resolve_name
 from typing import Any
 
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys import written
 from kcoord.keys.agenda import Agenda, Visit, Where
 from kcoord.keys.globals import MISSING
@@ -26,10 +28,13 @@ from kcoord.keys.lookup import (
     Lookup,
     Receiver,
     call_of,
+    has_slots,
     is_method,
     is_open,
     is_project,
     jit_function,
+    own_attributes,
+    registered_with,
     wrapped_by,
 )
 from kcoord.keys.packages import Owner, identity_of, module_of, owner_of, portable_name
@@ -51,11 +56,25 @@ def content_of(
     nothing counts. Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     walk = _Walk(Content(), ignore, skip, owner)
+    receiver = Receiver(owner) if owner is not None else None
+    return _walked(walk, lambda: walk.callable(function, receiver), function)
+
+
+def content_of_value(value: Any, skip: Callable[[str], bool] = lambda module: False) -> Content:
+    """What `value` says, as something that code holds: by value, with the functions in it and the code of its class.
+
+    An object of the project that has no identity counts by its attributes. Raises `KeyFactorError` for those that have none.
+    """
+    walk = _Walk(Content(), frozenset(), skip, None)
+    return _walked(walk, lambda: walk.whole(_label_of(type(value)), value), value)
+
+
+def _walked(walk: _Walk, begin: Callable[[], str], thing: Any) -> Content:
     try:
-        walk.content.function = walk.callable(function, Receiver(owner) if owner is not None else None)
+        walk.content.function = begin()
         walk.agenda.run()
     except RecursionError:
-        raise KeyFactorError(f"{_name_of(function)} is wrapped too deeply: name what it reads in ignore=…") from None
+        raise KeyFactorError(f"{_name_of(thing)} is wrapped too deeply: name what it reads in ignore=…") from None
     return walk.content
 
 
@@ -83,7 +102,8 @@ class _Walk:
         if jit is not None:
             if not any(jit is known for known in self.content.jit_functions):
                 self.content.jit_functions.append(jit)
-            return self._function(jit.fn, None, jit.src)
+            inlined = () if not getattr(jit, "noinline", None) else ("noinline",)
+            return self._function(jit.fn, None, ("triton", jit.src, *inlined))
         if isinstance(value, types.FunctionType):
             if not is_project(value) or self.skip(module_of(value)):
                 return self._named(module_of(value), value.__qualname__)
@@ -100,6 +120,8 @@ class _Walk:
             return " ".join(self.callable(f, receiver) for f in (value.fget, value.fset, value.fdel) if f is not None)
         if isinstance(value, functools.cached_property):
             return self.callable(value.func, receiver)
+        if isinstance(value, functools.singledispatchmethod):
+            return self.callable(value.dispatcher, receiver)
         if isinstance(value, (type, types.ModuleType)):
             return self._class(value) if isinstance(value, type) else self._module(value)
         call, wrapped = call_of(value), wrapped_by(value)
@@ -136,7 +158,9 @@ class _Walk:
             self._namespace(label, self.lookup.space(kind), written.names_in_class(kind), Receiver(kind))
             for name, fact in written.facts_of(kind):
                 self.values.add("globals", f"{label}.{name}", fact)
-            self.content.code[label] = ["class", [self.callable(b) for b in kind.__bases__]]
+            self.content.watch.lineage(kind)
+            made_by = [type(kind)] if is_project(type(kind)) else []
+            self.content.code[label] = ["class", [self.callable(c) for c in (*kind.__bases__, *made_by)]]
 
         return self._meet((id(kind), None, 0), kind, _label_of(kind), visit, lenient=True)
 
@@ -151,6 +175,21 @@ class _Walk:
             self.content.code[label] = "module"
 
         return self._meet((id(module), None, 0), module, f"module {name}", visit, lenient=True)
+
+    def whole(self, name: str, value: Any, outer: frozenset[int] = frozenset()) -> str:
+        """All that can be read of `value`, under `name`, which is returned; `outer` are the objects that it lies in."""
+        try:
+            self.values.add("globals", name, value, whole=is_open(value))
+        except KeyFactorError:
+            if not is_open(value) or has_slots(type(value)) or id(value) in outer:
+                raise
+            self.values.keep("globals", name, ("object", self.callable(type(value))))
+            own = own_attributes(value)
+            self.content.watch.lineage(value)
+            self.content.watch.content(types.MappingProxyType(own), lambda: len(own))  # an attribute that is added
+            for attribute in sorted(own):
+                self.whole(f"{name}.{attribute}", self.content.watch.item(own, attribute), outer | {id(value)})
+        return name
 
     def _namespace(self, label: str, space: Mapping[str, Any], names: list[str], receiver: Receiver | None) -> None:
         proxy = types.MappingProxyType(space) if isinstance(space, dict) else space
@@ -174,6 +213,7 @@ class _Walk:
         is_whole = wrapped is not None or not is_project(call)
 
         def visit(label: str) -> None:
+            self.content.watch.lineage(value)
             parts = [self.callable(call, itself)]
             if is_whole:
                 parts.append(self._class(kind))
@@ -187,7 +227,9 @@ class _Walk:
             self._wraps(label, wrapped, receiver)
         return label
 
-    def _function(self, function: types.FunctionType, receiver: Receiver | None, text: str | None = None) -> str:
+    def _function(
+        self, function: types.FunctionType, receiver: Receiver | None, says: tuple[str, ...] | None = None
+    ) -> str:
         owner = receiver.kind if receiver is not None else None
         where = (id(function), owner, id(receiver.value) if receiver is not None and receiver.known else 0)
         name = _label_of(function)
@@ -197,12 +239,22 @@ class _Walk:
         is_wrapper = isinstance(wrapped, types.FunctionType)
 
         def visit(label: str) -> None:
-            self._visit(function, label, receiver, text)
+            self._visit(function, label, receiver, says)
 
         label = self._meet(where, function, name, visit, lenient=is_wrapper)
         if is_wrapper:
             self._wraps(label, wrapped, receiver)
+        if (registry := registered_with(function)) is not None:
+            self._chooses(label, registry, receiver)
         return label
+
+    def _chooses(self, label: str, registry: Mapping[type, Any], receiver: Receiver | None) -> None:
+        def visit(name: str) -> None:
+            self.content.watch.content(registry, lambda: tuple(registry.items()))
+            for kind, function in registry.items():
+                self.content.globals[f"{name} {_label_of(kind)}"] = self.callable(function, receiver)
+
+        self.agenda.add(f"{label} for", visit)
 
     def _wraps(self, label: str, wrapped: Any, receiver: Receiver | None) -> None:
         """What a decorator wraps is judged as strictly as ever."""
@@ -219,11 +271,13 @@ class _Walk:
             self.agenda.add(label, visit, lenient)
         return label
 
-    def _visit(self, function: types.FunctionType, label: str, receiver: Receiver | None, text: str | None) -> None:
+    def _visit(
+        self, function: types.FunctionType, label: str, receiver: Receiver | None, says: tuple[str, ...] | None
+    ) -> None:
         code = function.__code__
-        self.content.watch.function(function, code=text is None)
+        self.content.watch.function(function, code=says is None)
         name = f"{portable_name(module_of(function))}.{function.__qualname__}"
-        self.content.code[label] = ("triton", text) if text is not None else said_by(code, name)
+        self.content.code[label] = says or said_by(code, name)
         self._defaults(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
         cells = dict(_closure(function))
@@ -250,7 +304,10 @@ class _Walk:
                 return
             value = self.content.watch.item(namespace, read.name)
             if value is MISSING:
-                value = _builtins_of(namespace).get(read.name, MISSING)
+                found = _builtins_of(namespace)
+                value = found.get(read.name, MISSING)
+                if value is not MISSING and found is vars(builtins):
+                    self.content.watch.builtin(read.name)
                 if value is MISSING or not is_callable(value) or not is_project(value):
                     return  # Python's own; or a name that is not there, and would raise
             home = portable_name(str(namespace.get("__name__", module_of(function))))
@@ -291,20 +348,24 @@ class _Walk:
         package = str(function.__globals__.get("__package__") or "")
         try:
             name = resolve_name(read.name, package or None)
-            if self.skip(name):
-                return
-            if owner_of(name) is not Owner.PROJECT and name != "os":
-                self.content.globals[".".join((name, *read.path))] = identity_of(name)
-                return
-            module = import_module(name)
-            if read.kind == "import":
-                self.content.globals[name] = ("module", portable_name(name))
-                return
-            if read.path and not hasattr(module, read.path[0]):
-                import_module(f"{name}.{read.path[0]}")  # from . import part
         except (ImportError, ValueError):
             return  # the function may have another way
-        self._follow("globals", name, module, read)
+        if self.skip(name):
+            return
+        if owner_of(name) is not Owner.PROJECT and name != "os":
+            self.content.globals[".".join((name, *read.path))] = identity_of(name)
+            return
+        try:
+            module = import_module(name)
+            if read.kind == "imported" and read.path and not hasattr(module, read.path[0]):
+                import_module(f"{name}.{read.path[0]}")  # from . import part
+        except Exception as error:  # noqa: BLE001 - a module may raise anything when it is imported: OSError for a library
+            let_through(error)
+            return  # the function may have another way, or never come here
+        if read.kind == "import":
+            self.content.globals[name] = ("module", portable_name(name))
+        else:
+            self._follow("globals", name, module, read)
 
     def _of_receiver(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
         kind, name = receiver.kind, _label_of(receiver.kind)

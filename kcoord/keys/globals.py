@@ -8,12 +8,15 @@ reads everything again, decides.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import enum
 import marshal
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from kcoord.interruption import let_through
 
 MISSING: Any = object()
 """What a name that is not there stands for."""
@@ -23,7 +26,13 @@ _IMMUTABLE = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, enum.Enum, property, types.CodeType),
 )
 """Compared by identity. A function and a class can change inside: their parts are watched one by one."""
-_FROZEN = frozenset(("torch.dtype", "torch.device", "torch.Size", "torch.layout", "triton.language.core.dtype"))
+_FROZEN = frozenset(
+    (
+        *("torch.dtype", "torch.device", "torch.Size", "torch.layout", "triton.language.core.dtype"),
+        *("triton.runtime.jit.JITFunction", "triton.runtime.jit.ConstexprFunction"),  # as a function is
+        "triton.experimental.gluon._runtime.GluonJITFunction",
+    )
+)
 _HOLDERS = {"triton.language.core.constexpr": "value"}
 """Types that are known by name, since nothing is imported here: frozen ones, and those that hold one value."""
 
@@ -47,13 +56,29 @@ class Watch:
         return value
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """``getattr(owner, name)``, watched by identity. Raises AttributeError."""
-        value = getattr(owner, name)
-        self._terms.append(f"{self._bind(owner)}.{name} is {self._bind(value)}")
+        """``getattr(owner, name)``, watched by identity; what is computed anew each time by content. Raises AttributeError."""
+        value, held = getattr(owner, name), self._bind(owner)
+        if getattr(owner, name) is value or not self._equal(f"{held}.{name}", value):
+            self._terms.append(f"{held}.{name} is {self._bind(value)}")
         return value
 
-    def content(self, value: Any, describe: Callable[[], bytes]) -> None:
-        """`value` may be changed in place. `describe` encodes it, for values of types that marshal does not know."""
+    def lineage(self, value: Any) -> None:
+        """The class of `value`, or the bases of the class that it is: both can be assigned."""
+        is_class = isinstance(value, type)
+        if (id(value), "class") not in self._seen and (is_class or value.__class__ is type(value)):
+            self._seen.add((id(value), "class"))
+            kind = value if is_class else type(value)
+            held = self._bind(value) + ("" if is_class else ".__class__")
+            self._terms.append(f"{held}.__mro__ is {self._bind(kind.__mro__)}")
+
+    def builtin(self, name: str) -> None:
+        """What Python finds under a name that no module hides: it can be exchanged for all modules."""
+        if (id(builtins), name) not in self._seen:
+            self._seen.add((id(builtins), name))
+            self._terms.append(f"{name} is {self._bind(getattr(builtins, name))}")
+
+    def content(self, value: Any, describe: Callable[[], Any]) -> None:
+        """`value` may be changed in place. What `describe` says of it is compared, for types that marshal does not know."""
         if is_immutable(value) or (id(value), "") in self._seen:
             return
         self._seen.add((id(value), ""))
@@ -62,12 +87,17 @@ class Watch:
         if inside is not None and is_immutable(getattr(value, inside)):
             self._terms.append(f"{bound}.{inside} is {self._bind(getattr(value, inside))}")
             return
+        if not self._equal(bound, value):
+            self._terms.append(f"{self._bind(describe)}() == {self._bind(describe())}")
+
+    def _equal(self, expression: str, value: Any) -> bool:
+        """Watch that `expression` goes on to say what `value` says; False if that is of a type that marshal does not know."""
         try:
             said = marshal.dumps(value, 2)  # without references, whose number depends on the process
         except ValueError:
-            self._terms.append(f"{self._bind(describe)}() == {self._bind(describe())}")
-        else:
-            self._terms.append(f"dumps({bound}, 2) == {self._bind(said)}")
+            return False
+        self._terms.append(f"dumps({expression}, 2) == {self._bind(said)}")
+        return True
 
     def function(self, function: types.FunctionType, code: bool = True) -> None:
         """The parts of a function that can be exchanged; only its closure if its code is not what counts.
@@ -95,15 +125,16 @@ class Watch:
     def compile(self, parameters: str, body: str, doubt: str, conditions: tuple[str, ...] = (), **names: Any) -> Any:
         """A function of `parameters` that says `body`, in which ``{condition}`` stands for "nothing has changed".
 
-        Where the question itself raises, because something was emptied or deleted meanwhile, and after `body`, it says `doubt`.
+        Where the question itself raises, because something was emptied or deleted meanwhile, or as code of the project may that
+        is asked (a descriptor, a ``__cache_signature__``), and after `body`, it says `doubt`: a launch passes here.
         `conditions` are more that must hold, in terms of `names`. One function: a call less on the way of a launch.
         """
-        names = {**self._names, **names}
+        names = {**self._names, "let_through": let_through, **names}
         condition = " and ".join([*conditions, *self._terms]) or "True"
         source = (
             f"def made({parameters}):\n"
             f"    try:\n        {body.format(condition=condition)}\n"
-            "    except (LookupError, AttributeError, ValueError, TypeError, RuntimeError):\n        pass\n"
+            "    except Exception as error:\n        let_through(error)\n"
             f"    {doubt}\n"
         )
         exec(compile(source, "<kcoord watch>", "exec"), names)

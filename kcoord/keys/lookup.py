@@ -18,10 +18,14 @@ from kcoord.keys.globals import MISSING, Watch
 from kcoord.keys.packages import Owner, identity_of, module_of, owner_of, portable_name
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
+_METHODS = (
+    *(types.FunctionType, staticmethod, classmethod, property),
+    *(functools.cached_property, functools.partialmethod, functools.singledispatchmethod),
+)
 _NAMESPACES = ("types.SimpleNamespace", "argparse.Namespace")
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NOTHING: Mapping[str, Any] = {}
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: Python's own classes
 
 COMPUTED: Any = object()
 """What an attribute stands for that an object's class computes: only its code knows where it comes from."""
@@ -73,9 +77,9 @@ class Lookup:
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
                 inner = value.__members__[attribute]
             elif isinstance(value, type) and is_project(value):
-                inner = self.static(value, attribute)
+                inner, receiver = self.of_class(value, attribute)
                 if is_method(inner):
-                    return Found(f"{name}.{attribute}", inner, Receiver(value))
+                    return Found(f"{name}.{attribute}", inner, receiver)
             elif isinstance(value, types.FunctionType):
                 inner = self.watch.item(vars(value), attribute)  # what a decorator left there
                 if inner is MISSING or (isinstance(inner, types.FunctionType) and not is_project(inner)):
@@ -98,14 +102,26 @@ class Lookup:
                 found = self.watch.attribute(module, attribute)
         return found
 
+    def of_class(self, kind: type, attribute: str) -> tuple[Any, Receiver]:
+        """An attribute of a class of the project: its own or its metaclass's; and what it is called on, if it is a method."""
+        self.watch.lineage(kind)
+        found, meta = self.static(kind, attribute), type(kind)
+        if not is_project(meta):
+            return found, Receiver(kind)
+        above = self.static(meta, attribute)
+        if isinstance(above, property) or (found is MISSING and above is not MISSING):
+            return above, Receiver(meta, kind, True)
+        return COMPUTED if found is MISSING and is_computed(meta, attribute) else found, Receiver(kind)
+
     def of_object(self, value: Any, attribute: str) -> Any:
         """An attribute of an object of the project: its own, or what its class has; a method is not called."""
+        self.watch.lineage(value)
         found = self.static(type(value), attribute)
         if any(isinstance(vars(base).get("__getattribute__"), types.FunctionType) for base in type(value).__mro__):
             return COMPUTED
         if isinstance(found, (property, functools.cached_property)):
             return found
-        own = self.watch.item(own_attributes(value), attribute)
+        own = MISSING if _has_the_say(found) else self.watch.item(own_attributes(value), attribute)
         if own is not MISSING:
             return own
         if found is not MISSING and not is_method(found) and hasattr(type(found), "__get__"):  # a slot
@@ -119,7 +135,10 @@ class Lookup:
     def static(self, kind: type, attribute: str) -> Any:
         """What a class has under `attribute`; the classes before that could hide it are watched as well."""
         for base in kind.__mro__:
-            found = self.watch.item(self.space(base), attribute)
+            cannot_change = base.__flags__ & _IMMUTABLE_TYPE
+            found = (
+                vars(base).get(attribute, MISSING) if cannot_change else self.watch.item(self.space(base), attribute)
+            )
             if found is not MISSING:
                 return found
         return MISSING
@@ -139,6 +158,12 @@ class Lookup:
         return self._spaces.setdefault(kind, vars(kind))
 
 
+def _has_the_say(found: Any) -> bool:
+    """Whether what a class has is asked before an object's own attributes: it sets them, too."""
+    kind = type(found)
+    return isinstance(getattr(kind, "__get__", None), types.FunctionType) and hasattr(kind, "__set__")
+
+
 def is_project(thing: Any) -> bool:
     """Whether a class or function belongs to the project, and counts by content."""
     return owner_of(module_of(thing)) is Owner.PROJECT
@@ -154,6 +179,10 @@ def is_open(value: Any) -> bool:
 
 def is_slot(kind: type, attribute: str) -> bool:
     return any(isinstance(vars(base).get(attribute), types.MemberDescriptorType) for base in kind.__mro__)
+
+
+def has_slots(kind: type) -> bool:
+    return any(isinstance(value, types.MemberDescriptorType) for base in kind.__mro__ for value in vars(base).values())
 
 
 def is_computed(kind: type, attribute: str) -> bool:
@@ -181,6 +210,13 @@ def wrapped_by(value: Any) -> Any:
     """What the decorator object `value` wraps, or None. An object that answers everything wraps nothing."""
     found = inspect.getattr_static(value, "__wrapped__", None)
     return getattr(value, "__wrapped__", None) if isinstance(found, _SLOTS) else found
+
+
+def registered_with(function: types.FunctionType) -> Mapping[type, Any] | None:
+    """The functions among which `functools.singledispatch` chooses, by the type of the first argument; None for others."""
+    registry, dispatch = (function.__dict__.get(name) for name in ("registry", "dispatch"))
+    is_one = isinstance(registry, types.MappingProxyType) and getattr(dispatch, "__module__", "") == "functools"
+    return registry if is_one else None
 
 
 def call_of(value: Any) -> Any:

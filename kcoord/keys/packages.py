@@ -23,6 +23,9 @@ _NOT_FOLLOWED = frozenset(("kcoord", "torch", "triton"))
 """Nobody's project, also when used from a checkout: torch and Triton are too large, and say their versions; what waits for a
 compile changes nothing of it."""
 _SITE = frozenset(("site-packages", "dist-packages"))
+_GENERATED = "torch._inductor.runtime.compile_tasks"
+_MOST_READ = 1 << 20  # bytes
+_SCRIPT = re.compile(r"(\.\./)+(bin|Scripts)/")
 
 
 class Owner(enum.Enum):
@@ -68,10 +71,11 @@ def owner_of(module: str) -> Owner:
 def portable_name(module: str) -> str:
     """The name that `module` has when it is imported: ``python train.py`` and ``import train`` are the same code.
 
-    A child that `multiprocessing` spawns has the script under a third name.
+    A child that `multiprocessing` spawns has the script under a third name. Inductor names a module by the hash of its file,
+    in which stands for which GPU of the node it was made.
     """
     if module not in ("__main__", "__mp_main__"):
-        return module
+        return _GENERATED if module.startswith(f"{_GENERATED}.") else module
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in ("__main__", "__mp_main__"):
@@ -94,10 +98,7 @@ def _installed(top: str) -> str:
     file = _file_of(top)
     directory = _site_of(file)
     recorded = _record(directory, top) if directory is not None else ""
-    if not recorded:  # an installer that keeps no record, or a distribution of another name
-        version = getattr(sys.modules.get(top), "__version__", "")
-        recorded = f"{version if isinstance(version, str) else ''} {_file_hash(file)}"
-    return f"{top} {recorded}"
+    return f"{top} {recorded or _listed(file)}"
 
 
 def _file_of(module: str) -> str | None:
@@ -118,27 +119,47 @@ def _site_of(file: str | None) -> Path | None:
 
 
 def _record(site: Path, top: str) -> str:
-    """Version and the hashes in RECORD, without what differs between installations of one wheel (bytecode, metadata)."""
-    wanted = _normal(top)
-    for info in _distributions(str(site)).get(wanted, ()):
-        try:
-            lines = (info / "RECORD").read_text().splitlines()
-        except OSError:
-            continue
-        kept = sorted(
-            line for line in lines if ",sha256=" in line and ".dist-info/" not in line and ".pyc," not in line
-        )
-        if kept:
-            version = info.name.removesuffix(".dist-info").partition("-")[2]
-            return f"{version} {hashlib.sha256(chr(10).join(kept).encode()).hexdigest()[:16]}"
-    return ""
+    """Version and the hashes in RECORD, without what differs between installations of one wheel (bytecode, metadata, scripts).
+
+    A script begins with the path of the interpreter that it was installed for.
+    """
+    versions, kept = [], []
+    for info in _distributions(str(site)).get(_normal(top)) or _holders(str(site)).get(top, []):
+        lines = [
+            line
+            for line in _lines(info)
+            if ",sha256=" in line and ".dist-info/" not in line and ".pyc," not in line and not _SCRIPT.match(line)
+        ]
+        if lines:
+            versions.append(info.name.removesuffix(".dist-info").partition("-")[2])
+            kept += lines
+    return (
+        f"{' '.join(versions)} {hashlib.sha256(chr(10).join(sorted(kept)).encode()).hexdigest()[:16]}" if kept else ""
+    )
+
+
+def _lines(info: Path) -> list[str]:
+    try:
+        return (info / "RECORD").read_text().splitlines()
+    except (OSError, ValueError):
+        return []
 
 
 @functools.lru_cache(maxsize=64)
 def _distributions(site: str) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
-    for info in Path(site).glob("*.dist-info"):
+    for info in sorted(Path(site).glob("*.dist-info")):
         found.setdefault(_normal(info.name.partition("-")[0]), []).append(info)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _holders(site: str) -> dict[str, list[Path]]:
+    """The distributions by what they install, for one of another name (``yaml``), or several (``google``). Reads all records."""
+    found: dict[str, list[Path]] = {}
+    for info in (info for infos in _distributions(site).values() for info in infos):
+        for top in {re.split("[/.,]", line, maxsplit=1)[0] for line in _lines(info)}:
+            found.setdefault(top, []).append(info)
     return found
 
 
@@ -146,8 +167,19 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _file_hash(file: object) -> str:
-    try:
-        return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()[:16]
-    except OSError:
+def _listed(file: str | None) -> str:
+    """For what has no record: its files by name and size, the outer ones that are small by content, too.
+
+    Not by the ``__version__`` that it says: a process in which it is not imported yet would have another key.
+    """
+    if file is None:
         return ""
+    path, said = Path(file), hashlib.sha256()
+    package = path.parent if path.name.startswith("__init__.") else path
+    with contextlib.suppress(OSError):
+        for inner in sorted(package.rglob("*")) if package.is_dir() else [path]:
+            if inner.is_file() and "__pycache__" not in inner.parts:
+                size, is_outer = inner.stat().st_size, inner == path or inner.parent == package
+                said.update(f"{inner.relative_to(package.parent)}:{size}\n".encode())
+                said.update(inner.read_bytes() if is_outer and size <= _MOST_READ else b"")
+    return said.hexdigest()[:16]

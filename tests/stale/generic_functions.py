@@ -67,6 +67,33 @@ def build(x, *, staging):
         "away.helper = original", "helper", _FAR),
 ]  # fmt: skip
 
+_SCALE = "def other(x, *more): return 0\noriginal = lower.registry[int]"
+HELPERS += [
+    reads("a function that singledispatch chooses", f"""
+@functools.singledispatch
+def lower(x): return 0
+
+@lower.register(int)
+def _(x): return x + 1
+
+{_SCALE}
+""", "lower(x)", ("x + 1", "x + 4"), "lower.register(int, other)", "lower.register(int, original)", "lower"),
+    reads("a method that singledispatch chooses", f"""
+class Lowering:
+    @functools.singledispatchmethod
+    def lower(self, x): return 0
+
+    @lower.register(int)
+    def _(self, x): return x + self.k
+
+    k = 1
+
+lowering = Lowering()
+lower = vars(Lowering)["lower"].dispatcher
+{_SCALE}
+""", "lowering.lower(x)", ("k = 1", "k = 4"), "lower.register(int, other)", "lower.register(int, original)", "lower"),
+]  # fmt: skip
+
 _CLASSES = """
 @dataclass(frozen=True)
 class Base:
@@ -130,6 +157,12 @@ OBJECTS = [
           "    double = functools.partialmethod(scale, 2)\nscaler = Scaler()\noriginal = vars(Scaler)['double']",
           "scaler.double(x)", ("scale, 2", "scale, 3"), "Scaler.double = functools.partialmethod(Scaler.scale, 4)",
           "Scaler.double = original", "double|partial"),
+    reads("a method of a metaclass", "class Meta(type):\n    def scale(cls, x): return x * cls.k\n"
+          "class Scaler(metaclass=Meta):\n    k = 2\noriginal = Meta.scale", "Scaler.scale(x)", ("x * cls", "x + cls"),
+          "Meta.scale = lambda cls, x: 0", "Meta.scale = original", "scale"),
+    reads("what a metaclass does when its class is called", "class Meta(type):\n    def __call__(cls, x): return x + 1\n"
+          "class Scaler(metaclass=Meta): pass\noriginal = Meta.__call__", "Scaler(x)", ("x + 1", "x + 4"),
+          "Meta.__call__ = lambda cls, x: 0", "Meta.__call__ = original", "__call__"),
     Row("an attribute of the method's own object", HEAD + '''
 @dataclass
 class Maker:

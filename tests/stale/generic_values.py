@@ -92,6 +92,25 @@ GLOBALS = [
           ("[1]", "[1, 5]"), "helper.cfg.append(5)", "helper.cfg.pop()", "cfg"),
     reads("which builtin a global names", "choose = min", "choose(x, 2)",
           ("= min", "= max"), "choose = max", "choose = min", "choose"),
+    reads("a builtin that is exchanged", "import builtins\noriginal = builtins.oct", "oct(x)",
+          ("= builtins.oct", "= builtins.oct\noct = lambda x: 9"), "builtins.oct = lambda x: 2", "builtins.oct = original", ""),
+    reads("the class of a global object", "class Config: tile = 1\nclass Other: tile = 2\nconfig = Config()", "config.tile",
+          ("= Config()", "= Other()"), "config.__class__ = Other", "config.__class__ = Config", "tile"),
+    reads("the base of a global class", "class Base: tile = 1\nclass Other: tile = 2\nclass Config(Base): pass", "Config.tile",
+          ("Config(Base)", "Config(Other)"), "Config.__bases__ = (Other,)", "Config.__bases__ = (Base,)", "tile"),
+    reads("what a descriptor makes of what an object keeps under its name", """
+FACTOR = 2
+class Scaled:
+    def __set_name__(self, owner, name): self.name = name
+    def __get__(self, value, owner): return value.__dict__[self.name] * FACTOR
+    def __set__(self, value, held): value.__dict__[self.name] = held
+class Config:
+    tile = Scaled()
+config = Config()
+config.tile = 500
+""", "config.tile", ("FACTOR = 2", "FACTOR = 3"), "FACTOR = 3", "FACTOR = 2", "tile"),
+    reads("an attribute of a metaclass", "class Meta(type):\n    tile = 1\nclass Config(metaclass=Meta): pass", "Config.tile",
+          ("tile = 1", "tile = 2"), "Meta.tile = 2", "Meta.tile = 1", "tile"),
     reads("a global of a comprehension", "N = 1", "[n + N for n in (1, 2)]", ("N = 1", "N = 2"), "N = 2", "N = 1", "N"),
     Row("a constant of a module that the function itself imports", HEAD + '''
 @compile_once()

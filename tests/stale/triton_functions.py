@@ -89,6 +89,19 @@ def kernel(x, F: tl.constexpr):
 """
 
 
+_HOLDS = """
+@dataclass(frozen=True)
+class Config:
+    step: object
+
+config = Config({step})
+
+@triton.jit
+def kernel(x, C: tl.constexpr):
+    tl.store(x, C.step(tl.load(x)))  # {what}
+"""
+
+
 def passes(what: str, made: str, edit: tuple[str, str], change: str, undo: str) -> Row:
     """The function ``step`` is a constant of the launch. Triton's key names it by address: no other process can hit."""
     names = "" if change.startswith("step =") else "weigh"
@@ -107,6 +120,20 @@ ARGUMENTS = [
            "weigh.__code__ = other.__code__", "weigh.__code__ = original"),
     Row("a helper among the arguments", HEAD + _TWO + "step = helper\n" + _PASSED, "launch(kernel, F=step)",
         ("v + 1", "v + 4"), "step = other", "step = helper"),
+    Row("whether a helper among the arguments is inlined", HEAD + """
+@triton.jit(noinline=False)
+def step(v): return v + 1
+
+@triton.jit(noinline=True)
+def other(v): return v + 1
+
+original = step
+""" + _PASSED, "launch(kernel, F=step)", ("noinline=False", "noinline=True"), "step = other", "step = original", stock=NEW),
+    Row("a helper in an object among the arguments", HEAD + _TWO + _HOLDS.replace("{step}", "helper"), "launch(kernel, C=config)",
+        ("v + 1", "v + 4"), "config = Config(other)", "config = Config(helper)", stock=NEW),
+    Row("a module's constant that a helper in an object among the arguments reads", HEAD + "from .far import away\n"
+        "@triton.jit\ndef helper(v): return v + away.N\n" + _HOLDS.replace("{step}", "helper"), "launch(kernel, C=config)",
+        ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", _FAR, stock=SAME | NEW),
     Row("a module's constant that a helper among the arguments reads",
         HEAD + "from .far import away\n@triton.jit\ndef step(v): return v + away.N\n" + _PASSED, "launch(kernel, F=step)",
         ("N = 1", "N = 2"), "away.N = 2", "away.N = 1", "N", _FAR, stock=SAME | NEW),

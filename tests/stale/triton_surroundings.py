@@ -59,4 +59,40 @@ TOOLS = [
              device=_SM80, environ={"TRITON_PTXAS_PATH": (_PATH, "{row}/newer/bin/ptxas")}, stock=SAME | NEW),
 ]  # fmt: skip
 
-ROWS = [*ENVIRONMENT, *DEVICES, *(AMD if hasattr(amd, "link_hsaco") else []), *TOOLS]
+LINKS = (
+    HEAD
+    + """
+from pathlib import Path
+
+from triton.language import core
+
+LIBRARIES = {"mine": str(Path(__file__).parent / "mine.ll")}
+ANSWERS = {(core.dtype("int32"),): ("__nv_mine", core.dtype("int32"))}
+
+@core.extern
+def mine(v, _semantic=None):
+    return core.extern_elementwise("mine", "", [v], ANSWERS, is_pure=True, _semantic=_semantic)
+
+@triton.jit
+def kernel(x):
+    tl.store(x, mine(tl.load(x)))  # {what}
+"""
+)
+LIBRARY = """
+target datalayout = "e-i64:64-i128:128-v16:16-v32:32-n16:32:64"
+target triple = "nvptx64-nvidia-cuda"
+
+define i32 @__nv_mine(i32 %x) {
+  %r = add i32 %x, 1
+  ret i32 %r
+}
+"""
+
+_TOUCHED = {"TRITON_DISABLE_LINE_INFO": ("1", "1")}  # else files are looked at every 50 ms
+
+LIBRARIES = [
+    Row("the content of a library that the launch links", LINKS, "launch(kernel, extern_libs=LIBRARIES)", ("%x, 1", "%x, 2"),
+        files={"mine.ll": LIBRARY}, edits_live=True, environ=_TOUCHED, stock=SAME),
+]  # fmt: skip
+
+ROWS = [*ENVIRONMENT, *DEVICES, *(AMD if hasattr(amd, "link_hsaco") else []), *TOOLS, *LIBRARIES]

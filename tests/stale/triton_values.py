@@ -41,6 +41,8 @@ GLOBALS = [
            ("Shape(1)", "Shape(2)"), "shape = Shape(2)", "shape = Shape(1)", "shape", stock=NEW),
     stores("an attribute of a global class", "class Config:\n    tile = 1", "Config.tile",
            ("tile = 1", "tile = 2"), "Config.tile = 2", "Config.tile = 1", "tile", stock=SAME | NEW),
+    stores("an attribute of a metaclass", "class Meta(type):\n    tile = 1\nclass Config(metaclass=Meta): pass", "Config.tile",
+           ("tile = 1", "tile = 2"), "Meta.tile = 2", "Meta.tile = 1", "tile", stock=SAME | NEW),
     stores("a global dtype", "WIDE = tl.int16", "tl.load(x).to(WIDE)",
            ("= tl.int16", "= tl.int8"), "WIDE = tl.int8", "WIDE = tl.int16", "WIDE", stock=NEW),
     stores("which builtin a global names", "choose = tl.maximum", "choose(tl.load(x), 3)",
@@ -131,6 +133,53 @@ ARGUMENTS = [
         "launch(kernel, N=argument)", ("= 2", "= 2.0"),
         # Triton's memory of launches takes 2 and 2.0 for one constant (from 3.5 on), which kcoord does not change
         "argument = 2.0\nkernel.device_caches.clear()", "argument = 2\nkernel.device_caches.clear()"),
+]  # fmt: skip
+
+_FIELD = """
+from dataclasses import field
+
+@dataclass(frozen=True)
+class Config:
+    tile: int = field(repr=False)
+
+config = Config(1)
+
+@triton.jit
+def kernel(x, C: tl.constexpr):
+    tl.store(x, C.tile)  # {what}
+"""
+_OBJECT = """
+class Config:
+    def __repr__(self): return "config"
+
+config = Config()
+config.inner = Config()
+config.inner.tile = 1
+
+@triton.jit
+def kernel(x, C: tl.constexpr):
+    tl.store(x, C.inner.tile)  # {what}
+"""
+_ROW_OF_TEXTS = """
+one, other = "a", "b-c"
+
+@triton.jit
+def kernel(x, A: tl.constexpr, B: tl.constexpr):
+    if A == "a":
+        tl.store(x, 1)  # {what}
+    else:
+        tl.store(x, 2)
+"""
+_FORGET = "\nkernel.device_caches.clear()"  # Triton's memory of launches tells constants apart by their texts
+
+ARGUMENTS += [
+    Row("two texts that read the same in a row", HEAD + _ROW_OF_TEXTS, "launch(kernel, A=one, B=other)",
+        ('"a", "b-c"', '"a-b", "c"'),
+        'one, other = "a-b", "c"', 'one, other = "a", "b-c"', stock=SAME | NEW),
+    Row("a field that an object's text does not say", HEAD + _FIELD, "launch(kernel, C=config)", ("= Config(1)", "= Config(2)"),
+        "config = Config(2)" + _FORGET, "config = Config(1)" + _FORGET, stock=SAME | NEW),
+    Row("an attribute of an object in one of the launch", HEAD + _OBJECT, "launch(kernel, C=config)", ("tile = 1", "tile = 2"),
+        "config.inner.tile = 2", "config.inner.tile = 1", stock=SAME | NEW),
 ]  # fmt: skip
 
 ROWS = [*GLOBALS, *CLOSURES, *DEFAULTS, *ARGUMENTS]

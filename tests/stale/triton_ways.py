@@ -70,10 +70,11 @@ def _launched(kernel: Any, **constants: Any) -> Any:
 def _compiled(kernel: Any, **constants: Any) -> Any:
     """`triton.compile` of what a launch with a pointer to int32, aligned to 16 bytes, would compile."""
     pointer, *others = kernel.params
+    options = {name: constants.pop(name) for name in ("extern_libs",) if name in constants}
     constants = {p.name: constants.get(p.name, p.default) for p in others}
     signature = {pointer.name: "*i32", **dict.fromkeys(constants, "constexpr")}
     source = ASTSource(kernel, signature, constants, {(0,): [["tt.divisibility", 16]]})
-    return triton.compile(source, target=_gpus.get_current_target())
+    return triton.compile(source, target=_gpus.get_current_target(), options=options)
 
 
 def _way(launch: Callable[..., Any]) -> Callable[[str, dict[str, Any]], str]:
