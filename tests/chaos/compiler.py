@@ -31,9 +31,18 @@ def expected(key: CacheKey, size: int) -> bytes:
 
 
 def compile_kernel(
-    staging: Path, key: CacheKey, size: int, seconds: float, meanwhile: Callable[[], None] = lambda: None
+    staging: Path,
+    key: CacheKey,
+    size: int,
+    seconds: float,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    spins: bool = False,
 ) -> None:
-    """Take `seconds`, and write; `meanwhile` is called every few milliseconds, with files half written."""
+    """Take `seconds`, and write; `meanwhile` is called every few milliseconds, with files half written.
+
+    `spins`: the time is spent on the CPU, as a compiler that works does; else it is one that hangs, if it is long.
+    """
     writer = f"{os.getpid()}-{uuid.uuid4().hex}"
     content = expected(key, size)
     deadline = time.monotonic() + seconds
@@ -42,10 +51,19 @@ def compile_kernel(
         file.write(content[: size // 2])
         meanwhile()
         while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, _SLICE))
+            if spins:
+                _spin(min(left, _SLICE))
+            else:
+                time.sleep(min(left, _SLICE))
             meanwhile()
         file.write(content[size // 2 :])
     (staging / "last").write_text(writer)
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 def fault_of(directory: Path, key: CacheKey, size: int) -> str:

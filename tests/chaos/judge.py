@@ -1,5 +1,8 @@
 """What must hold after a round, whatever was thrown. A finding is a sentence that says what did not.
 
+The rule of waits: a request takes no longer than another rank's compile and what each fault excuses that was there meanwhile,
+which is what kcoord promises to notice it in, however long the fault lasts.
+
 The rule of duplicates: a key is compiled once, and once more for each that a fault excuses (see `kinds.Kind`) which met the key:
 a compile of it, from its request until it had gone to the store, was under way where and while the fault was. A compile whose
 process did not live to hand it in is not counted.
@@ -20,7 +23,7 @@ from kcoord.artifacts.sweep import sweep
 from kcoord.errors import ArtifactInvalid, StoreError
 from tests.chaos.compiler import fault_of, key_of
 from tests.chaos.journal import Reader
-from tests.chaos.kinds import AGENT_TIMEOUT, LEASE_LIMIT, LEASE_TTL, MAX_WAIT, RANKS, SLOW
+from tests.chaos.kinds import AGENT_TIMEOUT, HEDGE_AFTER, LEASE_LIMIT, LEASE_TTL, MAX_WAIT, RANKS, SLOW
 from tests.chaos.schedule import Round
 from tests.chaos.site import Site
 from tests.chaos.throw import Thrown
@@ -159,7 +162,7 @@ def _waits(verdict: Verdict, told: list[_Told]) -> list[str]:
             else:
                 verdict.longest_wait = max(verdict.longest_wait, took)
             promised = _LONGEST_PUBLISH if publishing else _LONGEST_REQUEST
-            most = min(promised, _excused_wait(verdict, event, until - event["took"], until))
+            most = min(promised, _excused_wait(verdict, rank, event, until - event["took"], until))
             if took > most:
                 what = "publishing" if publishing else "a request"
                 who = f"rank {rank.rank} of node {rank.node}"
@@ -167,19 +170,25 @@ def _waits(verdict: Verdict, told: list[_Told]) -> list[str]:
     return findings
 
 
-def _excused_wait(verdict: Verdict, event: dict[str, Any], begin: float, end: float) -> float:
+def _excused_wait(verdict: Verdict, rank: _Told, event: dict[str, Any], begin: float, end: float) -> float:
     """Seconds: another rank's compile on a busy machine, and what each fault costs that was there meanwhile."""
     (kernel,) = [k for k in verdict.round.kernels if k.name == event["kernel"]]
-    of_agent = 2 * AGENT_TIMEOUT if event["event"] == "compiled" else LEASE_TTL + 2.0
-    longest = {"agent-stop": of_agent, "rank-stop": LEASE_LIMIT}
     excused = (_PROMPT + kernel.seconds) * verdict.slowness + min(kernel.hangs, LEASE_LIMIT)
     for one in verdict.thrown:
         row = one.fault.row
         if one.met and one.began < end and begin < one.ended + max(row.after, row.costs, row.alone):
             excused += (row.costs if row.holds is None else row.holds) + min(
-                one.fault.seconds, longest.get(one.fault.kind, 60.0)
+                one.fault.seconds, _noticed(one, rank, event["event"] == "compiled")
             )
     return excused
+
+
+def _noticed(one: Thrown, rank: _Told, publishing: bool) -> float:
+    """Seconds after which the rank goes on without what is hit, however long the fault lasts."""
+    row = one.fault.row
+    if publishing and one.fault.kind in ("agent-stop", "agent-hang"):
+        return 2 * AGENT_TIMEOUT
+    return min(row.noticed, row.noticed_here) if one.fault.node == rank.node else row.noticed
 
 
 def _stood_still(thrown: list[Thrown], rank: _Told, begin: float, end: float) -> float:
@@ -208,6 +217,10 @@ def _duplicates(verdict: Verdict, told: list[_Told]) -> list[str]:
         verdict.compiles += len(done)
         verdict.duplicates += max(0, len(done) - 1)
         excused = 1 + (SLOW + int(kernel.hangs / LEASE_LIMIT) if kernel.hangs else 0)
+        if kernel.seconds > HEDGE_AFTER:
+            # without Redis another node hears late that it is over, and may be let go ahead meanwhile
+            most = verdict.round.nodes if verdict.round.mode == "files" else 1
+            excused += min(most, sum(e["how"] == "hedges" for _, e in done))
         excused += sum(_excused(o, number, kernel.name, done, told) for o in verdict.thrown)
         if len(done) > excused:
             begin = min((o.began for o in verdict.thrown), default=0.0)

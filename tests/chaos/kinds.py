@@ -6,6 +6,7 @@ compiled more than once. Both are bounds that follow from what kcoord promises, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LEASE_TTL = 3.0  # seconds, as all below: what the nodes of a round are told
@@ -23,6 +24,7 @@ _RANK_STARTS = 2.0
 _AGENT_STARTS = 2.0
 _DEAD = 5.0  # a rank that found its agent dead does not ask it for so long (kcoord.agent.links)
 _REDIS_BACK = 7.0  # one node learns so much later than another that Redis is gone, or back
+_REDIS_SILENT = 6.0  # a re-check, and two commands that time out
 _STORE_BACK = 6.0  # so much later a node uses its store, and the lease files in it, again
 _MOMENT = 0.3  # what a fault sets off is over so soon
 
@@ -42,9 +44,11 @@ SETTINGS = {
 class Kind:
     """One row. `hits` is what a fault of it meets: ``rank``, ``node``, ``all`` or ``key``.
 
-    It excuses `costs` seconds besides those that it lasts, of which it holds up another rank's request for `holds` (None: all);
-    and `duplicates` more compiles of a key that is compiled while it lasts, or until `after` seconds later; and each compile that
-    a rank of its node does alone, without an agent, until `alone` seconds later. `why` says where the duplicates come from.
+    It excuses `costs` seconds besides those that it lasts, of which it holds up another rank's request for `holds` (None: all).
+    However long it lasts, within `noticed` seconds whoever waits goes on without what it has hit; `noticed_here`: a rank of the
+    node that it hits. It excuses `duplicates` more compiles of a key that is compiled while it lasts, or until `after` seconds
+    later; and each compile that a rank of its node does alone, without an agent, until `alone` seconds later. `why` says where
+    the duplicates come from.
     """
 
     name: str
@@ -59,6 +63,8 @@ class Kind:
     needs: str = ""  # "redis" or "store"
     weight: float = 1.0
     holds: float | None = None
+    noticed: float = math.inf
+    noticed_here: float = math.inf
 
 
 _DIES = _RANK_STARTS + 1.0
@@ -74,7 +80,7 @@ _ALL = (
         why="every rank that asks while the failure is remembered compiles for itself, to raise its own exception",
     ),
     Kind(
-        "rank-stop", "rank", 1.0, SLOW, 1.0, lasts=(0.1, 8.0), weight=3,
+        "rank-stop", "rank", 1.0, SLOW, 1.0, lasts=(0.1, 8.0), weight=3, noticed=LEASE_LIMIT,
         why="a leader that stands still is passed by at its lease's limit, and hedged before it",
     ),
     Kind(
@@ -88,7 +94,11 @@ _ALL = (
     Kind(
         "agent-stop", "node", 2 * AGENT_TIMEOUT + LEASE_TTL, RANKS, _MOMENT, AGENT_TIMEOUT + _DEAD, lasts=(0.1, 8.0),
         why="silent for longer than KCOORD_AGENT_TIMEOUT it is dead to its ranks, and beyond the TTL so are its leases",
-        weight=3, holds=_MOMENT,
+        weight=3, holds=_MOMENT, noticed=LEASE_TTL + 2.0, noticed_here=AGENT_TIMEOUT + 1.0,
+    ),
+    Kind(
+        "agent-hang", "node", 2 * AGENT_TIMEOUT + LEASE_TTL, RANKS, _MOMENT, AGENT_TIMEOUT + _DEAD, lasts=(10.0, 15.0),
+        why="as agent-stop", weight=3, holds=_MOMENT, noticed=LEASE_TTL + 2.0, noticed_here=AGENT_TIMEOUT + 1.0,
     ),
     Kind("agent-frames", "node", 0.5, details=("noise", "huge", "half", "future", "silent", "foreign"), lasts=(0.5, 3.0)),
     Kind(
@@ -98,7 +108,14 @@ _ALL = (
         "redis-kill", "all", 8.0, 1, _REDIS_BACK, lasts=(0.0, 3.0), needs="redis", weight=2,
         why="for a moment one node asks Redis and the other lease files",
     ),
-    Kind("redis-stop", "all", 8.0, 1, _REDIS_BACK, lasts=(0.1, 6.0), needs="redis", weight=2, why="as redis-kill"),
+    Kind(
+        "redis-stop", "all", 8.0, 1, _REDIS_BACK, lasts=(0.1, 6.0), needs="redis", weight=2, why="as redis-kill",
+        holds=LEASE_TTL, noticed=_REDIS_SILENT,
+    ),
+    Kind(
+        "redis-hang", "all", 8.0, 1, _REDIS_BACK, lasts=(12.0, 18.0), needs="redis", weight=2, why="as redis-kill",
+        holds=LEASE_TTL, noticed=_REDIS_SILENT,
+    ),
     Kind("redis-flush", "all", 2.0, 1, _MOMENT, needs="redis", why="a lease is unknown until its holder renews it"),
     Kind("redis-script-flush", "all", 1.0, needs="redis"),
     Kind("redis-cut", "all", 3.0, details=("normal", "pubsub"), needs="redis"),

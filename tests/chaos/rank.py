@@ -84,11 +84,13 @@ class Rank:
         if isinstance(found, Artifact):
             self._journal.say("served", kernel=kernel.name, asked=asked, took=answered - asked)
             return found
-        how = "leads" if found.lead else "failed" if found.failed else "alone"
+        leads = "hedges" if found.lead is not None and found.lead.hedges else "leads"
+        how = leads if found.lead else "failed" if found.failed else "alone"
         said = {"kernel": kernel.name, "asked": asked, "how": how, "note": found.note}
         self._journal.say("compiles", **said, took=answered - asked)
         try:
-            compile_kernel(found.staging, key, kernel.size, self._seconds(kernel), self._orders.obey)
+            seconds = self._seconds(kernel)
+            compile_kernel(found.staging, key, kernel.size, seconds, self._orders.obey, spins=kernel.spins)
         except OrderedToRaise as error:
             found.fail(str(error))
             raise

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tests.chaos.kinds import KINDS, LEASE_LIMIT, RANKS, Kind
+from tests.chaos.kinds import KINDS, LEASE_LIMIT, LEASE_TTL, RANKS, Kind
 
 KEYS = 40
 MODES = ("redis", "files", "node")
@@ -20,12 +20,16 @@ _MODE_WEIGHTS = (6, 3, 2)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A key, and what its compile is like: it takes `seconds`, and the round's first compile of it `hangs` seconds more."""
+    """A key, and what its compile is like: it takes `seconds`, and the round's first compile of it `hangs` seconds more.
+
+    `spins`: it uses the CPU meanwhile, so that nobody can see that it hangs, if it does.
+    """
 
     name: str
     seconds: float
     size: int
     hangs: float = 0.0
+    spins: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,13 @@ def draw(seed: str, number: int, modes: tuple[str, ...] = MODES) -> Round:
     mode = dice.choices(modes, weights)[0]
     launcher = dice.choice(("exec", "exec", "ranks"))
     kernels = tuple(_kernel(dice, n) for n in range(KEYS))
-    if dice.random() < 0.25:
-        slow = dice.randrange(KEYS)
-        hung = Kernel(kernels[slow].name, kernels[slow].seconds, kernels[slow].size, hangs=dice.uniform(2.0, 9.0))
-        kernels = (*kernels[:slow], hung, *kernels[slow + 1 :])
+    special, outlasts = dice.sample(range(KEYS), 2)
+    if dice.random() < 0.4:
+        runs_away = dice.random() < 0.5
+        hangs = dice.uniform(10.0, 13.0) if runs_away else dice.uniform(2.0, 9.0)
+        kernels = _with(kernels, special, hangs=hangs, spins=runs_away)
+    if dice.random() < 0.3:  # it outlasts a lease that nobody renews, and not its limit
+        kernels = _with(kernels, outlasts, seconds=dice.uniform(1.3, 1.5) * LEASE_TTL, spins=True)
     nodes = 1 if mode == "node" else 2
     orders, spread = _orders(dice, nodes)
     horizon = 0.5 + sum(k.seconds for k in kernels) / spread
@@ -128,6 +135,10 @@ def _has(mode: str, what: str) -> bool:
 
 def _kernel(dice: random.Random, number: int) -> Kernel:
     return Kernel(f"k{number}", 0.005 * 100.0 ** dice.random(), dice.choice((300, 5_000, 200_000)))  # 5 to 500 ms
+
+
+def _with(kernels: tuple[Kernel, ...], number: int, **other: Any) -> tuple[Kernel, ...]:
+    return (*kernels[:number], replace(kernels[number], **other), *kernels[number + 1 :])
 
 
 def _orders(dice: random.Random, nodes: int) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], int]:

@@ -15,7 +15,7 @@ from tests.chaos import judge, schedule
 from tests.chaos.__main__ import available, run
 from tests.chaos.compiler import compile_kernel, fault_of, key_of
 from tests.chaos.judge import Verdict
-from tests.chaos.kinds import KINDS
+from tests.chaos.kinds import KINDS, LEASE_LIMIT, LEASE_TTL
 from tests.chaos.schedule import Fault, Kernel, Round
 from tests.chaos.throw import Thrown
 
@@ -57,8 +57,15 @@ def test_a_kernel_that_is_not_what_one_compiler_wrote_is_found(tmp_path: Path, h
     assert fault_of(tmp_path, key, 300)
 
 
-def _compiled(node: int, rank: int, asked: float, until: float) -> judge._Told:
-    facts: dict[str, Any] = {"kernel": "k0", "how": "leads", "note": "", "outcome": "ok", "took": 0.0}
+def test_some_compiles_outlast_a_lease_and_some_its_limit_and_are_at_work_all_the_time() -> None:
+    """Else nothing depends on renewals, on the limit, and on whoever looks at the clock for them: one that sleeps is seen to."""
+    spinning = [k for n in range(50) for k in schedule.draw("a", n).kernels if k.spins]
+    assert any(LEASE_TTL < k.seconds < LEASE_LIMIT and not k.hangs for k in spinning)
+    assert any(k.hangs > LEASE_LIMIT for k in spinning)
+
+
+def _compiled(node: int, rank: int, asked: float, until: float, how: str = "leads") -> judge._Told:
+    facts: dict[str, Any] = {"kernel": "k0", "how": how, "note": "", "outcome": "ok", "took": 0.0}
     event = {"event": "compiled", "asked": asked, "t": until, **facts}
     return judge._Told(node, rank, [{**event, "event": "compiles", "t": asked}, event])
 
@@ -67,9 +74,13 @@ def _thrown(kind: str, began: float, ended: float, *, node: int = 0, rank: int =
     return Thrown(Fault(0, 0.0, kind, node, rank, kernel, 0.0, "", 0), began, ended, met=True)
 
 
-def _judged(told: list[judge._Told], *thrown: Thrown) -> list[str]:
-    verdict = Verdict(Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False), [], 0.0, list(thrown))
-    return judge._duplicates(verdict, told)
+def _lasting(kind: str, seconds: float, node: int = 0) -> Thrown:
+    return Thrown(Fault(0, 0.0, kind, node, 0, 0, seconds, "", 0), 100.0, 100.0 + seconds, met=True)
+
+
+def _judged(told: list[judge._Told], *thrown: Thrown, seconds: float = 0.1) -> list[str]:
+    round_ = Round("a", 0, "redis", "exec", (Kernel("k0", seconds, 300),), (), (), False)
+    return judge._duplicates(Verdict(round_, [], 0.0, list(thrown)), told)
 
 
 def test_a_second_compile_needs_an_excuse() -> None:
@@ -83,6 +94,15 @@ def test_a_second_compile_needs_an_excuse() -> None:
     assert _judged(twice, _thrown("artifact-in-store", 101.5, 101.5, kernel=1)), "it was another kernel"
     assert _judged(twice, _thrown("rank-stop", 100.5, 102.0, rank=1)), "it was another rank"
     assert _judged([*twice, _compiled(1, 1, 102.0, 103.0)], _thrown("redis-flush", 100.5, 100.5)), "it excuses one"
+
+
+def test_a_compile_that_takes_long_excuses_a_hedge_and_no_second_leader() -> None:
+    led, hedged = _compiled(0, 0, 100.0, 104.0), _compiled(1, 0, 101.5, 105.0, how="hedges")
+    assert _judged([led, hedged], seconds=4.0) == []
+    assert _judged([led, hedged]), "it was not slow"
+    assert _judged([led, _compiled(1, 0, 103.0, 107.0)], seconds=4.0)
+    assert _judged([led, hedged, _compiled(1, 1, 103.0, 107.0)], seconds=4.0)
+    assert _judged([led, hedged, _compiled(0, 1, 103.0, 107.0, how="hedges")], seconds=4.0)
 
 
 def test_a_wait_that_is_too_long_is_found_unless_the_rank_itself_stood_still() -> None:
@@ -106,9 +126,24 @@ def test_a_wait_needs_an_excuse() -> None:
         return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
 
     assert waits()
-    assert waits(_thrown("redis-stop", 50.0, 60.0)), "it was long ago"
-    assert waits(_thrown("redis-stop", 109.0, 110.0)), "it came later"
-    assert waits(_thrown("redis-stop", 101.0, 103.0)) == []
+    assert waits(_thrown("redis-kill", 50.0, 60.0)), "it was long ago"
+    assert waits(_thrown("redis-kill", 109.0, 110.0)), "it came later"
+    assert waits(_thrown("redis-kill", 101.0, 103.0)) == []
+
+
+def test_a_fault_that_lasts_excuses_a_wait_only_until_it_must_have_been_noticed() -> None:
+    def waits(took: float, *thrown: Thrown) -> list[str]:
+        told = judge._Told(0, 0, [{"event": "served", "t": 100.0 + took, "kernel": "k0", "asked": 100.0, "took": took}])
+        round_ = Round("a", 0, "redis", "exec", (Kernel("k0", 0.1, 300),), (), (), False)
+        return judge._waits(Verdict(round_, [], 0.0, list(thrown)), [told])
+
+    agent, redis = _lasting("agent-hang", 14.0), _lasting("redis-hang", 17.0)
+    assert waits(5.0, agent) == []
+    assert waits(6.0, agent), "KCOORD_AGENT_TIMEOUT is over"
+    assert waits(6.0, _lasting("agent-hang", 14.0, node=1)) == [], "its lease must end first"
+    assert waits(8.0, _lasting("agent-hang", 14.0, node=1))
+    assert waits(10.0, redis) == []
+    assert waits(11.0, redis)
 
 
 def test_a_traceback_in_a_log_is_found_unless_it_was_ordered() -> None:

@@ -104,7 +104,7 @@ class Thrower:
         pids = site.agents()
         thrown.met, thrown.note = bool(pids), f"pids {pids}"
         for pid in pids:
-            if what == "stop":
+            if what in ("stop", "hang"):
                 self._stop(pid, thrown)
             else:
                 os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGTERM)
@@ -166,7 +166,7 @@ class Thrower:
             thrown.note = "Redis was down"
             return None
         thrown.met = True
-        if what == "stop":
+        if what in ("stop", "hang"):
             self._redis.pause()
             self._redis_stopped = True
             thrown.undo.append(self._redis_resume)
