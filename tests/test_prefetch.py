@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -92,6 +94,20 @@ def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Pa
 
 
 # Noting.
+
+
+def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Path) -> None:
+    """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "needs").touch()  # in the way
+    noted = Needs(tmp_path, tmp_path / "local", "job", Notices())
+    noted.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
+    noted.pulse()
+    assert noted._writing is not None
+    noted._writing.result(timeout=60)
+    (tmp_path / "v1" / "needs").unlink()
+    asyncio.run(noted.drain(60))
+    assert load_needs(needs_directory(tmp_path, "job")) == [Need("ab" * 32, "triton/X")]
 
 
 def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
@@ -297,3 +313,18 @@ def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: P
     fetch(sandbox)
     alone = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
     assert [r.qualname for r in load_profile(alone, "job")] == ["f"]
+
+
+def test_the_profile_comes_first_since_its_kernels_may_take_all_the_time_there_is(
+    sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no kernel that was left out is compiled together, and a `kcoord warmup` in the pod fails."""
+    from kcoord.profiles.parts import load_profile, save_part
+    from kcoord.profiles.recipe import Recipe
+
+    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    begun = threading.Event()
+    monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: begun.set() or time.sleep(3600))
+    assert "0.3 s are over" in str(prefetch(settings_of(sandbox, recorded), timeout=0.3, most=1 << 30, say=print))
+    assert begun.wait(30)
+    assert [r.qualname for r in load_profile(replace(settings_of(sandbox, recorded), store=None), "job")] == ["f"]

@@ -19,16 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent import protocol, spawn
+from kcoord.artifacts.signing import Trust
 from kcoord.coordinator import Coordinator
 from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import parts as profile_module
 from kcoord.profiles import recipe as recipe_module
+from kcoord.profiles.compaction import compact
 from kcoord.profiles.parts import load_profile, profile_names, save_part
 from kcoord.profiles.recipe import LARGEST_RECIPE, Recipe, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.agents import Node, end_agent, until
+from kcoord.warmup.recorded import readable
+from tests.agents import Node, end_agent, in_thread, until
 from tests.conftest import Sandbox
+from tests.faults.cluster import start_agent
+from tests.test_compaction import old
 
 PLAIN = st.recursive(
     st.none()
@@ -148,8 +153,11 @@ def test_a_value_that_holds_itself_makes_no_recipe() -> None:
     ids=lambda field: str(field)[:40],
 )  # fmt: skip
 def test_a_wire_form_with_a_wrong_field_is_refused(field: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        Recipe.from_wire(recipe().to_wire() | field)
+    known: dict[Any, Recipe] = {}
+    Recipe.from_wire(recipe().to_wire(), known)
+    for remembered in (None, known):  # also if all the rest of it was read before
+        with pytest.raises(ValueError):
+            Recipe.from_wire(recipe().to_wire() | field, remembered)
 
 
 @pytest.mark.parametrize("data", [None, [], {}, b"", {"call": b"\x90"}])
@@ -271,6 +279,49 @@ def test_a_part_that_is_replaced_while_it_is_read_is_looked_for_again(
 
     monkeypatch.setattr(profile_module, "_read_part", replaced_first)
     assert {r.digest for r in load_profile(settings, "p")} == {recipe(1).digest, recipe(2).digest}
+
+
+def test_a_recipe_that_many_parts_hold_is_checked_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank reads all parts as a job begins: of 10,000 recipes in 17 parts that took half a minute."""
+    for n in range(20):
+        save_part(home(settings), [*(recipe(m, seconds=m + n, order=100 - n) for m in range(30)), recipe(100 + n)])
+    unpacked, unpack = [], recipe_module._unpacked
+
+    def counting(value: Any, depth: int) -> Any:
+        unpacked.append(value)
+        return unpack(value, depth)
+
+    monkeypatch.setattr(recipe_module, "_unpacked", counting)
+    found = load_profile(settings, "p")
+    assert len(found) == 50
+    assert len(unpacked) == 2 * 50, "a call, and the number in it"
+    assert [r for r in found if r.call[0] < 100] == [recipe(m, m + 19, 81) for m in reversed(range(30))]
+    assert all(replace(r) == r and replace(r).digest == r.digest for r in found)
+
+
+@pytest.mark.parametrize("who", ["the writer of a larger one", "a merge of old ones"])
+def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_same(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A listing is not of one moment: the new one's place has been passed when it comes, and the old one's not when it goes."""
+    (settings.store_root or Path()).mkdir()
+    written = [old(save_part(home(settings), [recipe(n)])) for n in range(40)]
+    everything = load_profile(settings, "p")
+    listings, list_parts = [], profile_module.part_paths
+
+    def listing(directory: Path) -> list[Path]:
+        before = list_parts(directory)
+        if not listings:
+            if who == "a merge of old ones":
+                assert compact(settings.store_root or Path(), most=20) == 20
+            else:
+                save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
+        listings.append([path for path in before if path.exists()])
+        return list_parts(directory) if len(listings) > 1 else listings[0]
+
+    monkeypatch.setattr(profile_module, "part_paths", listing)
+    assert load_profile(settings, "p") == everything
+    assert len(listings) > 1
 
 
 def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(settings: Settings, tmp_path: Path) -> None:
@@ -412,6 +463,52 @@ def test_more_than_fits_into_a_frame_is_delivered_in_several(node: Node) -> None
     assert coordinator._account.outbox.deliver()
     coordinator.close()
     until(lambda: numbers(node.settings) == set(range(700)))
+
+
+_SLOW_STORE = """
+import pathlib, time
+import kcoord.profiles.parts as parts
+from kcoord.agent.profiles import Profiles
+here, read, bring = pathlib.Path({here!r}), parts.read_plain, Profiles.bring
+
+def slow(path, most):
+    (here / "reads").open("a").write("x")
+    while not (here / "let-go").exists():
+        time.sleep(0.01)
+    return read(path, most)
+
+async def told(*arguments):
+    answer = await bring(*arguments)
+    (here / "answered").touch()
+    return answer
+
+parts.read_plain, Profiles.bring = slow, told
+"""
+
+
+def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads it once for all of them. Else the job would begin without a warm-up, and nobody would hear of it."""
+    key = "main:" + "ab" * 32
+    save_part(
+        tmp_path / "store" / "v1" / "profiles" / "p",
+        [recipe(1)],
+        trust=Trust("require", {"main": bytes.fromhex("ab" * 32)}),
+    )
+    with Node(store=str(tmp_path / "store"), signing_key=key, agent_timeout="2") as node:
+        start_agent(node, _SLOW_STORE.format(here=str(tmp_path)), {"KCOORD_SIGNING_KEY": key})
+        ranks = replace(node.settings, signing_key=None, trust="require", socket=node.path)
+        found = [in_thread(lambda: load_profile(readable(ranks, "p"), "p")) for _ in range(4)]
+        until((tmp_path / "answered").exists)
+        (tmp_path / "let-go").touch()
+        assert [future.result(30) for future in found] == [[recipe(1)]] * 4
+        assert (tmp_path / "reads").read_text() == "x"
+        (tmp_path / "let-go").unlink()
+        monkeypatch.setattr("kcoord.warmup.recorded._PATIENCE", 0.1)
+        with pytest.raises(StoreError, match=r"within 0\.1 s: does the store hang"):
+            readable(ranks, "p")
+        (tmp_path / "let-go").touch()
 
 
 # A rank.

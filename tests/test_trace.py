@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,31 @@ def check(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
             assert not ends or event["ts"] + event["dur"] <= ends[-1], "spans of a row are apart, or within one another"
             ends.append(event["ts"] + event["dur"])
     return rows
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root reads everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_directory_that_may_be_listed_and_not_read_hides_no_other_file(sandbox: Sandbox) -> None:
+    settings = Settings.from_environ({}, local_dir=str(sandbox.local), store=str(sandbox.root / "store"))
+    mine = save(sandbox.local, "job", "node-1", {0: [span("a", 0, 1)]})
+    closed = save(sandbox.root / "store" / "v1", "job", "node-2", {1: [span("b", 0, 1)]})
+    for directory in (sandbox.root, sandbox.local, *mine.parents[:2], *closed.parents[1:4]):
+        directory.chmod(0o755)
+    closed.parent.chmod(0o744)
+    with as_nobody():
+        timeline = load_timeline(settings, "job")
+    assert [row.process.node for row in timeline.rows] == ["node-1"]
+    assert timeline.problems == [f"{closed}: it cannot be read: Permission denied"]
 
 
 def test_a_jobs_trace_holds_what_its_ranks_did_in_chromes_format(sandbox: Sandbox) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import kcoord
@@ -17,6 +19,7 @@ from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
 from kcoord.warmup.runner import warmup
+from kcoord.warmup.tasks import distinct
 from tests.conftest import PROGRAMS, Sandbox, eventually, finish
 
 PROGRAM = PROGRAMS / "profiled.py"
@@ -423,6 +426,96 @@ def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -
     done = sandbox.run(*CLI, "warmup", "none", "--target", "sm_90")
     assert done.returncode == 2
     assert "cuda:90" in done.stderr
+
+
+def warned(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the command said, but for its progress."""
+    return [line for line in done.stderr.splitlines() if not re.match(r"kcoord: warm-up \w+: \d+ of", line)]
+
+
+def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sandbox) -> None:
+    """In a pod whose agent cannot work, say: each process compiles all of it, and the next job finds nothing."""
+    give(sandbox, record(sandbox, count=2))
+    command = [*CLI, "warmup", "job", "--workers", "2"]
+    done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS), KCOORD_SPAWN="0")
+    assert done.returncode == 1
+    assert done.stderr.count("kcoord: no agent (") == 1, "what its processes say, once"
+    assert re.search(r"\d of these compiles are shared with nobody", done.stderr.splitlines()[-1]), done.stderr
+
+
+def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=2))
+    done = sandbox.run(*CLI, "warmup", "job", "--workers", "1")
+    assert done.returncode == 1
+    first, last = warned(done)
+    assert first == "skipped profiled.make: ModuleNotFoundError: No module named 'profiled'"
+    assert "where the job's modules can be imported" in last
+
+
+def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox: Sandbox) -> None:
+    call: dict[str, Any] = {"args": (5,), "kwargs": {}}
+    give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
+    command = [*CLI, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
+    done = json.loads(sandbox.run(*command, PYTHONPATH=path(PROGRAMS)).stdout)
+    assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
+    chosen = [Recipe("triton_autotune", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
+    assert distinct(chosen, ["cuda:90"]) == chosen, "a choice is of its GPU, and left alone on another"
+
+
+def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:
+    give(sandbox, [*record(sandbox, count=2), Recipe("tomorrow", "m", "f", {}, "", 5.0, 5)])
+    for more in ([], ["--json"]):
+        done = sandbox.run(*CLI, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
+        assert done.returncode == 0
+        assert warned(done) == ["kcoord: m.f: this kcoord has no backend 'tomorrow'; its recipes are skipped"]
+
+
+def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_where_kcoord_is_off(
+    sandbox: Sandbox,
+) -> None:
+    give(sandbox, record(sandbox, count=1))
+    done = sandbox.run(*CLI, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_STORE="/proc/nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "KCOORD_STORE=/proc/nowhere" in done.stderr
+    done = sandbox.run(*CLI, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_DISABLE="1")
+    assert (done.returncode, done.stderr) == (0, "kcoord: KCOORD_DISABLE is set: nothing is compiled\n")
+
+
+@pytest.mark.parametrize("apart", [[], ["unshare", "--pid", "--fork", "--kill-child"]], ids=["a process", "process 1"])
+def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sandbox, apart: list[str]) -> None:
+    """As the first process of a container, too, which hears no signal that it does not handle."""
+    if apart and subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make pid namespaces")
+    give(sandbox, record(sandbox, count=4))
+    begun = sandbox.root / "begun"
+    environment = sandbox.env(PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600", BEGUN=str(begun))
+    command = [*apart, sys.executable, *CLI, "warmup", "job", "--workers", "2"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        eventually(begun.exists, what="one compiles")
+        (told,) = psutil.Process(started.pid).children() if apart else [psutil.Process(started.pid)]
+        workers = [p for p in told.children() if "kcoord.warmup" in p.cmdline()]
+        assert len(workers) == 2
+        told.terminate()
+        started.communicate(timeout=60)
+    assert started.returncode == 143
+    assert not [worker for worker in workers if worker.is_running()]
+
+
+def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: Sandbox) -> None:
+    give(sandbox, record(sandbox, count=4))
+    few = "import subprocess, sys; real, made = subprocess.Popen, []\n"
+    few += "def one(*a, **k):\n    if made: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+    few += "    made.append(real(*a, **k)); return made[0]\n"
+    few += "subprocess.Popen = one\n"
+    few += "import atexit; atexit.register(lambda: print('ended', made[0].poll()))\n"
+    code = f"{few}from kcoord.cli import main; main()"
+    done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600")
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "kcoord: a process cannot be started: Resource temporarily unavailable: ask for fewer --workers\n"
+    )
+    assert done.stdout == "ended -15\n"
 
 
 def test_a_kernel_that_cannot_be_imported_leaves_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

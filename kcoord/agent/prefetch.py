@@ -117,6 +117,7 @@ class _Prefetch:
             return
         self._trust = Trust.of(self._settings)
         local.make_private(self._settings.local_dir)
+        self._copy_profile(name)  # first: it is small, and what is left out below can be compiled together
         needs = load_needs(needs_directory(root, name))
         with self._changed:
             self._found.needed = len(needs)
@@ -126,7 +127,6 @@ class _Prefetch:
             thread.start()
         for thread in threads:
             thread.join()
-        self._copy_profile(name)
 
     def _copy_profile(self, name: str) -> None:
         """A first job has none."""

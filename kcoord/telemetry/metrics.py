@@ -25,7 +25,7 @@ class Counters:
     """Thread-safe sums. Not guaranteed: that a reader sees two counters of one moment."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects both
+        self._lock = threading.RLock()  # protects both; a signal's handler may count while its thread is in here
         self._sums: dict[str, float] = {}
         self._delivered: dict[str, float] = {}
 
@@ -37,7 +37,7 @@ class Counters:
     def undelivered(self) -> dict[str, float]:
         """What was added and not yet marked as `delivered`."""
         with self._lock:
-            rest = {n: v - self._delivered.get(n, 0) for n, v in self._sums.items()}
+            rest = {n: v - self._delivered.get(n, 0) for n, v in list(self._sums.items())}
         return {n: v for n, v in rest.items() if v}
 
     def delivered(self, amounts: Mapping[str, float]) -> None:

@@ -92,7 +92,8 @@ class Spans:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects the two below
+        # protects the two below; a signal's handler may add one while its thread is in here
+        self._lock = threading.RLock()
         self._kept: list[tuple[Any, ...]] = []
         self._dropped = 0
         self._epoch = time.time() - time.perf_counter()  # one for all: a stepped clock does not bend a row

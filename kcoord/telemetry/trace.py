@@ -8,6 +8,7 @@ job, because several of its threads ask at once, gets rows of its own.
 from __future__ import annotations
 
 import json
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -218,13 +219,18 @@ def _files(settings: Settings, job: str, since: float, problems: list[str]) -> l
             problems.append(str(error))
             continue
         for path in there:
-            if path.suffix == span_files.SUFFIX and path.is_file():
-                try:
-                    about = path.stat()
-                except OSError:  # it has been removed this very moment
-                    continue
-                if about.st_mtime >= since and about.st_size > found.get(path.name, (-1, path))[0]:
-                    found[path.name] = about.st_size, path
+            if path.suffix != span_files.SUFFIX:
+                continue
+            try:
+                about = path.stat()
+            except FileNotFoundError:  # it has been removed this very moment
+                continue
+            except OSError as error:
+                problems.append(f"{plain_text(str(path), _LONGEST_PATH)}: it cannot be read: {error.strerror}")
+                continue
+            longer = about.st_size > found.get(path.name, (-1, path))[0]
+            if stat.S_ISREG(about.st_mode) and about.st_mtime >= since and longer:
+                found[path.name] = about.st_size, path
     return [path for _, path in sorted(found.values(), key=lambda f: f[1].name)]
 
 

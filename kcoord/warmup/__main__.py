@@ -27,7 +27,7 @@ def main(name: str, *targets: str) -> int:
         print(error, file=sys.stderr)
         return 1
     connect().close()
-    _say({"report": dataclasses.asdict(report)})
+    _say({"report": dataclasses.asdict(report), "alone": int(connect().counters.read()["alone"])})
     return 0
 
 

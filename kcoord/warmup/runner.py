@@ -30,7 +30,7 @@ from kcoord.telemetry.progress import shown
 from kcoord.warmup.order import order
 from kcoord.warmup.overview import Overview
 from kcoord.warmup.recorded import readable
-from kcoord.warmup.tasks import Call, tasks_of
+from kcoord.warmup.tasks import Call, distinct, tasks_of
 from kcoord.warmup.tasks import Task as Task
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def _compiled(
     begun: float,
 ) -> Report:
     rank, world = _rank_and_world()
-    tasks = [task for item in _shareable(items) for task in tasks_of(item, targets)]
+    tasks = [task for item in distinct(_shareable(items), targets) for task in tasks_of(item, targets)]
     with _told(progress, title, tasks, rank, world) as tell:
         report = walk(tasks, rank, world, connect().settings.max_wait, tell)
     report.seconds = time.perf_counter() - begun

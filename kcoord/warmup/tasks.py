@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from kcoord.backends.base import notices
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
 
+T = TypeVar("T")
 _REPLAYERS = {
     "triton": "kcoord.backends.triton_recipes",
     "triton_autotune": "kcoord.backends.triton_autotune",
     "python": "kcoord.warmup.calls",
 }
+_OF_ITS_GPU = ("triton_autotune",)  # what was chosen for one says nothing about another
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""
@@ -31,6 +33,17 @@ class Task:
     name: str
     run: Callable[[bool], str]
     seconds: float = 0.0
+
+
+def distinct(items: Sequence[T], targets: Sequence[object]) -> list[T]:
+    """`items`; where `targets` take the place of what was recorded, without the recipes that differ in nothing but that."""
+    found: dict[object, T] = {}
+    for number, item in enumerate(items):
+        same: object = number
+        if targets and isinstance(item, Recipe) and item.backend not in _OF_ITS_GPU:
+            same = replace(item, target="").digest
+        found.setdefault(same, item)
+    return list(found.values())
 
 
 def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Task]:
