@@ -23,6 +23,16 @@ OURS = ("kcoord-agent", "kcoord-prefetch", "gc")
 SECRET = "kcoord-agent"
 _GRACE = 30 + ENDS_WITHIN  # seconds: Kubernetes' own for the trainer, and after it the agent's
 _PINNED = re.compile(r".+:[^:@/]*\d[^:@/]*(@sha256:[0-9a-f]{64})?|.+@sha256:[0-9a-f]{64}")
+_RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 
 # Fields of other projects' objects that we use, as their CRDs have them: JobSet v0.12, Kubeflow Trainer v2.2.
 _CUSTOM: dict[str, dict[str, Any]] = {
@@ -91,6 +101,11 @@ def _of_pod(pod: Pod) -> Iterator[str]:
     spec = pod.spec
     if spec.get("enableServiceLinks") is not False:
         yield "enableServiceLinks must be false"
+    if spec.get("automountServiceAccountToken") is not False:
+        yield "automountServiceAccountToken must be false: nothing here asks the API server"
+    evicted = pod.metadata.get("annotations", {}).get("cluster-autoscaler.kubernetes.io/safe-to-evict")
+    if pod.of["kind"] == "Deployment" and any("emptyDir" in v for v in spec.get("volumes", [])) and evicted != "true":
+        yield "without the annotation safe-to-evict its emptyDir keeps its node from being scaled down"
     security = spec.get("securityContext", {})
     if security.get("runAsNonRoot") is not True or security.get("seccompProfile") != {"type": "RuntimeDefault"}:
         yield "the pod's securityContext must say runAsNonRoot and seccompProfile RuntimeDefault"
@@ -102,6 +117,10 @@ def _of_pod(pod: Pod) -> Iterator[str]:
                 yield f"{volume['name']}: the agent refuses what others may read: defaultMode 0440, and an fsGroup"
             if volume["secret"].get("optional") is not True:
                 yield f"{volume['name']}: a Secret that is not there would keep the pod from starting"
+    if any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")):
+        yield "the Pod Security Standard `restricted` refuses what is the host's"
+    kinds = {kind for v in spec.get("volumes", []) for kind in v if kind != "name"}
+    yield from (f"`restricted` refuses a volume of the kind {kind}" for kind in sorted(kinds - _RESTRICTED_VOLUMES))
     volumes = [v["name"] for v in spec.get("volumes", [])]
     mounted = {m["name"] for c in pod.containers for m in c.get("volumeMounts", [])}
     yield from (f"the volume {n} is not mounted" for n in sorted(set(volumes) - mounted))

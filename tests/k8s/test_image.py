@@ -39,6 +39,13 @@ def test_what_is_copied_is_there_and_enough_to_build_a_wheel() -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "kcoord", "launch"} == copied
 
 
+def test_only_what_is_copied_leaves_this_machine() -> None:
+    """A builder elsewhere gets the whole directory otherwise, with the secrets that were made in it."""
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    copied = [word for words in lines() if words[0] == "COPY" and "--from=build" not in words for word in words[1:-1]]
+    assert ignored == ["*", *(f"!{name}" for name in copied), "**/__pycache__"]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment of the image: a wheel of this checkout and its dependencies, which are taken from here."""

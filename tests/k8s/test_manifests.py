@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import kcoord
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.artifacts.signing import read_keys
 from kcoord.cli import _COMMANDS
@@ -99,6 +100,11 @@ BROKEN: list[tuple[str, str, Callable[[Any], Any]]] = [
     ("indexed-job", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
     ("jobset", "restartPolicy must be", lambda pod: pod.spec.update(restartPolicy="Always")),
     ("indexed-job", "enableServiceLinks", lambda pod: pod.spec.pop("enableServiceLinks")),
+    ("indexed-job", "automountServiceAccountToken", lambda pod: pod.spec.pop("automountServiceAccountToken")),
+    ("indexed-job", "what is the host's", lambda pod: pod.spec.update(hostNetwork=True)),
+    ("jobset", "kind hostPath",
+     lambda pod: pod.spec["volumes"].append({"name": "disk", "hostPath": {"path": "/mnt"}})),
+    ("base", "safe-to-evict", lambda pod: pod.metadata.pop("annotations")),
     ("indexed-job", "runAsNonRoot and seccompProfile", lambda pod: pod.spec.pop("securityContext")),
     ("indexed-job", "terminationGracePeriodSeconds", lambda pod: pod.spec.update(terminationGracePeriodSeconds=30)),
     ("indexed-job", "there is no volume kcoord", lambda pod: pod.spec.update(volumes=[])),
@@ -207,9 +213,68 @@ def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
         found = objects(place)
         pod = next(pods(found))
         assert pod.spec["shareProcessNamespace"] is True
-        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod.spec["securityContext"].keys()
+        assert not _USERS & pod.spec["securityContext"].keys()
         for each in found:
             validate(each, VERSIONS[0])
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainingRuntime", "ClusterTrainingRuntime"])
+def test_what_the_components_make_of_a_pod_that_says_little_is_valid(tmp_path: Path, kind: str) -> None:
+    components = ", ".join(_relative(tmp_path, c) for c in ("sidecar", "metrics", "shared-pids"))
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [mine.yaml]\ncomponents: [{components}]\n")
+    job = _MINE.partition("spec:\n")[2]
+    within = {"Job": "spec", "JobSet": "spec/replicatedJobs/0/template/spec"}
+    place = within.get(kind, "spec/template/spec/replicatedJobs/0/template/spec").split("/")
+    head = f"apiVersion: {_API[kind]}\nkind: {kind}\nmetadata: {{name: mine, labels: {{kcoord/agent: sidecar}}}}\n"
+    (tmp_path / "mine.yaml").write_text(head + _nested(place, job))
+    (mine,) = objects(tmp_path)
+    for version in VERSIONS:
+        validate(mine, version)
+    pod = next(pods([mine]))
+    assert [c["name"] for c in pod.containers[:3]] == ["data", "kcoord-agent", "kcoord-prefetch"]
+    assert pod.metadata["labels"] == {"kcoord/agent": "sidecar"}
+
+
+def _nested(place: list[str], body: str) -> str:
+    """`body`, YAML that is indented by two, at `place`."""
+    import yaml
+
+    found: Any = yaml.safe_load(body)
+    for name in reversed(place):
+        found = [{"name": "node", **found}] if name == "0" else {name: found}
+    return str(yaml.safe_dump(found))
+
+
+@pytest.mark.parametrize("security", ["", "securityContext: {runAsNonRoot: true, runAsUser: 1000, fsGroup: 1000}"])
+def test_where_openshift_chooses_the_user_a_job_may_ask_for_one_or_not(tmp_path: Path, security: str) -> None:
+    components = ", ".join(_relative(tmp_path, c) for c in ("sidecar", "openshift"))
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [job.yaml]\ncomponents: [{components}]\n")
+    (tmp_path / "job.yaml").write_text(_MINE.replace("restartPolicy", f"{security}\n      restartPolicy"))
+    (mine,) = objects(tmp_path)
+    assert not _USERS & next(pods([mine])).spec.get("securityContext", {}).keys()
+    validate(mine, VERSIONS[0])
+
+
+@pytest.mark.parametrize("name", ["base", "gc"])
+def test_where_openshift_chooses_the_user_nothing_of_ours_asks_for_one(tmp_path: Path, name: str) -> None:
+    ours = Path(_relative(tmp_path, "openshift")).parent.parent / ("base" if name == "base" else f"overlays/{name}")
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [{ours}]\ncomponents: [{_relative(tmp_path, 'openshift')}]\n"
+    )
+    found = objects(tmp_path)
+    (pod,) = pods(found)
+    assert pod.spec["securityContext"]["runAsNonRoot"] is True
+    assert not _USERS & pod.spec["securityContext"].keys()
+    for each in found:
+        validate(each, VERSIONS[0])
+
+
+def test_the_agents_image_has_this_version_wherever_it_is_named() -> None:
+    """One that was forgotten is an agent of another version than the trainer's kcoord."""
+    pages = [ROOT / "Containerfile", ROOT / "docs" / "kubernetes.md", *(ROOT / "k8s").rglob("*.yaml")]
+    said = [v for page in pages for v in re.findall(r"kcoord-agent(?::|, newTag: )([\d.]+)", page.read_text())]
+    assert len(said) >= 8
+    assert {*said} == {kcoord.__version__}
 
 
 def test_nothing_can_be_applied_before_there_are_secrets(tmp_path: Path) -> None:
@@ -332,6 +397,13 @@ def _relative(place: Path, component: str) -> str:
     return os.path.relpath(checkout() / "components" / component, place)
 
 
+_API = {
+    "Job": "batch/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "TrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+    "ClusterTrainingRuntime": "trainer.kubeflow.org/v1alpha1",
+}
+_USERS = {"runAsUser", "runAsGroup", "fsGroup"}
 _MINE = """\
 apiVersion: batch/v1
 kind: Job

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -215,6 +216,25 @@ def test_the_nightly_job_has_the_key_and_not_the_password(pod: RunningPod, secre
     assert done.returncode == 0, done.stderr
     assert "not merged" not in done.stderr
     assert len(Store(pod.path("/kcoord-store")).manifests()) == 1, "it was used a moment ago"
+
+
+_LASTS = "import time, kcoord.cli as c; c.cli = lambda **k: (print('begun', flush=True), time.sleep(600)); c.main()"
+
+
+def test_a_command_that_is_a_containers_first_process_ends_when_it_is_told_to() -> None:
+    """Such a process hears no signal that it does not handle: a drained node would wait for `kcoord gc` to be killed."""
+    apart = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make pid namespaces")
+    with subprocess.Popen([*apart, sys.executable, "-c", _LASTS], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        try:
+            assert started.stdout.readline() == "begun\n"
+            (first,) = psutil.Process(started.pid).children()
+            first.terminate()
+            assert started.wait(60) == 143
+        finally:
+            started.kill()
 
 
 @pytest.mark.parametrize("shares_pids", [False, True], ids=["pids apart", "pids shared"])
