@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,8 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.artifacts import local
-from kcoord.artifacts.bundle import Bundle, BundleInvalid, Index, export
+from kcoord.artifacts.bundle import Bundle, export
+from kcoord.artifacts.bundle_index import BundleInvalid, Index
 from kcoord.artifacts.payload import pack, with_payload
+from kcoord.artifacts.publish import staging_name
 from kcoord.artifacts.signing import BUNDLE, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
@@ -32,7 +36,7 @@ from kcoord.profiles import document
 from kcoord.profiles.needs import Need, load_needs, needs_directory, save_needs
 from kcoord.profiles.parts import parts, save_part
 from kcoord.telemetry.events import Notices
-from tests.conftest import Sandbox
+from tests.conftest import Sandbox, eventually, finish
 from tests.test_profile import recipe
 from tests.test_store import FILES, manifest_of
 from tests.test_trust import OURS, THEIRS, opened, trust, unsigned
@@ -438,6 +442,58 @@ def test_verify_looks_at_this_nodes_own_copies_too(sandbox: Sandbox, kcoord: Run
     done = kcoord("verify", "--local")
     assert done.returncode == 1
     assert str(home) in done.stderr
+
+
+def test_an_artifact_that_is_named_and_left_out_is_no_success(kcoord: Run, tmp_path: Path) -> None:
+    store, out = filled(tmp_path / "s"), tmp_path / "out"
+    given = {"KCOORD_STORE": str(store.root)}
+    done = kcoord("export", "--key", "f" * 64, str(out), **given)
+    assert (done.returncode, out.exists()) == (1, False)
+    assert "0 artifacts" in done.stderr
+    (store.home(DIGESTS[0]) / "payload.tar.zst").write_bytes(b"torn")
+    done = kcoord("export", "--key", DIGESTS[0], "--key", DIGESTS[1], str(out), **given)
+    assert done.returncode == 1
+    assert f"left out: {DIGESTS[0][:12]}" in done.stderr
+    assert kcoord("export", "--all", str(out), **given).returncode == 0, "of all, what does not verify is only told"
+
+
+def dead_pid() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_to_the_same_file(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    out, ours = tmp_path / "b.kcb", f"-{os.getpid()}-"
+    left = [tmp_path / f".{name}.{staging_name().replace(ours, f'-{dead_pid()}-')}.part" for name in ("b.kcb", "c.kcb")]
+    at_work = tmp_path / f".b.kcb.{staging_name()}.part"
+    mine = tmp_path / ".b.kcb.notes.part"
+    for path in (*left, at_work, mine):
+        path.touch()
+    exported(store, out)
+    assert {p for p in tmp_path.iterdir() if p.is_file()} == {out, left[1], at_work, mine}
+
+
+def test_a_dry_run_of_an_import_fails_where_the_import_would(kcoord: Run, tmp_path: Path) -> None:
+    bundle = exported(filled(tmp_path / "here"), tmp_path / "b.kcb")
+    (tmp_path / "file").touch()
+    for arguments in ([str(bundle)], ["--dry-run", str(bundle)]):
+        assert kcoord("import", *arguments, KCOORD_STORE=str(tmp_path / "file")).returncode == 1
+
+
+def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox, tmp_path: Path) -> None:
+    bundle, root = exported(filled(tmp_path / "here"), tmp_path / "b.kcb"), tmp_path / "there"
+    stuck = "import time, kcoord.artifacts.store as s; s.rename_into_place = lambda *staged, **more: time.sleep(600)"
+    code = f"{stuck}; from kcoord.cli import main; main()"
+    process = sandbox.start("-c", code, "import", str(bundle), KCOORD_STORE=str(root))
+    eventually(lambda: list(root.glob("v1/staging/*/manifest.msgpack")) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((root / "v1" / "staging").iterdir()) == []
+    assert imported(bundle, Store(root)) == (4, 0)
 
 
 @pytest.mark.parametrize(

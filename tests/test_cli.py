@@ -57,6 +57,29 @@ def test_the_agent_ends_on_sigterm_and_takes_its_socket_with_it(sandbox: Sandbox
     assert not list(sandbox.local.glob("*.sock"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sidecar_without_an_agent_ends_on_a_signal_whichever_of_its_threads_is_given_it(
+    sandbox: Sandbox, number: signal.Signals
+) -> None:
+    code = f"""
+import os, signal, sys, threading, time
+from kcoord.cli import main
+def given():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), {int(number)})
+threading.Thread(target=given, daemon=True).start()
+sys.argv = ["kcoord", "agent", "--sidecar", "--lease-ttl", "soon"]
+main()
+"""
+    sidecar = sandbox.start("-c", code)
+    assert sidecar.stderr is not None
+    assert "the job runs without an agent" in sidecar.stderr.readline()
+    (sandbox.root / "go").touch()
+    done = finish(sidecar, 20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_second_agent_is_refused_and_stop_ends_the_first(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
     assert "listens" in kcoord(sandbox, "agent", code=1).stderr
     kcoord(sandbox, "agent", "--stop")
@@ -68,6 +91,18 @@ def test_an_agent_with_a_store_that_cannot_be_written_does_not_start(sandbox: Sa
     line = kcoord(sandbox, "agent", "--store", "/proc/nowhere", code=2).stderr
     assert line.startswith("kcoord: KCOORD_STORE=/proc/nowhere")
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["status"], ["agent", "--stop"]], ids=" ".join)
+def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
+    sandbox: Sandbox, agent: subprocess.Popen[str], command: list[str]
+) -> None:
+    agent.send_signal(signal.SIGSTOP)
+    said = kcoord(sandbox, *command, code=1, KCOORD_AGENT_TIMEOUT="0.5").stderr
+    agent.send_signal(signal.SIGCONT)
+    assert said.startswith("kcoord: no agent answers at ")
+    assert "timed out" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
@@ -201,6 +236,33 @@ def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
     assert len(as_json(sandbox, "ls", **store, **elsewhere)) == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["explain", "k"], ["verify"], ["verify", "f" * 64], ["gc"], ["gc", "--dry-run"], ["gc", "--pins"],
+     ["export", "--all", "out"], ["export", "job", "out"], ["export", "--key", "f" * 64, "out"]],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("what", ["nothing", "a file", "a directory"])
+def test_where_there_is_no_store_every_command_says_so(sandbox: Sandbox, what: str, arguments: list[str]) -> None:
+    place = sandbox.root / "place"
+    if what == "a file":
+        place.touch()
+    elif what == "a directory":
+        place.mkdir()
+    done = kcoord(sandbox, *arguments, code=1, KCOORD_STORE=str(place))
+    line = f"kcoord: {place}: there is no store here: set KCOORD_STORE to one, or look at its mount\n"
+    assert (done.stdout, done.stderr) == ("", line)
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["doctor"], ["explain", "--help"]], ids=" ".join)
+def test_output_that_has_no_room_is_one_line(sandbox: Sandbox, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, *KCOORD, *arguments], env=sandbox.env(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "kcoord: No space left on device: look at where the output goes\n")
+
+
 def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
     with RedisServer() as server:
         settings = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
@@ -229,6 +291,13 @@ def test_doctor_names_what_is_wrong_and_the_remedy(sandbox: Sandbox, setting: st
 def test_brackets_are_text_and_not_markup(sandbox: Sandbox) -> None:
     shown = kcoord(sandbox, "doctor", KCOORD_LOCAL_DIR=str(sandbox.root / "local[red]")).stdout
     assert "local[red]" in shown
+
+
+def test_a_path_is_not_cut_where_the_terminal_is_narrow(sandbox: Sandbox) -> None:
+    settings = {"KCOORD_LOCAL_DIR": str(sandbox.root / ("l" * 60)), "KCOORD_SOCKET": str(sandbox.root / ("s" * 60))}
+    shown = sandbox.run(*KCOORD, "doctor", COLUMNS="80", **settings).stdout
+    assert "…" not in shown
+    assert shown.count("s") > 60
 
 
 def test_a_bad_setting_is_one_line_without_the_password(sandbox: Sandbox) -> None:

@@ -14,6 +14,7 @@ import pytest
 from kcoord.agent import links, protocol
 from kcoord.agent.client import AgentClient, Alone, Lead, Ready
 from kcoord.keys.cache_key import CacheKey
+from kcoord.own_socket import OwnSocket
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.agents import SOON, Node, end_agent, in_thread, key_of, stage, until
@@ -32,13 +33,14 @@ def node() -> Iterator[Node]:
 RESTORED_SIGPIPE = """
 import signal, socket
 from kcoord.agent.client import AgentClient
+from kcoord.own_socket import OwnSocket
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is piped into another program
 client = AgentClient(Settings.from_environ(), Notices())
 ours, theirs = socket.socketpair()
 theirs.close()
-client._links.give_back(ours)
+client._links.give_back(OwnSocket(ours))
 print(client.ask({"op": "status"}))
 """
 
@@ -52,7 +54,7 @@ def test_an_agent_that_has_gone_does_not_end_a_rank_that_restored_sigpipe(sandbo
 def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object], sandbox: Sandbox) -> None:
     client = AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices())
     ours, theirs = socket.socketpair()
-    client._links.give_back(ours)
+    client._links.give_back(OwnSocket(ours))
     theirs.sendall(protocol.encode_frame(answer))
     assert isinstance(client.claim(key_of("k"), sandbox.root / "k"), Alone)
     theirs.close()
@@ -198,6 +200,29 @@ def test_a_forked_child_may_wait_for_its_parent(node: Node) -> None:
     parent.tell()
     parent.tell()
     assert parent.expect("published") == {"well": True}
+
+
+CLOSES_ALL = """
+import os, socket
+lead = claim(client, "k")
+client.ask({"op": "status"})  # an idle connection, too
+os.closerange(3, 4096)
+mine = [end for _ in range(8) for end in socket.socketpair()]  # by the numbers that were ours
+well = publish(client, lead, "k")
+claim(client, "other")
+client.close()
+for end in mine:
+    end.setblocking(False)
+    end.send(b"x")
+say("done", published=well, received=[end.recv(100).decode() for end in mine])
+"""
+
+
+def test_a_script_that_closes_all_descriptors_finds_nothing_of_ours_in_those_that_it_opens_then(node: Node) -> None:
+    rank = node.rank(CLOSES_ALL, PYTHONWARNINGS="ignore")
+    rank.expect("Lead")
+    rank.expect("Lead")
+    assert rank.expect("done") == {"published": True, "received": ["x"] * 16}
 
 
 def test_a_forked_child_keeps_no_connection_of_its_parent_open(node: Node) -> None:

@@ -213,6 +213,21 @@ def test_a_missing_staging_directory_is_not_mistaken_for_a_rename_that_was_done(
     assert (home / "kernel.cubin").read_bytes() == b"theirs"
 
 
+def test_a_pipe_in_the_place_of_ones_own_manifest_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    staging = stage(home)
+
+    def a_stranger_is_faster(source: Path, target: Path) -> None:
+        target.mkdir()
+        os.mkfifo(target / "kcoord-manifest.msgpack")
+
+    _pretend(monkeypatch, a_stranger_is_faster, errno.ENOENT)
+    with pytest.raises(StoreError, match="vanished"):
+        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+
+
 # --- faults of the file system, for real ---
 
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from kcoord.agent import keeper
 from kcoord.agent.keeper import Keeper
 from kcoord.artifacts import collector, local
+from kcoord.artifacts.bundle import export
 from kcoord.artifacts.collector import Collected, Tidying, collect, count
 from kcoord.artifacts.holdings import Holdings, read_holdings
 from kcoord.artifacts.local_collector import collect_local, keeps_access_times
@@ -22,6 +25,7 @@ from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.pins import load_pins, pin, unpin
 from kcoord.artifacts.retention import Entry, Limits, choose
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import MARKER
 from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import load_uses, merge_uses, note_uses, prefix_of
 from kcoord.errors import SettingsError, StoreError
@@ -36,7 +40,7 @@ from tests.agents import Node, end_agent, key_of, until
 from tests.conftest import Sandbox
 from tests.faults.cluster import start_agent
 from tests.test_cli import as_json, kcoord
-from tests.test_publish import mounted
+from tests.test_publish import mounted, read_only, tmpfs
 from tests.test_store import manifest_of
 
 DAY = 86400.0
@@ -164,6 +168,38 @@ def test_a_dry_run_says_the_same_and_removes_nothing(store: Store) -> None:
     assert there(store, *digests) == [True, True, False, False]
 
 
+def listing(root: Path) -> dict[str, tuple[int, int, int]]:
+    """All that lies below `root`, and when it was changed, to the nanosecond."""
+    found = {path: path.lstat() for path in [root, *root.rglob("*")]}
+    return {str(path): (f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for path, f in found.items()}
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "4m") as disk:
+        store = Store(disk / "store")
+        store.open()
+        digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
+        save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+        pin_profile(store.root, "llama")
+        save_needs(needs_directory(store.root, "llama"), [need(digests[1])])
+        (store.root / "v1" / "trash").mkdir()
+        (store.root / "v1" / "trash" / "old").touch()
+        make_home(disk / "local", "k", 9 * DAY)
+        limits = ["gc", "--max-size", "0", "--least-age", "0", "--grace", "0", "--dry-run", "--json"]
+        settings = {"KCOORD_STORE": str(store.root), "KCOORD_LOCAL_DIR": str(disk / "local")}
+
+        def looked() -> tuple[list[str], int, int]:
+            told = json.loads(kcoord(sandbox, *limits, **settings).stdout)
+            here = json.loads(kcoord(sandbox, *limits, "--local", **settings).stdout)
+            return [d["artifact"] for d in told["removed"]], told["pinned"], len(here["removed"])
+
+        before = listing(disk)
+        assert looked() == ([digests[0]], 2, 1), "what its jobs have asked for since is pinned, and was not noted"
+        assert listing(disk) == before
+        read_only(disk)
+        assert looked() == ([digests[0]], 2, 1)
+
+
 def test_what_is_removed_is_deleted_after_its_grace_period(store: Store) -> None:
     digest = publish(store, "k")
     run(store, max_size=0)
@@ -205,6 +241,51 @@ def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store here"):
         collect(tmp_path, Limits(max_size=0, least_age=0))
     assert (tmp_path / "v1" / "objects" / "ab" / ("ab" * 32)).exists()
+
+
+def test_a_store_of_a_later_format_is_left_alone_by_every_command(sandbox: Sandbox, store: Store) -> None:
+    """What its own version keeps, and where, is not known here."""
+    digest = publish(store, "k", 90 * DAY)
+    export(store, [digest], {}, sandbox.root / "b.kcb")
+    (store.root / MARKER).write_bytes(msgpack.packb({"format": 2, "uuid": "x"}))
+    before = listing(store.root)
+    commands = ["gc --max-size 0", "gc --max-size 0 --dry-run", "gc --pins", "ls", "verify", "explain k", "export --all a.kcb",
+                "import --dry-run b.kcb", "import b.kcb"]  # fmt: skip
+    for command in commands:
+        told = kcoord(sandbox, *command.split(), code=1, KCOORD_STORE=str(store.root))
+        assert told.stdout == "", command
+        assert (
+            told.stderr
+            == f"kcoord: {store.root}: its format is not 1: use the kcoord that made it, or a new directory\n"
+        )
+    assert listing(store.root) == before
+
+
+_AS_ANOTHER = """
+import os, sys
+import kcoord.cli, kcoord.cli.gc
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+kcoord.cli.main()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cost(sandbox: Sandbox) -> None:
+    """A user of the team published without umask 002."""
+    store = Store(sandbox.root / "store")
+    store.open()
+    theirs, ours = publish(store, "theirs", DAY), publish(store, "ours", DAY)
+    sandbox.root.chmod(0o755)
+    (store.root / "v1" / "trash").mkdir()
+    for path in [store.root, *store.root.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    os.chown(store.home(theirs).parent, 0, 0)
+    store.home(theirs).parent.chmod(0o755)
+    done = sandbox.run("-c", _AS_ANOTHER, "gc", "--max-size", "0", "--json", KCOORD_STORE=str(store.root))
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert ([d["artifact"] for d in told["removed"]], told["refused"]) == ([ours], 1)
+    assert done.stderr.startswith("kcoord: of what was to go, 1 may not be removed by this user: ")
 
 
 def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:
@@ -324,6 +405,53 @@ def test_a_torn_note_counts_for_nothing_and_one_that_cannot_be_read_stops_everyt
     assert there(store, digest) == [True]
 
 
+def test_what_a_process_used_is_in_use_until_it_ends_however_long_its_agent_lives(store: Store) -> None:
+    """An agent that is a service of the node, for one job after the other."""
+    first, second = publish(store, "first"), publish(store, "second")
+    settings = Settings.from_environ({"KCOORD_STORE": str(store.root)})
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due = dict.fromkeys(kept._due, math.inf)
+
+    def noted() -> set[bytes]:
+        """On one more day."""
+        shutil.rmtree(store.root / "v1" / "used", ignore_errors=True)
+        kept._note_at = 0.0
+        kept.pulse()
+        assert kept._noting is not None
+        kept._noting.result(timeout=60)
+        return set(load_uses(store.root))
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+        kept.used([first], job.pid)
+        kept.used([second], os.getpid())
+        for _ in range(2):
+            assert noted() == {prefix_of(first), prefix_of(second)}
+    assert noted() == {prefix_of(second)}
+    for n in range(1000):
+        kept.used([first], 2**22 + 1 + n)  # more than Linux has
+    assert len(kept._used_by) < 200
+    assert noted() == {prefix_of(first), prefix_of(second)}, "since the last note"
+    assert noted() == {prefix_of(second)}
+    asyncio.run(kept.drain(60))
+
+
+def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Keeper(store.root, Settings.from_environ({}), LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due = dict.fromkeys(kept._due, math.inf)
+    digest = publish(store, "k")
+    kept.used([digest], os.getpid())
+    (store.root / "v1" / "used").write_text("in the way")
+    kept._note_at = 0.0
+    kept.pulse()
+    assert kept._noting is not None
+    kept._noting.result(timeout=60)
+    (store.root / "v1" / "used").unlink()
+    asyncio.run(kept.drain(60))
+    assert set(load_uses(store.root)) == {prefix_of(digest)}
+
+
 # --- pins ---
 
 
@@ -375,6 +503,23 @@ def test_needs_that_are_replaced_while_they_are_read_are_read_again(
     assert all_needs(directory) == {need("ab" * 32), need("cd" * 32)}
 
 
+def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = publish(store, "k", DAY)
+    pin(store.root, "llama", [])
+    save_needs(needs_directory(store.root, "llama"), [need(digest)])
+
+    def unpinned_meanwhile(directory: Path) -> set[Need]:
+        unpin(store.root, "llama")
+        return all_needs(directory)
+
+    monkeypatch.setattr("kcoord.profiles.pinned.all_needs", unpinned_meanwhile)
+    run(store, max_size=0)
+    assert load_pins(store.root) == {}
+    assert list((store.root / "v1" / "staging").iterdir()) == []
+
+
 def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
     monkeypatch.setattr("kcoord.artifacts.collector._PINS_AGAIN", 2)
@@ -387,6 +532,22 @@ def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: 
     monkeypatch.setattr(Trash, "take", take_then_pin)
     assert len(run(store, max_size=0).removed) == 5
     assert there(store, digests[-1]) == [True]
+
+
+def test_what_was_taken_away_a_moment_before_it_was_pinned_is_put_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
+    take = Trash.take
+
+    def take_then_pin(trash: Trash, path: Path) -> Path | None:
+        there = take(trash, path)
+        pin(store.root, "late", digests[:1])
+        return there
+
+    monkeypatch.setattr(Trash, "take", take_then_pin)
+    assert names(run(store, max_size=0)) == digests[1:]
+    assert there(store, *digests) == [True] + [False] * 5
 
 
 # --- this node's own copies ---
@@ -404,9 +565,9 @@ def make_home(local_dir: Path, name: str, unused: float) -> Path:
 
 
 def age(home: Path, unused: float) -> None:
-    manifest = home / "kcoord-manifest.msgpack"
     at = home.stat().st_ctime - unused
-    os.utime(manifest, (at, at))
+    for path in home.iterdir():
+        os.utime(path, (at, at))
 
 
 @pytest.fixture
@@ -431,6 +592,33 @@ def test_on_a_node_what_was_read_within_a_day_stays(local_dir: Path) -> None:
     (trashed,) = (stale.parent / ".kcoord" / "trash").iterdir()
     collect_local(local_dir, Limits(), tidying=AT_ONCE)
     assert not trashed.exists()
+
+
+def test_what_a_compiler_without_kcoord_reads_in_its_own_cache_stays(local_dir: Path) -> None:
+    read, idle = make_home(local_dir, "read", 9 * DAY), make_home(local_dir, "idle", 9 * DAY)
+    assert (read / "kernel.txt").read_text() == "read", "Triton knows nothing of a manifest"
+    assert names(collect_local(local_dir, Limits(max_size=0, least_age=0))) == [str(idle)]
+    assert read.exists()
+
+
+def test_a_compilers_cache_that_is_a_link_to_a_larger_disk_is_looked_through(
+    local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(local_dir / "large", "k", 9 * DAY)
+    (local_dir / "cache").symlink_to(home.parent)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(local_dir / "cache"))
+    (found,) = names(collect_local(local_dir, Limits(max_size=0, least_age=0)))
+    assert found == str(local_dir / "cache" / home.name)
+    assert not home.exists()
+
+
+def test_on_a_node_nothing_is_removed_while_the_store_and_its_pins_are_away(sandbox: Sandbox, local_dir: Path) -> None:
+    home = make_home(local_dir, "k", 9 * DAY)
+    away = {"KCOORD_STORE": str(sandbox.root / "mount"), "KCOORD_LOCAL_DIR": str(local_dir)}
+    (sandbox.root / "mount").mkdir()
+    told = kcoord(sandbox, "gc", "--local", "--max-size", "0", "--least-age", "0", code=1, **away).stderr
+    assert "there is no store here" in told
+    assert home.exists()
 
 
 def test_what_a_rank_opens_in_the_moment_of_its_removal_is_put_back(
@@ -598,6 +786,22 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
     asyncio.run(scenario())
 
 
+def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(store, f"k{n}", DAY) for n in range(3)]
+    monkeypatch.setattr(Trash, "take", lambda trash, path: None)  # as where its directory is another user's
+    notices = Notices()
+    settings = Settings.from_environ({"KCOORD_STORE": str(store.root), "KCOORD_STORE_MAX_SIZE": "1"})
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", notices)
+    for _ in range(2):
+        kept._io["store"].submit(kept._collect).result(timeout=60)
+    (told,) = notices.since(0)[0]
+    assert "the store: its bound is not kept: of what was to go, 3 may not be removed by this user" in told
+    assert all(there(store, *digests))
+    asyncio.run(kept.drain(60))
+
+
 def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, "k", DAY)
 
@@ -674,6 +878,7 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
         (["--store", "/nowhere"], 1, "there is no store here"),
         (["--store", "/nowhere", "--pin", "../x"], 2, "--pin"),
         (["--store", "/nowhere", "--pins"], 1, "there is no store here"),
+        (["--store", "/nowhere", "--pin", "x", "--max-size", "1GiB"], 2, "give them alone"),
         (["--store", "/" + "n" * 300], 1, "too long"),
         (["--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["--local"], 1, "nothing on this node"),

@@ -192,7 +192,26 @@ def test_all_manifests_are_listed_and_damaged_ones_left_out(opened: Store) -> No
     for n in range(5):
         opened.publish(manifest_of(key=CacheKey.of("test", f"k{n}")), FILES)
     (opened.home(CacheKey.of("test", "k3").digest) / "manifest.msgpack").write_bytes(b"junk")
+    (opened.root / "v1" / "objects" / "zz").touch()
     assert sorted(m.key.name for m in opened.manifests()) == ["k0", "k1", "k2", "k4"]
+
+
+def test_what_vanishes_on_an_nfs_server_while_its_manifest_is_read_is_not_there(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        opened.publish(manifest_of(key=CacheKey.of("test", f"k{n}")), FILES)
+    goes = opened.home(CacheKey.of("test", "k0").digest)
+    read_plain = store_module.read_plain
+
+    def reading(path: Path, most: int) -> bytes:
+        if path.parent == goes:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return read_plain(path, most)
+
+    monkeypatch.setattr(store_module, "read_plain", reading)
+    assert opened.manifest_file(goes.name) is None
+    assert [m.key.name for m in opened.manifests()] == ["k1"]
 
 
 # --- damage ---

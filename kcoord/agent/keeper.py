@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from kcoord.artifacts.local_collector import collect_local
 from kcoord.artifacts.publish import fault_of
 from kcoord.artifacts.retention import Limits
 from kcoord.artifacts.signing import OFF, Trust
+from kcoord.artifacts.sweep import lives
 from kcoord.artifacts.trash import Trash
 from kcoord.artifacts.uses import MOST_USES, note_uses, prefix_of
 from kcoord.errors import LeaseUnavailable, StoreError
@@ -46,6 +48,7 @@ EVERY = 3600.0
 READ_FIRST, READ_EVERY = 60.0, 600.0  # what another agent has counted: one small file
 NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0
 _MOST = 2000  # artifacts of one pass, and parts of profiles, and files of needs
+_PROCESSES = 64  # of which it is not looked at once whether they live
 _LEASE = "gc"
 
 
@@ -62,8 +65,10 @@ class Keeper:
             max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
         )
         self._held: dict[str, Holdings] = {}  # by whose: "store", "local"
-        self._used: dict[bytes, None] = {}
-        self._noted = 0
+        self._used: dict[bytes, None] = {}  # and not noted since
+        self._used_by: dict[int, set[bytes]] = {}  # what each process has ever used, and may hold in memory
+        self._most_processes = _PROCESSES
+        self._not_noted: list[bytes] = []  # what a disk refused, as its thread left it
         threads = {"store": "keeper-store", "local": "keeper", "notes": "keeper-notes"}
         self._io = {what: ThreadPoolExecutor(1, name) for what, name in threads.items()}
         self._noting: Future[None] | None = None
@@ -72,19 +77,32 @@ class Keeper:
         self._note_at = now + _about(NOTED_FIRST)
         self._due = {"store": now + _about(FIRST), "local": now + _about(FIRST), "held": now + _about(READ_FIRST)}
 
-    def used(self, digests: Iterable[str]) -> None:
-        """Ranks of this node asked for these, or loaded them; 16 digits of each are enough. What is no digest is ignored."""
-        for digest in digests if self._store is not None else ():
+    def used(self, digests: Iterable[str], pid: int) -> None:
+        """The process `pid` of this node (0: nobody knows) asked for these, or loaded them; 16 digits of each are enough.
+
+        They are in use for as long as it lives. What is no digest is ignored.
+        """
+        if self._store is None:
+            return
+        if pid not in self._used_by and len(self._used_by) >= self._most_processes:
+            self._forget_the_ended()
+            self._most_processes = 2 * len(self._used_by) + _PROCESSES
+        mine = self._used_by.setdefault(pid, set())
+        for digest in digests:
             with suppress(ValueError):
+                prefix = prefix_of(digest)
                 if len(self._used) < MOST_USES:
-                    self._used.setdefault(prefix_of(digest))
+                    self._used.setdefault(prefix)
+                if len(mine) < MOST_USES:
+                    mine.add(prefix)
 
     def pulse(self) -> None:
         """Begin what is due. Call it about once a second."""
         now = time.monotonic()
-        if self._store is not None and now >= self._note_at and self._used:
+        if self._store is not None and now >= self._note_at and (self._noting is None or self._noting.done()):
             self._note_at = now + _about(NOTED_EVERY)
-            self._note()
+            self._forget_the_ended()
+            self._note({*self._used, *self._not_noted, *chain.from_iterable(self._used_by.values())})
         if self._store is not None:
             self._begin("store", self._keep_store, now)
             if self._settings.metrics is not None:
@@ -112,8 +130,8 @@ class Keeper:
         """Note what was used and is not noted yet, within `timeout` seconds; a pass that is under way ends in the middle."""
         for task in self._passes.values():
             task.cancel()
-        if len(self._used) > self._noted:
-            self._note()
+        if self._used or self._not_noted:
+            self._note({*self._used, *self._not_noted})
         if self._noting is not None:
             _, late = await asyncio.wait({asyncio.wrap_future(self._noting)}, timeout=timeout)
             if late:
@@ -122,17 +140,21 @@ class Keeper:
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._passes.values(), return_exceptions=True)
 
-    def _note(self) -> None:
-        if self._noting is not None and not self._noting.done():
-            return
-        self._noting = self._io["notes"].submit(self._write, list(self._used))
+    def _forget_the_ended(self) -> None:
+        """Or an agent that serves one job after the other would keep all that was ever used in use."""
+        self._used_by = {pid: used for pid, used in self._used_by.items() if pid == 0 or lives(pid)}
+
+    def _note(self, prefixes: Iterable[bytes]) -> None:
+        self._noting = self._io["notes"].submit(self._write, list(prefixes))
+        self._used = {}
 
     def _write(self, prefixes: list[bytes]) -> None:
         assert self._store is not None
         try:
             note_uses(self._store, prefixes)
-            self._noted = len(prefixes)
+            self._not_noted = []
         except StoreError as error:
+            self._not_noted = prefixes
             self._notices.tell(f"what is used is not noted: {error}", about=fault_of(self._store, error))
 
     def _begin(
@@ -237,6 +259,11 @@ class Keeper:
         return Holdings(*found.left, time.time())
 
     def _tell(self, where: str, found: Collected) -> None:
+        if found.refused:
+            self._notices.tell(
+                f"{where}: its bound is not kept: of what was to go, {found.refused:,} may not be removed by this user: "
+                "let all who use it be of one group, with umask 002", about=f"removing from {where}",
+            )  # fmt: skip
         if found.removed:
             size = bytes_text(found.removed_size)
             log.info("%s: %d artifacts (%s) that were used longest ago were removed", where, len(found.removed), size)

@@ -17,6 +17,7 @@ from kcoord.profiles.needs import MOST_NEEDS, Need, load_needs, needs_directory,
 from kcoord.telemetry.events import Notices, log
 
 _EVERY = 5.0  # seconds between two files, so long as ranks go on asking
+_AGAIN = 60.0  # seconds after which a disk that refused one is tried again
 _SHARE = 20  # a file that took long to write is not written again for so many times as long
 
 
@@ -53,8 +54,10 @@ class Needs:
     async def drain(self, timeout: float) -> None:
         """Write what is left, within `timeout` seconds; then no more is written."""
         deadline = time.monotonic() + timeout
-        while self._writing is not None or self._noted > self._written:
+        for _ in range(2):  # what is under way, and what that does not hold
             if self._writing is None:
+                if self._noted <= self._written:
+                    break
                 self._begin(time.monotonic())
             assert self._writing is not None
             _, late = await asyncio.wait({asyncio.wrap_future(self._writing)}, timeout=deadline - time.monotonic())
@@ -73,6 +76,7 @@ class Needs:
     def _write(self, asked: list[tuple[str, str]]) -> None:
         begun = time.monotonic()
         assert self._directory is not None
+        every = _EVERY
         needs = []
         for digest, place in asked:
             try:
@@ -87,4 +91,5 @@ class Needs:
         except StoreError as error:
             assert self._store is not None
             self._notices.tell(f"what the job needs is not noted: {error}", about=fault_of(self._store, error))
-        self._next = time.monotonic() + max(_EVERY, _SHARE * (time.monotonic() - begun))
+            self._written, every = 0, _AGAIN
+        self._next = time.monotonic() + max(every, _SHARE * (time.monotonic() - begun))

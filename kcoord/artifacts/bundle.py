@@ -16,123 +16,31 @@ before anything is written. Each is verified again, in memory, before it goes in
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import msgpack
-
-from kcoord.artifacts.manifest import LARGEST_ARTIFACT, LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.bundle_index import Blob, BundleInvalid, Index, Packed
+from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.publish import staging_name, store_error
 from kcoord.artifacts.reading import open_unwaiting
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, KcoordError, StoreError
-from kcoord.settings import profile_name
+from kcoord.artifacts.sweep import sweep_beside
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
-_FORMAT = 1
 _SMALL, _MOST_TIMES = 64 << 20, 1000  # an artifact unpacks to so many bytes, and so many times its payload, at most
 _LARGEST_INDEX = 256 << 20  # bytes
-LARGEST_PROFILE = 256 << 20  # bytes
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Progress = Callable[[int, int], object]
 """``progress(bytes done, bytes in all)``."""
-
-
-class BundleInvalid(KcoordError):
-    """A file is no bundle, or not whole, or what is in it does not verify. Nothing of it was imported."""
-
-
-@dataclass(frozen=True)
-class Blob:
-    """So many bytes with this SHA-256. Raises ValueError if it is larger than `most`."""
-
-    size: int
-    sha256: str
-
-    @classmethod
-    def parse(cls, size: Any, sha256: Any, most: int) -> Blob:
-        if type(size) is not int or not 0 <= size <= most:
-            raise ValueError(f"{size!r:.40} is no size of what it is to be")
-        if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-            raise ValueError("a SHA-256 is none")
-        return cls(size, sha256)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An artifact: its key's digest, and its two files."""
-
-    digest: str
-    manifest: Blob
-    payload: Blob
-
-
-@dataclass(frozen=True)
-class Index:
-    """What a bundle holds: artifacts by digest, and documents of profiles by name, both sorted."""
-
-    artifacts: tuple[Packed, ...]
-    profiles: tuple[tuple[str, Blob], ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Bytes of all blobs."""
-        return sum(p.manifest.size + p.payload.size for p in self.artifacts) + sum(b.size for _, b in self.profiles)
-
-    def encode(self) -> bytes:
-        document = {
-            "format": _FORMAT,
-            "artifacts": [
-                [p.digest, p.manifest.size, p.manifest.sha256, p.payload.size, p.payload.sha256] for p in self.artifacts
-            ],
-            "profiles": [[name, blob.size, blob.sha256] for name, blob in self.profiles],
-        }
-        return bytes(msgpack.packb(document))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Index:
-        """Raises `BundleInvalid` unless every name and number is tame."""
-        try:
-            document = msgpack.unpackb(data)
-            if not isinstance(document, dict) or document.keys() != {"format", "artifacts", "profiles"}:
-                raise ValueError("its index has other fields")
-            if document["format"] != _FORMAT:
-                raise ValueError(f"its format {document['format']!r:.40} is not {_FORMAT}")
-            artifacts = tuple(_packed(*entry) for entry in document["artifacts"])
-            profiles = tuple(_profile(*entry) for entry in document["profiles"])
-            for names in ([p.digest for p in artifacts], [name for name, _ in profiles]):
-                if names != sorted(set(names)):
-                    raise ValueError("its index is not sorted, or names something twice")
-        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-            raise BundleInvalid(f"this is no bundle that can be read: {error}") from error
-        return cls(artifacts, profiles)
-
-
-def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any) -> Packed:
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r:.80} is no digest of a key")
-    manifest = Blob.parse(size, sha256, LARGEST_MANIFEST)
-    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT))
-
-
-def _profile(name: Any, size: Any, sha256: Any) -> tuple[str, Blob]:
-    if not isinstance(name, str):
-        raise TypeError("a profile's name is none")
-    try:
-        return profile_name(name), Blob.parse(size, sha256, LARGEST_PROFILE)
-    except ValueError as error:
-        raise ValueError(f"no profile is called {name!r:.80}: {error}") from None
 
 
 # Export.
@@ -168,8 +76,8 @@ def export(
             done.left_out[digest] = "it is not in the store"
             continue
         _, encoded, payload = found
-        packed.append(Packed(digest, _blob_of(encoded), _blob_of(payload)))
-    blobs = tuple((name, _blob_of(text)) for name, text in sorted(profiles.items()))
+        packed.append(Packed(digest, Blob.of(encoded), Blob.of(payload)))
+    blobs = tuple((name, Blob.of(text)) for name, text in sorted(profiles.items()))
     index = Index(tuple(packed), blobs)
     sealed = store.trust.seal(BUNDLE, index.encode())
     head = _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
@@ -178,6 +86,8 @@ def export(
     try:
         if out.exists() and not out.is_file():  # a device or a pipe would be gone by the rename
             raise StoreError(f"{out}: it is there, and no plain file: name another")
+        with suppress(OSError):  # a directory may take files, and list none
+            sweep_beside(out)
         with part.open("wb") as file:
             file.write(head)
             for content in _contents(store, index, profiles):
@@ -196,10 +106,6 @@ def export(
     return done
 
 
-def _blob_of(content: bytes) -> Blob:
-    return Blob(len(content), _sha256(content))
-
-
 def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterator[bytes]:
     """Raises `StoreError` if an artifact is not what it was a moment ago."""
     for entry in index.artifacts:
@@ -208,7 +114,7 @@ def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterato
             found = store.files(entry.digest)
         except ArtifactInvalid as error:
             found, why = None, str(error)
-        if found is not None and _blob_of(found[1]) != entry.manifest:
+        if found is not None and Blob.of(found[1]) != entry.manifest:
             found, why = None, "it was replaced meanwhile"
         if found is None:
             raise StoreError(
@@ -352,7 +258,7 @@ class Bundle:
             content = self._file.read(blob.size)
         except OSError as error:
             raise store_error(error, self._path) from error
-        if len(content) != blob.size or _sha256(content) != blob.sha256:
+        if Blob.of(content) != blob:
             raise BundleInvalid(f"{self._path}: {what} is not what the index states: copy the file again")
         return content
 
@@ -371,7 +277,3 @@ class Bundle:
 
 
 _REMEDY = "export it with a key that is known here, or import it with KCOORD_TRUST=off if you know where it comes from"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

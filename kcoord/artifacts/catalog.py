@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kcoord.artifacts.collector import homes_of
-from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
+from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.publish import store_error
+from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid
 from kcoord.settings import Settings
 
@@ -18,6 +20,7 @@ def artifacts_of(settings: Settings) -> list[Manifest]:
     """The manifests of the store's and the local tier's artifacts, each key once. Raises `StoreError`."""
     found = {m.key.digest: m for m in _local(settings)}
     if settings.store_root is not None:
+        check_is_store(settings.store_root)
         found |= {m.key.digest: m for m in Store(settings.store_root).manifests()}
     return list(found.values())
 
@@ -25,19 +28,22 @@ def artifacts_of(settings: Settings) -> list[Manifest]:
 def newest_first(settings: Settings) -> Iterator[Manifest]:
     """As `artifacts_of`, one by one, by when they came there; a name and a number of each are in memory at once, and no more.
 
-    Raises `StoreError`.
+    Raises `StoreError`: of a store that is none at once.
     """
     root = settings.store_root
     there: list[tuple[float, str]] = []
     if root is not None:
+        check_is_store(root)
         try:
             there = [(status.st_mtime, home.name) for home, status in homes_of(root)]
         except OSError as error:
             raise store_error(error, root) from error
-    in_store = {name for _, name in there}
     here = [(_written(path), str(path)) for path in _local_homes(settings)]
-    store = Store(root) if root is not None else None
-    for _, name in sorted([*there, *here], reverse=True):
+    return _each(Store(root) if root is not None else None, {name for _, name in there}, [*there, *here])
+
+
+def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]]) -> Iterator[Manifest]:
+    for _, name in sorted(found, reverse=True):
         manifest = _from_store(store, name) if store is not None and name in in_store else _read(Path(name))
         if manifest is not None and (name in in_store or manifest.key.digest not in in_store):
             yield manifest
@@ -56,7 +62,7 @@ def _local_homes(settings: Settings) -> Iterator[Path]:
 
 def _read(home: Path) -> Manifest | None:
     try:
-        return Manifest.decode((home / MANIFEST_NAME).read_bytes())
+        return Manifest.decode(read_plain(home / MANIFEST_NAME, LARGEST_MANIFEST))
     except (ArtifactInvalid, OSError):
         return None  # it is being removed, or not ours to judge here
 

@@ -25,7 +25,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.retention import Doomed, Entry, Limits, choose
 from kcoord.artifacts.store import Store
-from kcoord.artifacts.store_root import MARKER
+from kcoord.artifacts.store_root import check_is_store
 from kcoord.artifacts.sweep import sweep, touched
 from kcoord.artifacts.trash import GRACE, Trash
 from kcoord.artifacts.uses import PREFIX, load_uses, merge_uses
@@ -58,13 +58,17 @@ class Tidying:
 
 @dataclass
 class Collected:
-    """What there was, and what a pass did: `removed` is in the trash now (or would be, in a dry run)."""
+    """What there was, and what a pass did: `removed` is in the trash now (or would be, in a dry run).
+
+    `refused`: how many it should have removed, and this user may not rename.
+    """
 
     artifacts: int = 0
     size: int = 0
     inodes: int = 0
     pinned: int = 0
     removed: list[Doomed] = field(default_factory=list)
+    refused: int = 0
     over: str = ""
     tidied: dict[str, int] = field(default_factory=dict)
 
@@ -92,15 +96,16 @@ def collect(
     dry_run: bool = False,
     most: int | None = None,
 ) -> Collected:
-    """One pass over `store`, which removes at most `most` artifacts. `dry_run`: only look. Raises `StoreError`.
+    """One pass over `store`, which removes at most `most` artifacts. Raises `StoreError`.
 
+    `dry_run`: only look, and write nothing. Then the time is this host's: a file system tells its own only to those who write.
     Blocks for as long as the file system does, and rests a little now and then. Not guaranteed: that a limit of size is kept
     by the files that lie there now: what was removed takes space until its grace period is over and the next pass deletes it.
     """
     tidying = tidying or Tidying()
     check_is_store(store)
     try:
-        now = touched(store / "v1")
+        now = time.time() if dry_run else touched(store / "v1")
         found = Collected()
         if not dry_run:
             _tidy(store, tidying, now, found)
@@ -133,18 +138,6 @@ def _note(store: Path, found: Collected) -> None:
         log.info("what the store holds is not noted: %s", error)
 
 
-def check_is_store(store: Path) -> None:
-    """Raises `StoreError` if there is none at `store`, or nobody can tell."""
-    try:
-        is_store = stat.S_ISREG((store / MARKER).stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        is_store = False
-    except OSError as error:
-        raise store_error(error, store) from error
-    if not is_store:
-        raise StoreError(f"{store}: there is no store here: set KCOORD_STORE to one, or look at its mount")
-
-
 def _collect(
     store: Path, limits: Limits, pinned: Pinned, now: float, found: Collected, dry_run: bool, most: int | None
 ) -> None:
@@ -161,25 +154,39 @@ def _collect(
         found.removed = plan.doomed[:most]
         return
     trash, objects = Trash(store / "v1" / "trash"), store / "v1" / "objects"
+    taken: list[tuple[Doomed, Path]] = []
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:
             keep = pinned()
-        if doomed.entry.name not in keep and _take(objects, doomed.entry, trash):
-            found.removed.append(doomed)
+        if doomed.entry.name not in keep:
+            there = _take(objects, doomed.entry, trash)
+            if there is not None:
+                taken.append((doomed, there))
+            elif _is_there(objects, doomed.entry):
+                found.refused += 1
         _rest(number)
+    keep = pinned() if taken else keep  # who has pinned a profile meanwhile was told that it is kept
+    for doomed, there in taken:
+        if doomed.entry.name not in keep or not trash.put_back(there, _home(objects, doomed.entry)):
+            found.removed.append(doomed)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"
 
 
-def _take(objects: Path, entry: Entry, trash: Trash) -> bool:
-    home = objects / entry.name[:2] / entry.name
+def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
+    return trash.take(_home(objects, entry)) if _is_there(objects, entry) else None
+
+
+def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        if home.lstat().st_mtime != entry.made:
-            return False  # it was replaced a moment ago
+        return _home(objects, entry).lstat().st_mtime == entry.made  # else it was replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
-    return trash.take(home) is not None
+
+
+def _home(objects: Path, entry: Entry) -> Path:
+    return objects / entry.name[:2] / entry.name
 
 
 def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = False) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,21 +52,18 @@ class Artifact:
         return self.manifest.key
 
 
-def make_private(directory: Path) -> None:
-    """Create `directory` for this user alone; refuse one that another user made. Raises `StoreError`."""
+def make_private(directory: Path, remedy: str = "set KCOORD_LOCAL_DIR to a directory of your own") -> None:
+    """Create `directory` for this user alone; refuse one that another user made. Raises `StoreError`, with the `remedy`."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
     except OSError as error:
         raise store_error(error, directory) from error
     if found.st_uid != os.getuid():
-        raise StoreError(
-            f"{directory}: it belongs to user {found.st_uid}: set KCOORD_LOCAL_DIR to a directory of your own"
-        )
-    if found.st_mode & 0o002:
-        raise StoreError(
-            f"{directory}: everybody may write to it: chmod o-w, or set KCOORD_LOCAL_DIR to another directory"
-        )
+        raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
+    if found.st_mode & stat.S_IWOTH:
+        remedy = remedy if found.st_mode & stat.S_ISVTX else f"chmod o-w, or {remedy}"
+        raise StoreError(f"{directory}: everybody may write to it: {remedy}")
 
 
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:

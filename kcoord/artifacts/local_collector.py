@@ -1,8 +1,9 @@
 """Garbage collection of a node's local tier: one pass, safe beside ranks that load from it.
 
 A rank reads an artifact's files by their names, some of them a moment after it has verified them. So what was read lately
-stays: that is known from the access time of its manifest, which Linux keeps to within a day (``relatime``), and which costs
-no write. After the rename into the trash it is looked at once more; what somebody opened meanwhile is put back.
+stays: that is known from the access times of its files, which Linux keeps to within a day (``relatime``), and which cost no
+write. Any of them counts: a compiler without kcoord reads its own files in its own cache, and no manifest. After the rename into
+the trash they are looked at once more; what somebody opened meanwhile is put back.
 
 Not guaranteed: on a file system without access times (``noatime``) nothing is removed at all, which is told. What `kcoord
 ls` and others read counts as used. A rank that opens an artifact for the first time in a day in the very microseconds
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +39,8 @@ def tiers(local_dir: Path) -> list[Path]:
         buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
     except FileNotFoundError:
         buckets = []
-    return [p for p in (triton, *buckets) if p.is_dir() and not p.is_symlink()]
+    ours = [p for p in buckets if not p.is_symlink()]
+    return [p for p in (triton, *ours) if p.is_dir()]  # Triton's may well be a link to a larger disk: the user's own
 
 
 def collect_local(
@@ -50,7 +53,8 @@ def collect_local(
     most: int | None = None,
     least_unused: float = LEAST_UNUSED,
 ) -> Collected:
-    """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look.
+    """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look, and write
+    nothing.
 
     Raises `StoreError`, also where nobody can tell what is in use. What has no manifest of kcoord's is left alone.
     """
@@ -67,8 +71,8 @@ def collect_local(
         found.artifacts, found.size = len(entries), sum(e.size for e in entries)
         found.inodes = sum(e.inodes for e in entries)
         if limits.any:
-            _check_access_times(there)
-        now = max(touched(tier) for tier in there)
+            _check_access_times(there, dry_run)
+        now = time.time() if dry_run else max(touched(tier) for tier in there)
         used_lately = {e.name for e in entries if now - e.used < least_unused}
         kept = {str(local_dir / place) for place in pinned}
         found.pinned = sum(e.name in kept for e in entries)
@@ -87,38 +91,40 @@ def _entries(tier: Path) -> Iterator[Entry]:
         for home in homes:
             with suppress(FileNotFoundError, NotADirectoryError):  # no artifact of ours; or it goes in this very moment
                 if home.is_dir(follow_symlinks=False) and not home.name.startswith("."):
-                    used, made = _used(Path(home.path))
-                    sizes = [
-                        -(-os.lstat(f"{parent}/{name}").st_size // BLOCK) * BLOCK
-                        for parent, folders, names in os.walk(home.path)
-                        for name in folders + names
-                    ]
-                    yield Entry(home.path, sum(sizes) + BLOCK, len(sizes) + 1, made, used)
+                    made = Path(home.path, MANIFEST_NAME).lstat().st_mtime
+                    there = _below(home.path)
+                    size = sum(-(-found.st_size // BLOCK) * BLOCK for found in there)
+                    yield Entry(home.path, size + BLOCK, len(there) + 1, made, _used(there))
 
 
-def _used(home: Path) -> tuple[float, float]:
-    """When the artifact at `home` was last read, as far as is known, and when it was made. Raises FileNotFoundError."""
-    manifest = (home / MANIFEST_NAME).lstat()
-    return max(manifest.st_atime, manifest.st_mtime), manifest.st_mtime
+def _below(home: str | Path) -> list[os.stat_result]:
+    """Of all files and directories. Raises FileNotFoundError if one goes meanwhile."""
+    return [os.lstat(f"{parent}/{name}") for parent, folders, names in os.walk(home) for name in folders + names]
+
+
+def _used(there: list[os.stat_result]) -> float:
+    """When one of the files was last read, as far as is known."""
+    return max((max(f.st_atime, f.st_mtime) for f in there if stat.S_ISREG(f.st_mode)), default=0.0)
 
 
 def _take(home: Path, used: float) -> bool:
     trash = Trash(home.parent / ".kcoord" / "trash")
     with suppress(FileNotFoundError):
-        if _used(home)[0] != used:
+        if _used(_below(home)) != used:
             return False
         (home.parent / ".kcoord").mkdir(exist_ok=True)
         there = trash.take(home)
         if there is None:
             return False
-        return _used(there)[0] == used or not trash.put_back(there, home)
+        return _used(_below(there)) == used or not trash.put_back(there, home)
     return False
 
 
-def _check_access_times(there: list[Path]) -> None:
+def _check_access_times(there: list[Path], dry_run: bool) -> None:
     devices = {tier.stat().st_dev: tier for tier in there}
     for tier in devices.values():
-        if not keeps_access_times(tier):
+        noatime = os.statvfs(tier).f_flag & os.ST_NOATIME
+        if noatime or not (dry_run or keeps_access_times(tier)):
             raise StoreError(
                 f"{tier}: its file system keeps no access times (noatime), so nobody knows what is in use: "
                 "mount it with relatime, or remove the whole directory while no job runs"

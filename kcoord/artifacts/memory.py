@@ -29,7 +29,8 @@ class MemoryTier(Generic[T]):
         self._capacity = capacity
         self._entries: dict[tuple[str, DeviceKey], _Entry[T]] = {}
         self._clock = itertools.count()
-        self._lock = threading.Lock()  # protects insertion and eviction
+        # protects insertion and eviction; a signal's handler may come to insert while its thread is in here
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,13 +47,13 @@ class MemoryTier(Generic[T]):
         with self._lock:
             entry = self._entries.setdefault((digest, device), _Entry(value, next(self._clock)))
             while len(self._entries) > self._capacity:
-                oldest = min(self._entries, key=lambda k: self._entries[k].used)
-                del self._entries[oldest]
+                oldest, _ = min(list(self._entries.items()), key=lambda each: each[1].used)
+                self._entries.pop(oldest, None)
         return entry.value
 
     def forget_after_fork(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def clear(self) -> None:
         with self._lock:

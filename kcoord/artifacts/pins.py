@@ -27,8 +27,12 @@ _MOST_PINS = 10_000
 _SUFFIX = ".pin"
 
 
-def pin(store: Path, profile: str, digests: Iterable[str]) -> set[str]:
-    """Pin `profile`, or add `digests` to its pin; returns all that it holds then. Raises `StoreError`."""
+def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True) -> set[str]:
+    """Pin `profile`, or add `digests` to its pin; returns all that it holds then. Raises `StoreError`.
+
+    Without `anew` a profile that is not pinned stays so: somebody has unpinned it meanwhile. Not guaranteed: that who unpins it
+    in the very moment of the rename need not do so again.
+    """
     path = _path(store, profile)
     try:
         with suppress(FileExistsError):
@@ -43,7 +47,8 @@ def pin(store: Path, profile: str, digests: Iterable[str]) -> set[str]:
             fresh = staging / f"{staging_name()}.part"
             try:
                 write_files(staging, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
-                fresh.replace(path)
+                if anew or path.exists():
+                    fresh.replace(path)
             finally:
                 with suppress(OSError):
                     fresh.unlink(missing_ok=True)

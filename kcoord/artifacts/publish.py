@@ -27,6 +27,7 @@ from pathlib import Path
 
 from kcoord.artifacts.arch import recorded_targets
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, FileEntry, Manifest, Origin, home_token
+from kcoord.artifacts.reading import read_plain
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
 
@@ -209,8 +210,8 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
 
 def _holds(manifest: Path, token: bytes) -> bool:
     try:
-        return manifest.read_bytes() == token
-    except OSError:
+        return read_plain(manifest, len(token)) == token
+    except (OSError, ArtifactInvalid):  # a pipe of a stranger's would be waited for
         return False
 
 

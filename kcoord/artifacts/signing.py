@@ -69,6 +69,7 @@ class Trust:
     @classmethod
     def of(cls, settings: Settings) -> Trust:
         """As the settings say. Raises `SettingsError` for keys that cannot be used, and for ``require`` without one."""
+        settings = settings.as_mounted()
         keys: dict[str, bytes] = {}
         if settings.signing_key_file is not None:
             keys = read_keys(settings.signing_key_file)

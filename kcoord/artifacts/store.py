@@ -15,6 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,7 @@ from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20
 _PUBLISHES = 3
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, of what goes while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -113,19 +115,20 @@ class Store:
         """None: another's artifact was there, and is not any more: `kcoord gc` took it away in this moment."""
         staging = self._in.staging / staging_name()
         final = self.home(digest)
+        settled = False
         try:
             staging.mkdir(exist_ok=True)  # nobody else has its name: it may be a request that was sent again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
             won = rename_into_place(staging, final, _MANIFEST, self._is_valid, self._in.quarantine, durable=True)
-        except ArtifactDistrusted:
-            self._in.discard(staging)
-            raise
+            settled = True
         except (OSError, StoreError) as error:
             self._refused = max(1, min(len(payload), _LARGEST_PROBE))
-            self._in.discard(staging)
             if isinstance(error, OSError):
                 raise store_error(error, self.root) from error
             raise
+        finally:
+            if not settled:  # also if a user interrupts it
+                self._in.discard(staging)
         if won:
             return manifest_digest(encoded)
         try:
@@ -180,30 +183,32 @@ class Store:
         """The manifest's file as it is, not verified; None if it is not there. Raises `ArtifactInvalid` for no plain file."""
         try:
             return read_plain(self.home(digest) / _MANIFEST, LARGEST_MANIFEST)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
+            if error.errno in _GONE:
+                return None
             raise store_error(error, self.home(digest)) from error
 
     def digests(self) -> Iterator[str]:
         """Of all artifacts, by and by. Lists directories: for people, never on a job's way."""
         try:
             for bucket in sorted(p for p in self._in.objects.iterdir() if len(p.name) == 2):
-                yield from sorted(name for name in os.listdir(bucket) if _DIGEST.fullmatch(name))  # noqa: PTH208
+                names: list[str] = []
+                with suppress(NotADirectoryError):  # nothing of ours
+                    names = os.listdir(bucket)  # noqa: PTH208
+                yield from sorted(name for name in names if _DIGEST.fullmatch(name))
         except OSError as error:
             raise store_error(error, self.root) from error
 
     def manifests(self) -> list[Manifest]:
-        """The manifests of all readable artifacts. Lists directories: for people, never on a job's way."""
-        found = []
-        try:
-            for path in sorted(self._in.objects.glob(f"??/*/{_MANIFEST}")):
-                try:
-                    found.append(Manifest.decode(read_plain(path, LARGEST_MANIFEST)))
-                except (ArtifactInvalid, FileNotFoundError):
-                    continue
-        except OSError as error:
-            raise store_error(error, self.root) from error
+        """The manifests of all readable artifacts; none where there is no store yet. Lists directories: for people, never on a
+        job's way.
+        """
+        found: list[Manifest] = []
+        for digest in self.digests() if os.path.isdir(self._in.objects) else ():  # noqa: PTH112
+            with suppress(ArtifactInvalid):
+                encoded = self.manifest_file(digest)
+                if encoded is not None:
+                    found.append(Manifest.decode(encoded))
         return found
 
     def _look_again(self, bucket: Path) -> bool:
@@ -273,7 +278,7 @@ class Store:
                 final.lstat()
                 raise ArtifactInvalid(f"{final} has a manifest and no payload") from error
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            if error.errno in _GONE:
                 raise _Missing from None
             raise
         return _Found(encoded, payload)

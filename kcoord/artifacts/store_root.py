@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import uuid
 from pathlib import Path
 
@@ -101,6 +102,26 @@ class StoreRoot:
         except OSError:
             if len(self._left) < _MOST_LEFT:
                 self._left.add(staged)
+
+
+def check_is_store(path: Path, *, or_new: bool = False) -> None:
+    """Return if there is a store of our format at `path`; with `or_new` also where there is nothing, and one may be made.
+
+    Nothing is made. Raises `StoreError`, also if nobody can tell.
+    """
+    try:
+        is_store = stat.S_ISREG((path / MARKER).stat().st_mode)
+    except FileNotFoundError:
+        if or_new:
+            return
+        is_store = False
+    except NotADirectoryError:
+        is_store = False
+    except OSError as error:
+        raise store_error(error, path) from error
+    if not is_store:
+        raise StoreError(f"{path}: there is no store here: set KCOORD_STORE to one, or look at its mount")
+    StoreRoot(path).uuid()
 
 
 def _marker() -> bytes:

@@ -88,6 +88,25 @@ def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
     return removed
 
 
+def sweep_beside(path: Path) -> int:
+    """Remove what dead processes of this host left as they were about to write `path`, as ``.<its name>.<staging name>``.
+
+    Returns how much. Raises OSError if the directory cannot be listed.
+    """
+    removed = 0
+    prefix = f".{path.name}."
+    for name in os.listdir(path.parent):  # noqa: PTH208
+        match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if match is None:
+            continue
+        owner = _owner(match)
+        if owner.is_here and not lives(owner.pid):
+            with suppress(OSError):  # another was faster, or it is another user's
+                path.with_name(name).unlink()
+                removed += 1
+    return removed
+
+
 def lives(pid: int, since: float = 0.0) -> bool:
     """Whether there is a process `pid`, and it is not known to be younger than `since` seconds."""
     if not _exists(pid):
@@ -127,7 +146,11 @@ def _owned(staging: Path) -> Iterator[tuple[Path, _Owner]]:
     for name in names:
         match = _NAME.fullmatch(name)
         if match is not None:
-            yield staging / name, _Owner(match["host"], int(match["pid"]), match["place"] or "")
+            yield staging / name, _owner(match)
+
+
+def _owner(match: re.Match[str]) -> _Owner:
+    return _Owner(match["host"], int(match["pid"]), match["place"] or "")
 
 
 def _remove(path: Path) -> bool:

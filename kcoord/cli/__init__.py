@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 from importlib import import_module
 
@@ -42,6 +45,8 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
+    if os.getpid() == 1:  # of a container: it hears only what it handles, and its pod would wait for SIGKILL
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         cli(prog_name="kcoord")
     except SettingsError as error:
@@ -51,7 +56,11 @@ def main() -> None:
         click.echo(f"kcoord: {error}", err=True)
         sys.exit(1)
     except OSError as error:  # of a disk, where no command has foreseen it
-        if not error.filename:
+        if error.filename:
+            click.echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # most likely of what stdout goes to
+            click.echo(f"kcoord: {error.strerror}: look at where the output goes", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail once more as Python ends
+        else:
             raise
-        click.echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
         sys.exit(1)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 import click
@@ -59,15 +60,14 @@ def command(
 
 def _serve_beside(flags: dict[str, str | None]) -> None:
     """Never returns. An agent that ended at once, again and again, would keep the pod's other containers from starting."""
-    _end_at_once_on_sigterm()  # until the agent's loop hears it
+    _end_at_once_on(signal.SIGTERM)  # until the agent's loop hears it
     try:
         _serve(Settings.from_environ(**flags), flags, opens_store=False)
     except (KcoordError, OSError) as error:
+        _end_at_once_on(signal.SIGTERM, signal.SIGINT)  # the agent's loop, if it began, hears them no more
         click.echo(f"kcoord: {error}; the job runs without an agent", err=True)
-    ends = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # the first process of a container would not end by them otherwise
-    signal.sigwait(ends)
-    os._exit(0)
+    while True:  # `sigwait` would miss a signal that another thread was given
+        time.sleep(1.0)
 
 
 def _await(flags: dict[str, str | None], within: float) -> None:
@@ -98,7 +98,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
         with suppress(OSError):
             click.echo(f"kcoord: prefetch: {line}", err=True)
 
-    _end_at_once_on_sigterm()
+    _end_at_once_on(signal.SIGTERM)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         settings = Settings.from_environ(**flags)
@@ -113,9 +113,10 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
 
 
-def _end_at_once_on_sigterm() -> None:
+def _end_at_once_on(*numbers: signal.Signals) -> None:
     """The first process of a container does not end by a signal that it does not handle: its pod would wait for SIGKILL."""
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    for number in numbers:
+        signal.signal(number, lambda number, frame: os._exit(0))
 
 
 def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: bool = True) -> None:

@@ -16,7 +16,7 @@ import click
 import psutil
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 import kcoord
 from kcoord.artifacts.access import doubts
@@ -49,12 +49,12 @@ class Finding:
 @settings_flags(*WHERE)
 def command(as_json: bool, **flags: str | None) -> None:
     """Check the store, Redis, the socket and versions; each finding with its remedy. Exit code 1 if one failed."""
-    settings = Settings.from_environ(**flags)
+    settings = Settings.from_environ(**flags).as_mounted()
     findings = [f for check in _CHECKS for f in check(settings)]
     if as_json:
         print_json({"findings": [asdict(f) for f in findings], "settings": settings.redacted()})
     else:
-        table = Table("", "what", "finding", "remedy")
+        table = Table("", "what", *(Column(name, overflow="fold") for name in ("finding", "remedy")))  # no path is cut
         for f in findings:
             colour = {"ok": "green", "warn": "yellow", "fail": "red"}[f.state]
             table.add_row(f"[{colour}]{f.state}[/]", f.what, escape(f.finding), escape(f.remedy))

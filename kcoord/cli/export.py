@@ -11,7 +11,8 @@ import click
 from kcoord.artifacts.bundle import export
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.artifacts.store_root import check_is_store
+from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.profiles import document
@@ -21,7 +22,6 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings, profile_name
 
 _MOST_SHOWN = 20
-WHERE = ("store", "namespace", "trust", "signing_key_file")
 
 
 @click.command("export")
@@ -31,7 +31,7 @@ WHERE = ("store", "namespace", "trust", "signing_key_file")
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, help="This artifact, by its key's digest or the beginning of it "
               "(`kcoord ls`); may be repeated.")  # fmt: skip
 @json_flag
-@settings_flags(*WHERE, "local_dir")
+@settings_flags(*IN_STORE, "local_dir")
 def command(
     names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool, **flags: str | None
 ) -> None:
@@ -53,7 +53,9 @@ def command(
     if not (names or everything or keys):
         raise click.UsageError("say what to export: the NAME of a profile, --key DIGEST or --all")
     store = Store(settings.store_root, Trust.of(settings))
-    digests = set(_found(store, keys))
+    check_is_store(store.root)
+    named = _found(store, keys)
+    digests = set(named)
     if everything:
         digests |= set(store.digests())
         names = tuple(sorted({*profile_names(settings), *needed_profiles(store.root)}))
@@ -84,6 +86,8 @@ def command(
         click.echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
+    if not done.left_out.keys().isdisjoint(named):
+        raise KcoordError("an artifact that was named is left out: see above, and 'kcoord verify'")
 
 
 def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
@@ -99,7 +103,10 @@ def _found(store: Store, keys: Iterable[str]) -> list[str]:
     for key in keys:
         if not re.fullmatch(r"[0-9a-f]{4,64}", key):
             raise click.BadParameter(f"{key!r} is no digest: 4 to 64 hex digits", param_hint="--key")
-        there = [key] if len(key) == 64 else [d for d in store.digests() if d.startswith(key)]
+        if len(key) == 64:
+            there = [key] if store.manifest_file(key) is not None else []
+        else:
+            there = [d for d in store.digests() if d.startswith(key)]
         if len(there) != 1:
             raise KcoordError(f"{len(there)} artifacts in {store.root} begin with {key}: 'kcoord ls' has their digests")
         wanted += there

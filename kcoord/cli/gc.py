@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kcoord.artifacts.collector import Collected, Tidying, check_is_store, collect
+from kcoord.artifacts.collector import Collected, Tidying, collect
 from kcoord.artifacts.local_collector import collect_local
 from kcoord.artifacts.pins import load_pins, unpin
 from kcoord.artifacts.retention import LEAST_AGE, Doomed, Limits
 from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.store_root import check_is_store
 from kcoord.artifacts.trash import GRACE
-from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.profiles.compaction import compact, compact_needs
 from kcoord.profiles.pinned import pin_profile, pinned_digests, pinned_needs
@@ -67,9 +69,9 @@ SIZE, TIME, PROFILE = _Parsed("size", parse_bytes), _Parsed("time", parse_span),
     "--traces-for", type=TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
 )
 @click.option("--quarantine-for", type=TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and why.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and why; write nothing.")
 @json_flag
-@settings_flags("store", "local_dir", "namespace")
+@settings_flags(*ON_DISK)
 def command(
     max_size: int | None,
     max_files: int | None,
@@ -96,9 +98,12 @@ def command(
     KCOORD_LOCAL_MAX_SIZE) are used where the option is not given.
     """
     settings = Settings.from_environ(**flags)
+    asked = (max_size, max_files, unused_for, older_than, toolchain_gone)
     if pins or unpins or list_pins:
-        if local or dry_run:
-            raise click.UsageError("--pin, --unpin and --pins are of the store, and no dry run: give them alone")
+        if local or dry_run or any(limit is not None for limit in asked):
+            raise click.UsageError(
+                "--pin, --unpin and --pins are of the store, remove nothing, and are no dry run: give them alone"
+            )
         _pin(_store(settings), pins, unpins, as_json)
         return
     given = Limits(settings.store_max_size, settings.store_max_files, settings.store_unused_for)
@@ -121,13 +126,19 @@ def command(
         where = _store(settings)
         check_is_store(where)
         merged = {} if dry_run else _compact(where, settings)  # first: what is pinned is read from what it leaves
-        found = collect(where, limits, pinned=lambda: pinned_digests(where), tidying=tidying, dry_run=dry_run)
+        pinned = functools.partial(pinned_digests, where, note=not dry_run)
+        found = collect(where, limits, pinned=pinned, tidying=tidying, dry_run=dry_run)
         for what, number in merged.items():
             found.count(what, number)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
         _print(where, found, dry_run, grace)
+    if found.refused:
+        raise KcoordError(
+            f"of what was to go, {found.refused:,} may not be removed by this user: "
+            "run 'kcoord gc' as one who may rename what the jobs wrote"
+        )
 
 
 def _store(settings: Settings) -> Path:
@@ -153,6 +164,7 @@ def _compact(store: Path, settings: Settings) -> dict[str, int]:
 
 def _trust(settings: Settings) -> Trust:
     """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: what is signed stays."""
+    settings = settings.as_mounted()
     if settings.signing_key_file is None and settings.signing_key is None:
         return Trust(settings.trust or "off")
     return Trust.of(settings)
@@ -189,6 +201,7 @@ def _document(where: Path, found: Collected, dry_run: bool, grace: float) -> dic
         "pinned": found.pinned,
         "removed": [_doomed(d) for d in found.removed],
         "removed_bytes": found.removed_size,
+        "refused": found.refused,
         "over": found.over,
         "tidied": found.tidied,
         "grace_seconds": grace,

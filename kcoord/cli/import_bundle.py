@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from kcoord.artifacts.bundle import Bundle, BundleInvalid, Imported
+from kcoord.artifacts.bundle import Bundle, Imported
+from kcoord.artifacts.bundle_index import BundleInvalid
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
-from kcoord.cli.export import WHERE
-from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.artifacts.store_root import check_is_store
+from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import SettingsError
 from kcoord.profiles import document
@@ -25,7 +26,7 @@ from kcoord.telemetry.events import Notices
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Verify the file and say what would be done, and write nothing.")
 @json_flag
-@settings_flags(*WHERE)
+@settings_flags(*IN_STORE)
 def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
@@ -37,6 +38,7 @@ def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> No
         raise SettingsError("kcoord import writes to the store: set KCOORD_STORE (--store)")
     trust = Trust.of(settings)
     store = Store(settings.store_root, trust)
+    check_is_store(store.root, or_new=True)
     with Bundle(file, trust) as bundle:
         if bundle.doubt is not None:
             click.echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)

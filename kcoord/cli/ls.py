@@ -11,7 +11,7 @@ import click
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import WHERE, json_flag, settings_flags
+from kcoord.cli.options import ON_DISK, json_flag, settings_flags
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 
@@ -21,7 +21,7 @@ _WIDTHS = ("<12", "<8", "<40", "<14", ">12", ">9", ">6", "")
 @click.command("ls")
 @click.argument("name", required=False, default="")
 @json_flag
-@settings_flags(*WHERE)
+@settings_flags(*ON_DISK)
 def command(name: str, as_json: bool, **flags: str | None) -> None:
     """List artifacts, newest first; with NAME those whose kernel name contains it."""
     settings = Settings.from_environ(**flags)

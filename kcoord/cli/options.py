@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
+from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient
+from kcoord.agent.liveness import why_silent
 from kcoord.errors import AgentUnavailable
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
@@ -20,9 +22,13 @@ from kcoord.telemetry.spans import plain_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ON_DISK = ("store", "local_dir")
+_ANSWERS_WITHIN = 1.0  # seconds
+
+ON_DISK = ("store", "local_dir", "namespace")
 """Of commands that ask no agent."""
 WHERE = ("store", "local_dir", "redis_url", "redis_url_file", "socket", "namespace")
+IN_STORE = ("store", "namespace", "trust", "signing_key_file")
+"""Of commands that carry artifacts to and from the store."""
 ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key"))
 
 
@@ -74,7 +80,18 @@ def ask_agent(settings: Settings, request: dict[str, Any]) -> dict[str, Any] | N
 
 
 def no_agent(settings: Settings) -> AgentUnavailable:
-    """An error that says which other agents there are, if any: other settings make another agent."""
+    """An error that says why the agent there does not answer, or, if there is none, which others there are: other settings make
+    another agent.
+    """
+    try:
+        spawn.connect(settings.socket_path, _ANSWERS_WITHIN).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        pass
+    except OSError as error:
+        return AgentUnavailable(f"no agent answers at {settings.socket_path}: {error}")
+    else:
+        if why := why_silent(settings, _ANSWERS_WITHIN):
+            return AgentUnavailable(why)
     others: list[Path] = []
     with suppress(OSError):  # a directory that this user may not read has none for this user
         others = sorted(p for p in settings.local_dir.glob("agent-*.sock") if p != settings.socket_path)

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from rich.progress import MofNCompleteColumn
 
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
-from kcoord.errors import ArtifactDistrusted, ArtifactInvalid
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.settings import Settings
 
 _MOST_SHOWN = 200
@@ -40,7 +42,8 @@ class _Seen:
 @json_flag
 @settings_flags("store", "local_dir", "namespace", "trust", "signing_key_file")
 def command(digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool, **flags: str | None) -> None:
-    """Read every byte of artifacts, by the DIGEST of their keys, and check it. Exit code 1 names each that is not whole.
+    """Read every byte of artifacts, by the DIGEST of their keys, and check it. Exit code 1 names each that is not whole, or that
+    cannot be read.
 
     In the store, signatures are checked too: with KCOORD_TRUST=require, or =warn, each that no key of ours has made is bad; with
     a key, a wrong one always is. Nothing is moved or removed.
@@ -56,9 +59,10 @@ def command(digests: tuple[str, ...], everything: bool, on_node: bool, as_json: 
     if on_node or root is None:
         where, checks = settings.local_dir, _on_node(settings, set(digests), seen)
     else:
+        check_is_store(root)
         where, checks = root, _in_store(Store(root), Trust.of(settings), digests, seen)
     missing = set(digests)
-    with bar("verify", quiet=as_json) as progress:
+    with bar("verify", MofNCompleteColumn(), quiet=as_json) as progress:
         for number, (digest, place, check) in enumerate(checks, 1):
             missing.discard(digest)
             try:
@@ -66,9 +70,9 @@ def command(digests: tuple[str, ...], everything: bool, on_node: bool, as_json: 
                 seen.whole += 1
             except ArtifactDistrusted as error:
                 bad[place] = f"{error.fault}: {error.remedy}"
-            except ArtifactInvalid as error:
+            except (ArtifactInvalid, StoreError) as error:  # a disk with a bad sector has good ones
                 bad[place] = str(error)
-            progress(number, 0)
+            progress(number, None)
     for digest in sorted(missing):
         bad[digest] = f"it is not in {where}"
     _say(seen, bad, where, as_json)

@@ -1,0 +1,112 @@
+"""A bundle's index: which artifacts and profiles it holds, and the size and SHA-256 of each of their files.
+
+It is not trusted: `Index.decode` judges every name and number before anything else of a bundle is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from kcoord.artifacts.manifest import LARGEST_ARTIFACT, LARGEST_MANIFEST
+from kcoord.errors import KcoordError
+from kcoord.settings import profile_name
+
+_LARGEST_PROFILE = 256 << 20  # bytes
+_FORMAT = 1
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class BundleInvalid(KcoordError):
+    """A file is no bundle, or not whole, or what is in it does not verify. Nothing of it was imported."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """So many bytes with this SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Blob:
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+    @classmethod
+    def parse(cls, size: Any, sha256: Any, most: int) -> Blob:
+        """Raises ValueError, also if it is larger than `most`."""
+        if type(size) is not int or not 0 <= size <= most:
+            raise ValueError(f"{size!r:.40} is no size of what it is to be")
+        if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+            raise ValueError("a SHA-256 is none")
+        return cls(size, sha256)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An artifact: its key's digest, and its two files."""
+
+    digest: str
+    manifest: Blob
+    payload: Blob
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a bundle holds: artifacts by digest, and documents of profiles by name, both sorted."""
+
+    artifacts: tuple[Packed, ...]
+    profiles: tuple[tuple[str, Blob], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blobs."""
+        return sum(p.manifest.size + p.payload.size for p in self.artifacts) + sum(b.size for _, b in self.profiles)
+
+    def encode(self) -> bytes:
+        document = {
+            "format": _FORMAT,
+            "artifacts": [
+                [p.digest, p.manifest.size, p.manifest.sha256, p.payload.size, p.payload.sha256] for p in self.artifacts
+            ],
+            "profiles": [[name, blob.size, blob.sha256] for name, blob in self.profiles],
+        }
+        return bytes(msgpack.packb(document))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Index:
+        """Raises `BundleInvalid` unless every name and number is tame."""
+        try:
+            document = msgpack.unpackb(data)
+            if not isinstance(document, dict) or document.keys() != {"format", "artifacts", "profiles"}:
+                raise ValueError("its index has other fields")
+            if document["format"] != _FORMAT:
+                raise ValueError(f"its format {document['format']!r:.40} is not {_FORMAT}")
+            artifacts = tuple(_packed(*entry) for entry in document["artifacts"])
+            profiles = tuple(_profile(*entry) for entry in document["profiles"])
+            for names in ([p.digest for p in artifacts], [name for name, _ in profiles]):
+                if names != sorted(set(names)):
+                    raise ValueError("its index is not sorted, or names something twice")
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise BundleInvalid(f"this is no bundle that can be read: {error}") from error
+        return cls(artifacts, profiles)
+
+
+def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any) -> Packed:
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r:.80} is no digest of a key")
+    manifest = Blob.parse(size, sha256, LARGEST_MANIFEST)
+    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT))
+
+
+def _profile(name: Any, size: Any, sha256: Any) -> tuple[str, Blob]:
+    if not isinstance(name, str):
+        raise TypeError("a profile's name is none")
+    try:
+        return profile_name(name), Blob.parse(size, sha256, _LARGEST_PROFILE)
+    except ValueError as error:
+        raise ValueError(f"no profile is called {name!r:.80}: {error}") from None
