@@ -27,6 +27,7 @@ from kcoord.leases.base import Wait, Won
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
 from tests.agents import Node, Rank, closed_port, end_agent, in_thread, key_of, stage, until, watching
+from tests.faults.cluster import start_agent
 
 BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
@@ -590,7 +591,7 @@ def test_an_agent_ends_with_its_parent() -> None:
         assert agent.wait(20) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_agent_that_is_told_to_stop_lets_everybody_go(number: signal.Signals) -> None:
     with Node(spawn="0") as node:
         agent = node.start()
@@ -604,6 +605,15 @@ def test_an_agent_that_is_told_to_stop_lets_everybody_go(number: signal.Signals)
         assert isinstance(waiting.result(20), Alone)
         client.give_up(lead, key_of("k"))
         lead.connection.close()
+
+
+def test_an_agent_under_nohup_outlives_its_terminal() -> None:
+    with Node() as node:
+        agent = start_agent(node, "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n")
+        node.status()
+        agent.send_signal(signal.SIGHUP)
+        assert node.status()["pid"] == agent.pid
+        assert agent.poll() is None
 
 
 def test_an_agent_that_is_told_to_stop_finishes_what_is_being_published() -> None:

@@ -8,11 +8,32 @@ import time
 from kcoord.agent import actions as act
 from kcoord.agent.errands import Errands
 from kcoord.agent.flights import Flights
-from kcoord.leases.base import Wait, Won, within
+from kcoord.leases.base import Answer, Wait, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
 
 KEY, SLOW = "key", 0.05
+
+
+def errands_of(flights: Flights, leases: LocalLeases) -> Errands:
+    """Whose actions are carried out, but for what is told to ranks."""
+
+    def report(actions: list[act.Action]) -> None:
+        for action in actions:
+            if not isinstance(action, act.Tell):
+                errands.start(action)
+
+    errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
+    return errands
+
+
+def slow_flight(flights: Flights, now: float) -> list[act.Action]:
+    """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
+    for n in (1, 2):
+        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, hedge_after=SLOW), now)
+    flights.lease_answered(KEY, 1, Won(0, coordinated=False), now)
+    flights.looked(KEY, 1, None, now)
+    return flights.tick(now + SLOW)
 
 
 def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_not_have() -> None:
@@ -30,26 +51,40 @@ def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_n
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands: Errands
-
-        def report(actions: list[act.Action]) -> None:
-            for action in actions:
-                if not isinstance(action, act.Tell):
-                    errands.start(action)
-
-        errands = Errands(
-            leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report
-        )  # fmt: skip
-        now = time.monotonic()
-        for n in (1, 2):
-            flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, hedge_after=SLOW), now)
-        flights.lease_answered(KEY, 1, Won(0, coordinated=False), now)
-        flights.looked(KEY, 1, None, now)
+        errands = errands_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic())
+        assert isinstance(ask, act.AskHedge)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
-        report(flights.tick(now + SLOW))
+        errands.start(ask)
         await within(10.0, asked.wait())
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
         assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
         await errands.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_that_it_has_it() -> None:
+    async def scenario() -> None:
+        granted = asyncio.Event()
+
+        class Leases(LocalLeases):
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+                answer = await super().acquire(key, token, holder, void=void)
+                if holder != "another node":
+                    granted.set()
+                    await asyncio.sleep(600)  # the answer is on its way
+                return answer
+
+        leases = Leases(15.0, 900.0, 30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0)
+        errands = errands_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic())
+        assert isinstance(ask, act.AskHedge)
+        errands.start(ask)
+        await within(10.0, granted.wait())
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
+        await errands.drain(0.05)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
 
     asyncio.run(scenario())

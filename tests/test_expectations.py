@@ -64,6 +64,8 @@ def test_names_are_forgotten_oldest_first_and_memory_is_bounded() -> None:
     for n in range(20_050):
         found.learn(f"triton:{n}", 1.0 + n)
     assert len(found._longest) == 20_000
+    assert found.slow_after("triton:50") == 2 * 51
+    assert found.slow_after("triton:49") == 2 * 20_050, "it is forgotten, and taken for the longest"
 
 
 @pytest.fixture

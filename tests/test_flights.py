@@ -24,13 +24,15 @@ from kcoord.agent.actions import (
     Look,
     Tell,
 )
-from kcoord.agent.flights import Flights, State
+from kcoord.agent.flight import State
+from kcoord.agent.flights import Flights
 from kcoord.leases.base import Failed, Ready, Won
 
 KEY = "key"
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
 A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
 
+D = Claimant(5, 15, KEY, "/home/5", "rank 5", MAX_WAIT)
 HURRIED = Claimant(4, 14, KEY, "/home/4", "rank 4", MAX_WAIT, waits=False)
 
 
@@ -422,14 +424,14 @@ def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() 
     flights, token = led_by_a(B, C)
     flights.landing(KEY, token)
     alone = IsAlone("disk full")
-    assert flights.not_published(KEY, token, "disk full") == [Tell(B, alone), Tell(C, alone), EndLease(KEY, 1)]
+    assert flights.not_published(KEY, token, "disk full", 0.0) == [Tell(B, alone), Tell(C, alone), EndLease(KEY, 1)]
     assert flights.claim(B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
 
 
 def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
     flights, _ = led_by_a(B)
-    assert flights.not_published(KEY, "1.999", "disk full") == []
-    assert flights.not_published("other", "1.1", "disk full") == []
+    assert flights.not_published(KEY, "1.999", "disk full", 0.0) == []
+    assert flights.not_published("other", "1.1", "disk full", 0.0) == []
     assert flights.claim(C, 0.0) == []
 
 
@@ -619,11 +621,23 @@ def test_the_right_to_hedge_that_comes_too_late_is_given_back() -> None:
 
 def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
     flights, token, hedge_token = hedged_flight()
-    assert not flights.landing(KEY, hedge_token)
+    assert flights.landing(KEY, hedge_token)
     actions = flights.landed(KEY, "/there")
     assert told(actions) == {C.id: IsReady("wait", "/there")}
     assert errands(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
     assert flights.landing(KEY, token)
+
+
+def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_still_at_it() -> None:
+    flights, token, hedge_token = hedged_flight()
+    flights.landing(KEY, hedge_token)
+    flights.landed(KEY, "/there")
+    assert flights.claim(D, SLOW) == [Tell(D, IsReady("wait", "/there"))]
+    assert flights.claim(HURRIED, SLOW) == [Tell(HURRIED, IsReady("wait", "/there"))]
+    assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
+    assert flights.claim(B, SLOW) == []
+    assert flights.landing(KEY, token)
+    assert set(told(flights.landed(KEY, A.home))) == {D.id, B.id}
 
 
 def test_what_the_leader_lands_ends_the_hedge() -> None:
@@ -634,7 +648,7 @@ def test_what_the_leader_lands_ends_the_hedge() -> None:
     assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
-@pytest.mark.parametrize("how", ["failed", "given up", "gone", "stalled", "too long"])
+@pytest.mark.parametrize("how", ["failed", "given up", "gone", "stalled", "not published", "too long"])
 def test_a_hedge_that_does_not_get_there_is_followed_by_another_later(how: str) -> None:
     flights, _, hedge_token = hedged_flight()
     now = SLOW + 1
@@ -646,6 +660,9 @@ def test_a_hedge_that_does_not_get_there_is_followed_by_another_later(how: str) 
         actions = flights.gone(B.owner, now)
     elif how == "stalled":
         actions = flights.stalled(KEY, hedge_token, now)
+    elif how == "not published":
+        assert flights.landing(KEY, hedge_token)
+        actions = flights.not_published(KEY, hedge_token, "disk full", now)
     else:
         flights, now = hedged_and_patient(), SLOW + LIMIT + 1
         actions = flights.tick(now)
@@ -680,6 +697,32 @@ def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
     assert flight is not None
     assert (flight.leader, flight.token, flight.hedge) == (SLOW_B, hedge_token, None)
     assert flights.landing(KEY, hedge_token)
+
+
+def test_a_hedge_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
+    flights, _, hedge_token = hedged_flight()
+    assert flights.landing(KEY, hedge_token)
+    assert flights.gone(B.owner, SLOW + 1) == []
+    assert flights.stalled(KEY, hedge_token, SLOW + 1) == []
+    assert told(flights.landed(KEY, "/there")) == {C.id: IsReady("wait", "/there")}
+
+
+def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them() -> None:
+    flights, _, hedge_token = hedged_flight()
+    assert flights.landing(KEY, hedge_token)
+    assert flights.gone(A.owner, SLOW + 1) == [EndHedge(KEY, 1)]
+    actions = flights.landed(KEY, "/there")
+    assert told(actions) == {C.id: IsReady("wait", "/there")}
+    assert errands(actions) == [Announce(KEY, 1, "/there")]
+    assert not list(flights), "it compiles nothing any more"
+
+
+def test_a_hedge_that_leads_and_cannot_publish_frees_those_who_wait() -> None:
+    flights, _, hedge_token = hedged_flight()
+    assert flights.landing(KEY, hedge_token)
+    flights.gone(A.owner, SLOW + 1)
+    actions = flights.not_published(KEY, hedge_token, "disk full", SLOW + 1)
+    assert actions == [Tell(SLOW_C, IsAlone("disk full")), EndLease(KEY, 1)]
 
 
 def test_a_compiler_that_gets_nowhere_is_followed_by_the_next() -> None:

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kcoord.agent import actions as act
 from kcoord.agent.actions import Claimant
-from kcoord.agent.flights import Flight, Flights, State
+from kcoord.agent.flight import Flight, State
+from kcoord.agent.flights import Flights
 from kcoord.leases.base import Failed, Ready, Won
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
@@ -46,9 +47,9 @@ class Server:
 
     # Events.
 
-    def claim(self, owner: int, key: str, home: str, waits: bool = True) -> None:
+    def claim(self, owner: int, key: str, home: str, waits: bool = True, again: bool = False) -> None:
         number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
-        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, SLOW)
+        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, SLOW, again)
         self.claimed[claimant.id] = claimant
         self.untold.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()
@@ -61,9 +62,14 @@ class Server:
         self.gone.add(owner)
         mine = {i for i in self.untold if self.claimed[i].owner == owner}
         self.untold -= mine
-        landing = [f.token for f in self.flights if f.state is State.LANDING]
+        landing = self.landing_tokens()
         self.do(self.flights.gone(owner, self.now))
-        assert landing == [f.token for f in self.flights if f.state is State.LANDING], "a death stopped a publish"
+        assert landing == self.landing_tokens(), "a death stopped a publish"
+
+    def landing_tokens(self) -> set[str]:
+        """Of whose files it is told whether they were published."""
+        leaders = {f.token for f in self.flights if f.state is State.LANDING}
+        return leaders | {f.hedge_token for f in self.flights if f.hedge_lands}
 
     def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
         key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
@@ -97,11 +103,11 @@ class Server:
         self.by_token(token, key, lambda: self.flights.stalled(key, token, self.now))
 
     def landing(self, key: str, token: str) -> None:
-        leading = self.leads.get(key) == token
+        compiling = token in (self.leads.get(key), self.hedges.get(key))
         before = self.picture()
         landing = self.flights.landing(key, token)
-        if not leading:
-            assert not landing, "a token that does not lead lands"
+        if not compiling:
+            assert not landing, "a token that neither leads nor hedges lands"
             assert self.picture() == before
         self.publishing.append((key, token if landing else ""))
 
@@ -115,7 +121,8 @@ class Server:
             assert leader is None or key in self.leads, "somebody else's artifact ended a leader's lead"
             assert not any(self.claimed[i].key == key for i in self.untold), "somebody waits for what is there"
         elif token:
-            self.do(self.flights.not_published(key, token, "disk full"))
+            self.do(self.flights.not_published(key, token, "disk full", self.now))
+            assert token not in (self.leads.get(key), self.hedges.get(key)), "it is waited for what will not come"
 
     def fail(self, key: str, token: str) -> None:
         self.by_token(token, key, lambda: self.flights.failed(key, token, "log", "rank", self.now))
@@ -213,9 +220,16 @@ class Server:
             assert flight.leader is None
         if flight.hedge is not None:
             assert self.tokens[flight.hedge_token] == (flight.key, flight.hedge.id)
+            assert flight.hedge is not flight.leader
+        if flight.hedge_lands:
+            assert (flight.key, flight.hedge_token) in self.publishing, "nobody will report that the hedge's landed"
+        elif flight.hedge is not None:
             assert flight.hedge.owner not in self.gone, "the hedge is dead"
             assert self.now - flight.hedge_since <= LIMIT
-            assert flight.hedge is not flight.leader
+        if flight.landed:
+            assert flight.leader is not None
+            assert not flight.waiters, "somebody waits for what is there"
+            assert flight.hedge is None
         if flight.state is not State.LANDING:
             assert flight.waiters or flight.leader or flight.hedge or flight.state in (State.LOOKING, State.FETCHING)
         for number, waiter in enumerate(flight.waiters.values()):
@@ -229,10 +243,11 @@ class Server:
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
         flights = [
-            (f.key, f.serial, f.state, tuple(f.waiters), f.leader, f.token, f.led_since, f.hedge, f.hedge_token)
+            ((f.key, f.serial, f.state, tuple(f.waiters), f.landed), (f.leader, f.token, f.led_since))
             for f in self.flights
         ]
-        return flights, copy.copy(self.flights._failures)
+        hedges = [(f.key, f.hedge, f.hedge_token, f.hedge_lands) for f in self.flights]
+        return flights, hedges, copy.copy(self.flights._failures)
 
     def finish(self) -> None:
         """Every errand is answered, in the worst way; time passes: then everybody was told, and nothing is left."""
@@ -275,9 +290,10 @@ class RandomServer(RuleBasedStateMachine):
         key=st.sampled_from(KEYS),
         home=st.sampled_from(["/one", "/two"]),
         waits=st.booleans(),
+        again=st.booleans(),
     )
-    def claim(self, owner: int, key: str, home: str, waits: bool) -> None:
-        self.server.claim(owner, key, home, waits)
+    def claim(self, owner: int, key: str, home: str, waits: bool, again: bool) -> None:
+        self.server.claim(owner, key, home, waits, again)
 
     @rule(owner=st.sampled_from(OWNERS))
     def owner_gone(self, owner: int) -> None:
@@ -432,6 +448,8 @@ def fingerprint(server: Server) -> object:
                 f.hedge_since,
                 f.hedge_due,
                 f.hedge_asked,
+                f.hedge_lands,
+                f.landed,
             )
             for f in server.flights
         ],

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import itertools
 import os
 import re
 import select
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.agent.client import Lead
+from kcoord.agent.exporter import Exporter
 from kcoord.artifacts.holdings import note_holdings
 from kcoord.artifacts.store import Store
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
 from kcoord.telemetry.prometheus import ANSWERS, BUCKETS, METRICS, OTHER, Page, Tally
 from tests.agents import ROOT, SOON, Node, end_agent, until
 from tests.conftest import Sandbox, finish
@@ -143,6 +149,25 @@ def test_clients_that_say_nothing_take_no_claim_and_only_so_many_threads(node: N
         for connection in silent:
             connection.close()
     until(lambda: _scrapes(address))
+
+
+def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent has as many files open as clients, and their end lets the scrape in."""
+    looked: list[float] = []
+    accept = socketserver.TCPServer.get_request
+
+    def full(server: socketserver.TCPServer) -> tuple[socket.socket, Any]:
+        looked.append(time.monotonic())
+        if len(looked) < 4:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", full)
+    exporter = Exporter("127.0.0.1:0", Notices())
+    exporter.begin()
+    until(lambda: exporter.bound)
+    Scraped(str(exporter.bound))
+    assert min(later - sooner for sooner, later in itertools.pairwise(looked)) > 0.1
 
 
 def _scrapes(address: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import pytest
 
 from kcoord.agent.peer import peer_of
 from kcoord.agent.processes import ProcessWatch
+from tests.agents import SOON, Node
+from tests.faults.cluster import start_agent
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -107,3 +111,47 @@ def test_a_watch_that_is_closed_says_nothing_and_holds_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208
 
     asyncio.run(watch())
+
+
+ASKS_AND_DIES = """
+import os, signal
+from tests.agents import Wire
+wire = Wire(client._settings.socket_path)
+wire.hello()
+say("connected")
+request = {"id": 7, **json.loads(listen())}
+wire.send(request)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+MUCH_IS_FREE = """
+import kcoord.agent.permits as permits
+permits.cores = lambda: 64.0
+permits.Permits.look = lambda self: None
+"""
+
+
+def last_words(node: Node, agent: subprocess.Popen[bytes], request: dict[str, object]) -> None:
+    """A process asks, and dies, while the agent does something else: it finds both at once."""
+    rank = node.rank(ASKS_AND_DIES)
+    rank.expect("connected")
+    agent.send_signal(signal.SIGSTOP)
+    rank.tell(json.dumps(request))
+    assert rank.process.wait(SOON) == -signal.SIGKILL
+    agent.send_signal(signal.SIGCONT)
+
+
+def test_a_permit_that_was_asked_for_in_a_process_s_last_moment_is_not_lost_for_others() -> None:
+    with Node(ahead="1") as node:
+        agent = start_agent(node, MUCH_IS_FREE)
+        last_words(node, agent, {"op": "permit", "memory": 64 << 30})
+        with node.wire() as wire:
+            wire.hello()
+            assert wire.ask({"op": "permit", "memory": 64 << 30})["granted"]
+
+
+def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_moment() -> None:
+    with Node() as node:
+        last_words(node, node.start(), {"op": "attend"})
+        with node.wire() as wire:
+            wire.hello()
+            assert not wire.ask({"op": "hand_over"})["stays"]

@@ -248,3 +248,180 @@ def test_what_else_writes_to_the_store_does_not_tell_a_later_fault_again(tmp_pat
         assert disk.told == [CANNOT, BACK, CANNOT]
 
     play(tmp_path, scenario)
+
+
+def test_of_those_who_ask_whether_a_store_that_hangs_takes_artifacts_one_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look has a thread of its own, which the store keeps."""
+    monkeypatch.setattr(shared_store, "_AT_ONCE", 0.05)
+
+    async def scenario(disk: Disk) -> None:
+        hold, looks = Pause(), 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+            hold.here()
+
+        monkeypatch.setattr(disk.store, "check", look)
+        assert await asyncio.gather(*(disk.shared.takes_artifacts() for _ in range(5))) == [True] * 5
+        assert await disk.shared.takes_artifacts()
+        assert looks == 1
+        hold.end()
+        await until(lambda: disk.shared._look is not None and disk.shared._look.done())
+        assert await disk.shared.takes_artifacts()
+        assert looks == 2
+
+    play(tmp_path, scenario)
+
+
+# Turns.
+
+
+async def crowd(disk: Disk, hold: Pause) -> list[asyncio.Task[None]]:
+    """As many as the store takes at a time, held up there."""
+    there = threading.Semaphore(0)
+
+    def held(store: Store) -> None:
+        there.release()
+        hold.here()
+
+    crowd = [asyncio.create_task(disk.shared.use(held)) for _ in range(shared_store._ABREAST)]
+    for _ in crowd:
+        assert await asyncio.to_thread(there.acquire, timeout=20)
+    return crowd
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_who_had_no_turn_goes_without_and_says_nothing_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others were there all the time: it is slow, and may be well."""
+    monkeypatch.setattr(shared_store, "_TURN_WITHIN", 0.05)
+
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        others = await crowd(disk, hold)
+        published = asyncio.create_task(disk.publish())
+        assert await disk.shared.use(lambda store: "fetched") is None
+        assert not disk.shared.faulty
+        assert not published.done(), "nobody waits for it, and it is not to stay here"
+        hold.end()
+        assert await published
+        await asyncio.gather(*others)
+        assert await disk.shared.use(lambda store: "fetched") == "fetched"
+
+    assert "is slow" in "".join(play(tmp_path, scenario).notices.since(0)[0])
+
+
+def test_those_behind_a_crowd_that_hangs_have_their_turn_if_the_store_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a part of it hangs: another server has the rest."""
+    monkeypatch.setattr(shared_store, "PATIENCE", 0.3)
+
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        others = await crowd(disk, hold)
+        behind = [asyncio.create_task(disk.shared.use(lambda store: "fetched")) for _ in range(20)]
+        assert await asyncio.gather(*others) == [None] * len(others)
+        assert await asyncio.gather(*behind) == ["fetched"] * 20
+        assert disk.told == [CANNOT, BACK]
+        hold.end()
+        await until(lambda: not disk.shared._stuck)
+
+    play(tmp_path, scenario)
+
+
+def test_those_behind_a_crowd_that_hangs_go_without_if_the_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_store, "PATIENCE", 0.3)
+    monkeypatch.setattr(shared_store, "_GRACE", 0.1)
+
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        monkeypatch.setattr(disk.store, "check", hold.here)
+        others = await crowd(disk, hold)
+        behind = [asyncio.create_task(disk.shared.use(lambda store: "fetched")) for _ in range(20)]
+        behind += [asyncio.create_task(disk.shared.use(lambda store: "published", publishes=True))]
+        assert {*await asyncio.gather(*others), *await asyncio.gather(*behind)} == {None}
+        assert disk.shared.faulty
+        hold.end()
+        await until(lambda: not disk.shared.faulty)
+        assert await disk.shared.use(lambda store: "fetched") == "fetched"
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_of_those_in_a_hurry_one_waits_behind_a_crowd_and_the_others_do_not(tmp_path: Path) -> None:
+    """Ranks ask for the same choice one after the other: their waits would add up."""
+
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        others = await crowd(disk, hold)
+        assert await disk.shared.use(lambda store: "found", 0.05) is None
+        assert await disk.shared.use(lambda store: "found", 1000.0) is None
+        hold.end()
+        await asyncio.gather(*others)
+        await until(lambda: not disk.shared._overdue)
+        assert await disk.shared.use(lambda store: "found", 20.0) == "found"
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_who_is_in_a_hurry_does_not_close_the_store_for_others(tmp_path: Path) -> None:
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        assert await disk.shared.use(lambda store: hold.here(), 0.1) is None
+        assert not disk.shared.faulty
+        assert await disk.publish()
+        assert await disk.shared.use(lambda store: "found", 20.0) is None, "it is not waited for again and again"
+        hold.end()
+        await until(lambda: not disk.shared._overdue)
+        assert await disk.shared.use(lambda store: "found", 20.0) == "found"
+
+    assert "has not answered for 0.1 s" in "".join(play(tmp_path, scenario).notices.since(0)[0])
+
+
+def test_what_nobody_waits_for_any_more_still_says_that_the_store_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_store, "PATIENCE", 0.3)
+
+    async def scenario(disk: Disk) -> None:
+        hold = Pause()
+        monkeypatch.setattr(disk.store, "check", hold.here)
+        assert await disk.shared.use(lambda store: hold.here(), 0.05) is None
+        await until(lambda: disk.shared.faulty)
+        hold.end()
+        await until(lambda: not disk.shared.faulty)
+
+    play(tmp_path, scenario)
+
+
+def test_a_store_that_keeps_too_many_threads_is_left_alone_until_it_gives_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_store, "PATIENCE", 0.1)
+    monkeypatch.setattr(shared_store, "_MOST_STUCK", 1)
+
+    async def scenario(disk: Disk) -> None:
+        hold, looked, check = Pause(), 0, disk.store.check
+
+        def look() -> None:
+            nonlocal looked
+            check()
+            looked += 1
+
+        monkeypatch.setattr(disk.store, "check", look)
+        assert await disk.shared.use(lambda store: hold.here()) is None
+        await until(lambda: looked > 2)
+        assert disk.shared.faulty
+        hold.end()
+        await until(lambda: not disk.shared.faulty)
+
+    play(tmp_path, scenario)

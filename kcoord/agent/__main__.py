@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--daemon", action="store_true", help="detach, and end after an idle time")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     args = parser.parse_args(argv)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that blocks SIGTERM may have started us
     if args.daemon and os.fork():
         os._exit(0)  # the rank that started us waits for this process only
     logging.basicConfig(format="%(asctime)s %(message)s" if args.daemon else "%(message)s", level=logging.WARNING)
@@ -63,11 +64,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool = False, parent: int = 0) -> int:
-    """Serve `listener` until SIGTERM, SIGINT, the end of `parent` and of other launchers, or (as a daemon) idleness.
+    """Serve `listener` until SIGTERM, SIGINT, SIGHUP (but under nohup), the end of `parent` and of other launchers, or (as a
+    daemon) idleness.
 
     Told to end, its process does so within `ENDS_WITHIN` seconds. Raises `SettingsError` if signatures are required and the keys
     cannot be used.
     """
+    settings = settings.as_mounted()
     _allow_many_files()
     json_log.use(settings.log_format)
     notices = Notices()
@@ -83,8 +86,9 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share,
                   owned=parent > 0, exporter=exporter)  # fmt: skip
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, agent.stop)
     orphaned = asyncio.Event()
 
     def end_with_parent() -> None:

@@ -15,13 +15,14 @@ from kcoord.agent import protocol
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.errands import Errands
 from kcoord.agent.expectations import Expectations
-from kcoord.agent.flights import Flights, State
+from kcoord.agent.flight import State
+from kcoord.agent.flights import Flights
 from kcoord.agent.protocol import Identity, optional, seconds
 from kcoord.agent.protocol import field as take
 from kcoord.agent.sweeper import Sweeper
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
-from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.telemetry.events import Notices
 
@@ -53,8 +54,7 @@ class Claims:
         self.hedged, self.stalled_ones = 0, 0
 
     def claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        if connection not in self._connections:
-            raise ProtocolError("the process that made this connection has ended")
+        self._connections.must_live(connection)
         digest, home = protocol.digest(message), protocol.directory(message, "home")
         waits = optional(message, "wait", bool) is not False
         name = protocol.label(take(message, "backend", str), take(message, "name", str))
@@ -74,9 +74,10 @@ class Claims:
         origin = Origin.here(connection.who.pid, connection.who.rank, protocol.text(message, "device"))
         took = seconds(message, "compile_seconds")
         self._expectations.learn(protocol.label(key.backend, key.name), took)
-        leads = self._flights.landing(key.digest, token)
+        if not self._flights.landing(key.digest, token):
+            token = ""  # nobody waits for it
         publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
-        landing = self._land(connection, request, key, token if leads else "", self._sweeper.sparing(staging, publish))
+        landing = self._land(connection, request, key, token, self._sweeper.sparing(staging, publish))
         self._connections.answer_later(connection, request, landing)
 
     def fail(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
@@ -178,7 +179,7 @@ class Claims:
         finally:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
                 why = f"{connection.label(platform.node())} compiled it, but could not publish it: {why}"
-                self.carry_out(self._flights.not_published(key.digest, token, why))
+                self.carry_out(self._flights.not_published(key.digest, token, why, time.monotonic()))
         if not why:
             self._connections.send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
             self.carry_out(self._flights.landed(key.digest, str(artifact.path)))

@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,13 @@ class Connections:
     def __contains__(self, connection: Connection) -> bool:
         return connection.id in self._open
 
+    def must_live(self, connection: Connection) -> None:
+        """What a process sent before its end is still read. Raises `ProtocolError` if it has ended: what it is given until it
+        ends, and it has ended, it would have for ever.
+        """
+        if connection not in self:
+            raise ProtocolError("the process that made this connection has ended")
+
     def new_id(self) -> int:
         """A number that no connection, claim or request of this agent has had."""
         return next(self._ids)
@@ -128,8 +136,9 @@ class Connections:
         self._replies[task] = connection
         task.add_done_callback(functools.partial(self._replied, connection))
 
-    async def end(self, timeout: float) -> None:
-        """Let go of everybody: at once, or once what is worked on for them has been answered, within `timeout` seconds.
+    async def end(self, timeout: float, every: float) -> None:
+        """Let go of everybody: at once, or once what is worked on for them has been answered, within `timeout` seconds, in which
+        they are told `every` so many that the agent lives.
 
         Who waits asks the next agent, and who compiles hands in there: of nobody is it said that it is gone.
         """
@@ -137,8 +146,10 @@ class Connections:
         answered = {c.id for c in self._replies.values()}
         for connection in [c for c in self._open.values() if c.id not in answered]:
             connection.writer.close()
-        if self._replies:
-            await asyncio.wait(self._replies, timeout=timeout)
+        until = time.monotonic() + timeout
+        while self._replies and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._replies, timeout=min(every, left))
+            self.beat()
         for connection in list(self._open.values()):
             connection.writer.close()
 

@@ -126,7 +126,8 @@ class Errands:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        ours = {*held, *self._held.all(), *((flight.key, flight.serial) for flight in self._flights)}
+        asked_for = [*self._hedges.asked_for(), *((flight.key, flight.serial) for flight in self._flights)]
+        ours = {*held, *self._held.all(), *asked_for}
         await asyncio.gather(*(self._held.give_back(key, serial) for key, serial in ours))
 
     async def publish_locally(
@@ -158,7 +159,7 @@ class Errands:
 
     async def in_store(self, work: Callable[[Store], T], patience: float) -> T | None:
         """What ``work(store)`` returns; None without a store, or if it fails, or has not answered for `patience` seconds, now or
-        lately, which is told.
+        lately, which is told. Whoever is in no such hurry goes on using the store.
 
         Raises what else than `StoreError` `work` raises. Not guaranteed: that `work` ends when this does; its thread goes on.
         """

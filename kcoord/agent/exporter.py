@@ -26,6 +26,7 @@ _FRESH = 1.0  # seconds that a page is served again
 _MOST_AT_ONCE = 4  # scrapes; the next one's connection is closed
 _SLOWEST = 10.0  # seconds between two bytes of a client
 _FIRST_RETRY, _SLOWEST_RETRY = 1.0, 60.0  # seconds
+_BREATHER = 0.2  # seconds
 
 
 class Exporter:
@@ -97,6 +98,13 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer's would ask the DNS for our name
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # no file can be opened: who connected waits on, and would be looked for without end
+            time.sleep(_BREATHER)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):

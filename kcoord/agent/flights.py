@@ -14,23 +14,24 @@ lease it is Busy too, and its flight is gone unless somebody else waits. That th
 ranks of one node that walk the same list do not each ask the lease service about each key.
 
 A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
-all nodes is let go ahead beside the leader, here or on another node; whose files land first are everybody's.
+all nodes is let go ahead beside the leader, here or on another node; whose files land first are everybody's, and whoever
+asks for them afterwards need not wait for the leader either.
 
 Invariants, held after every event:
 
 - a key has at most one flight, and a flight at most one leader and one hedge;
 - every claimant is in exactly one place (waiting, leading, hedging) until it has been answered once;
 - a flight that is not LANDING and has neither waiters nor leader nor hedge does not exist;
+- nobody waits, and nobody hedges, for what has landed;
 - a token that is not the leader's or the hedge's changes nothing;
 - a claim that does not wait is the first of its flight, and is there while nobody compiles: it never inherits a lead.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kcoord.agent.actions import (
     Action,
@@ -51,41 +52,8 @@ from kcoord.agent.actions import (
     Tell,
     Told,
 )
+from kcoord.agent.flight import Flight, State
 from kcoord.leases.base import Failed, Ready, Won
-
-
-class State(enum.Enum):
-    ASKING = "asking"
-    LOOKING = "looking"
-    FETCHING = "fetching"
-    LEADING = "compiling"
-    LANDING = "publishing"
-
-
-@dataclass
-class Flight:
-    key: str
-    serial: int
-    since: float
-    hedge_after: float = math.inf  # seconds of one leader's compile
-    state: State = State.ASKING
-    waiters: dict[int, Claimant] = field(default_factory=dict)
-    leader: Claimant | None = None
-    token: str = ""
-    led_since: float = 0.0
-    hedge: Claimant | None = None  # who compiles beside the leader
-    hedge_token: str = ""
-    hedge_since: float = 0.0
-    hedge_due: float = math.inf  # when the right to a hedge is to be asked for
-    hedge_asked: bool = False  # it is being asked for now
-    remote: str = ""  # who compiles on another node, while ASKING
-    waited: bool = False  # somebody compiled while this flight was up
-    manifest: str = ""  # what READY announced, while FETCHING
-
-    @property
-    def is_led(self) -> bool:
-        """Whether somebody compiles, here or on another node."""
-        return self.state is State.LEADING or (self.state is State.ASKING and bool(self.remote))
 
 
 @dataclass(frozen=True)
@@ -123,8 +91,11 @@ class Flights:
             del self._failures[key]
         flight = self._flights.get(key)
         if flight is not None:
+            if flight.landed and not claimant.again:
+                return [Tell(claimant, IsReady("wait", flight.landed))]
             if not claimant.waits:
                 return [Tell(claimant, IsBusy())]
+            flight.landed = ""  # it is gone
             flight.waiters[claimant.id] = claimant
             return []
         if not claimant.waits and now < self._elsewhere.get(key, now):
@@ -135,11 +106,13 @@ class Flights:
         return [AskLease(key, flight.serial)]
 
     def landing(self, key: str, token: str) -> bool:
-        """The leader hands in its files: from now on its death changes nothing. False: the token leads nothing.
-
-        A hedge's files land as those of anybody else who compiled without a lead: see `landed`.
+        """The leader, or the hedge, hands in its files: from now on its death changes nothing, and `landed` or `not_published`
+        follows. False: the token is neither's; what is handed in with it may land all the same.
         """
         flight = self._flights.get(key)
+        if flight is not None and flight.hedges(token) and not flight.hedge_lands:
+            flight.hedge_lands = True
+            return True
         if flight is None or flight.state is not State.LEADING or flight.token != token:
             return False
         flight.state = State.LANDING
@@ -156,16 +129,16 @@ class Flights:
         flight.waited = True
         actions = self._answer_all(flight, IsReady("wait", home))
         if flight.state is State.LEADING:  # somebody else's landed first; its own publish will be harmless
-            flight.hedge_due = math.inf
+            flight.hedge_due, flight.landed = math.inf, home
             return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
         return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
 
     def failed(self, key: str, token: str, log: str, where: str, now: float) -> list[Action]:
         """The leader says that `key` does not compile: every waiter finds out for itself, at once and in parallel."""
         flight = self._flights.get(key)
-        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
+        if flight is not None and flight.hedges(token):
             return self._hedge_ended(flight, now)  # the leader will say what there is to say
-        if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
+        if flight is None or not flight.leads(token):
             return []
         self._failures[key] = _Failure(log, where, now + self._failure_ttl)
         return [
@@ -174,11 +147,14 @@ class Flights:
             FailLease(key, flight.serial, log, where),
         ]
 
-    def not_published(self, key: str, token: str, why: str) -> list[Action]:
+    def not_published(self, key: str, token: str, why: str, now: float) -> list[Action]:
         """What the leader compiled stays with it. That says nothing about the kernel, so it is no failure: who waits here
-        compiles for itself, at once, and on other nodes, whose disks may be better, the next one leads."""
+        compiles for itself, at once, and on other nodes, whose disks may be better, the next one leads. What a hedge compiled
+        stays with it too; it is waited for the leader as before."""
         flight = self._flights.get(key)
-        if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
+        if flight is not None and flight.hedges(token):
+            return self._hedge_ended(flight, now)
+        if flight is None or not flight.leads(token):
             return []
         answers = self._answer_all(flight, IsAlone(why))
         return [*answers, *self._remove(flight), EndLease(key, flight.serial)]
@@ -186,9 +162,9 @@ class Flights:
     def given_up(self, key: str, token: str, now: float) -> list[Action]:
         """The leader will not compile after all; the next waiter leads."""
         flight = self._flights.get(key)
-        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
+        if flight is not None and flight.hedges(token):
             return self._hedge_ended(flight, now)
-        if flight is None or flight.token != token or flight.state not in (State.LEADING, State.LANDING):
+        if flight is None or not flight.leads(token):
             return []
         return self._next_leader(flight, now)
 
@@ -198,7 +174,7 @@ class Flights:
         for flight in list(self._flights.values()):
             for claimant in [w for w in flight.waiters.values() if w.owner == owner]:
                 del flight.waiters[claimant.id]
-            if flight.hedge is not None and flight.hedge.owner == owner:
+            if flight.hedge is not None and flight.hedge.owner == owner and not flight.hedge_lands:
                 actions += self._hedge_ended(flight, now)
             if flight.leader is not None and flight.leader.owner == owner and flight.state is State.LEADING:
                 actions += self._next_leader(flight, now)
@@ -209,8 +185,8 @@ class Flights:
     def stalled(self, key: str, token: str, now: float) -> list[Action]:
         """Who compiles with this token gets nowhere: somebody else leads. What it publishes after all is as good as any."""
         flight = self._flights.get(key)
-        if flight is not None and flight.hedge is not None and flight.hedge_token == token:
-            return self._hedge_ended(flight, now)
+        if flight is not None and flight.hedges(token):
+            return [] if flight.hedge_lands else self._hedge_ended(flight, now)
         if flight is None or flight.state is not State.LEADING or flight.token != token:
             return []
         return self._next_leader(flight, now)
@@ -237,7 +213,7 @@ class Flights:
             return [EndLease(key, serial)] if isinstance(answer, Won) else []
         flight.remote = ""
         self._elsewhere.pop(key, None)
-        home = self._some_home(flight)
+        home = flight.some_home
         if isinstance(answer, Won):
             flight.state = State.LOOKING
             return [Look(key, serial, home)]
@@ -258,7 +234,7 @@ class Flights:
         if found is None:
             return self._next_leader(flight, now)
         return [
-            *self._answer_all(flight, self._ready(flight, found)),
+            *self._answer_all(flight, flight.ready(found)),
             *self._remove(flight),
             Announce(key, serial, found, manifest),
         ]
@@ -269,7 +245,7 @@ class Flights:
         if flight is None:
             return []
         if found is not None or not (flight.waiters or flight.hedge):
-            return [*self._answer_all(flight, self._ready(flight, found or "")), *self._remove(flight)]
+            return [*self._answer_all(flight, flight.ready(found or "")), *self._remove(flight)]
         flight.state = State.ASKING
         return [AskLease(key, serial, void=flight.manifest)]
 
@@ -282,7 +258,7 @@ class Flights:
         if now < flight.hedge_due:  # another leads since we asked
             return [EndHedge(key, serial)] if won else []
         flight.hedge_due = now + flight.hedge_after if flight.is_led else math.inf
-        hedge = self._next_hedge(flight)
+        hedge = flight.next_hedge()
         if not won:
             return []
         if hedge is None:
@@ -299,13 +275,13 @@ class Flights:
             for claimant in [w for w in flight.waiters.values() if now >= w.deadline]:
                 del flight.waiters[claimant.id]
                 actions.append(Tell(claimant, IsAlone("waited as long as KCOORD_MAX_WAIT allows")))
-            if flight.hedge is not None and now - flight.hedge_since > self._limit:
+            if flight.hedge is not None and not flight.hedge_lands and now - flight.hedge_since > self._limit:
                 actions += self._hedge_ended(flight, now)
             if flight.state is State.LEADING and now - flight.led_since > self._limit:
                 actions += self._next_leader(flight, now)
             else:
                 actions += self._end_if_deserted(flight)
-            if self._needs_hedge(flight, now):
+            if flight.needs_hedge(now):
                 flight.hedge_asked = True
                 actions.append(AskHedge(flight.key, flight.serial))
         for key in [k for k, f in self._failures.items() if now >= f.until]:
@@ -326,14 +302,6 @@ class Flights:
         flight = self._flights.get(key)
         return flight if flight is not None and flight.serial == serial and flight.state is state else None
 
-    def _some_home(self, flight: Flight) -> str:
-        claimant = next(iter(flight.waiters.values()), flight.hedge)
-        assert claimant is not None  # else the flight would not exist
-        return claimant.home
-
-    def _ready(self, flight: Flight, home: str) -> IsReady:
-        return IsReady("wait" if flight.waited else "store", home)
-
     def _answer_all(self, flight: Flight, told: Told) -> list[Action]:
         answers: list[Action] = [Tell(w, told) for w in flight.waiters.values()]
         flight.waiters.clear()
@@ -346,7 +314,7 @@ class Flights:
         flight.hedge_due = now + flight.hedge_after
         if flight.hedge is not None:
             flight.leader, flight.token, flight.led_since = flight.hedge, flight.hedge_token, flight.hedge_since
-            flight.state = State.LEADING
+            flight.state = State.LANDING if flight.hedge_lands else State.LEADING
             return self._end_hedge(flight)
         if not flight.waiters:
             return [*self._remove(flight), EndLease(flight.key, flight.serial)]
@@ -354,17 +322,6 @@ class Flights:
         flight.token = f"{flight.serial}.{flight.leader.id}"
         flight.state, flight.led_since = State.LEADING, now
         return [Tell(flight.leader, Leads(flight.token))]
-
-    def _needs_hedge(self, flight: Flight, now: float) -> bool:
-        asks = flight.hedge is None and not flight.hedge_asked and now >= flight.hedge_due
-        return asks and self._next_hedge(flight) is not None
-
-    def _next_hedge(self, flight: Flight) -> Claimant | None:
-        """Who could compile beside the leader: another process than its own, which is as slow."""
-        if not flight.is_led:
-            return None
-        slow = flight.leader.who if flight.leader is not None else ""
-        return next((w for w in flight.waiters.values() if w.waits and w.who != slow), None)
 
     def _hedge_ended(self, flight: Flight, now: float) -> list[Action]:
         """It did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
@@ -375,7 +332,7 @@ class Flights:
     def _end_hedge(self, flight: Flight) -> list[Action]:
         if flight.hedge is None:
             return []
-        flight.hedge, flight.hedge_token = None, ""
+        flight.hedge, flight.hedge_token, flight.hedge_lands = None, "", False
         return [EndHedge(flight.key, flight.serial)]
 
     def _end_if_deserted(self, flight: Flight) -> list[Action]:

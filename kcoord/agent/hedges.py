@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.agent import actions as act
-from kcoord.agent.flights import Flights, State
+from kcoord.agent.flight import State
+from kcoord.agent.flights import Flights
 from kcoord.agent.held_leases import HeldLeases
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import LeaseService, Ready, Won
@@ -37,16 +38,19 @@ class Hedges:
         self._leases, self._held, self._flights, self._now = leases, held, flights, now
         self._report, self._run, self._fetch, self._announcing = report, run, fetch, announcing
         self._following: dict[int, asyncio.Task[None]] = {}  # flights whose waiters hear what another node publishes
+        self._asking: set[tuple[str, int]] = set()  # leases that may be ours before we know
 
     async def ask(self, action: act.AskHedge) -> None:
         """The right to hedge is a lease of its own, so that one rank of all nodes has it."""
         lease, serial = _right(action.key), action.serial
+        self._asking.add((lease, serial))
         try:
             won = isinstance(await self._leases.acquire(lease, self._held.token(serial), platform.node()), Won)
         except LeaseUnavailable:
             won = False  # a duplicate that nobody limits is worse than a wait that is bounded
         if won:
             await self._held.keep(lease, serial)
+        self._asking.discard((lease, serial))
         self._report(self._flights.hedge_answered(action.key, serial, won, self._now()))
         if not won and serial not in self._following:
             self._following[serial] = self._run(serial, self._follow(action.key, serial))
@@ -57,6 +61,10 @@ class Hedges:
         if announcing is not None:  # else another node goes ahead in the moment before it is told that all is done
             await asyncio.wait({announcing})
         await self._held.give_back(_right(action.key), action.serial)
+
+    def asked_for(self) -> list[tuple[str, int]]:
+        """The leases that were being asked for, also by an errand that was cancelled before it heard: they may be ours."""
+        return list(self._asking)
 
     def stop(self) -> None:
         """Wait for no other node any more."""

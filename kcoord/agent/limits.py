@@ -20,11 +20,10 @@ def cores() -> float:
     """Cores that this process may keep busy: its affinity, or less where a group has a quota."""
     found = float(len(os.sched_getaffinity(0)))
     for group in _groups("cpu"):
-        quota, period = _numbers(group, "cpu.max") or (
-            _numbers(group, "cpu.cfs_quota_us") + _numbers(group, "cpu.cfs_period_us")
-        ) or (0, 0)  # fmt: skip
-        if quota > 0 and period > 0:
-            found = min(found, quota / period)
+        quota = _numbers(group, "cpu.max")
+        quota = quota or _numbers(group, "cpu.cfs_quota_us") + _numbers(group, "cpu.cfs_period_us")
+        if len(quota) == 2 and min(quota) > 0:
+            found = min(found, quota[0] / quota[1])
     return found
 
 

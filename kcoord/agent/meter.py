@@ -16,7 +16,8 @@ import kcoord
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.errands import Errands
-from kcoord.agent.flights import Flights, State
+from kcoord.agent.flight import State
+from kcoord.agent.flights import Flights
 from kcoord.agent.keeper import Keeper
 from kcoord.agent.ledger import sums_of
 from kcoord.artifacts.manifest import Manifest

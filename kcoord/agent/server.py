@@ -173,7 +173,7 @@ class Agent:
         def left(until: float) -> float:
             return max(0.0, begun + until - time.monotonic())
 
-        await self._connections.end(left(_TAKEN_IN))
+        await self._connections.end(left(_TAKEN_IN), self._beat)
         within = left(_WRITTEN)
         others = (self._profiles, self._timelines, self._needs, self._keeper, self._statistics)
         drains = [self._errands.drain(within, _GIVEN_BACK - _WRITTEN), *(part.drain(within) for part in others)]
@@ -252,13 +252,13 @@ class Agent:
     def _claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._claims.claim(connection, request, message)
         self._needs.note(message["digest"], message["home"])
-        self._keeper.used([message["digest"]])
+        self._keeper.used([message["digest"]], connection.pid)
 
     def _lookup(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._later(connection, request, self._choices.lookup(message))
         digest = message["digest"]
         self._needs.note(digest, str(store_decided(self._settings.local_dir, digest)))
-        self._keeper.used([digest])
+        self._keeper.used([digest], connection.pid)
 
     def _offer(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         who = connection.who
@@ -276,10 +276,11 @@ class Agent:
         if not self._reports.new(message):
             emptied(message)  # here, and for the metrics
         self._statistics.add(connection.who.job, take(message, "counters", dict))
-        self._keeper.used(self._timelines.add(connection.who, message))
+        self._keeper.used(self._timelines.add(connection.who, message), connection.pid)
         self._connections.send(connection, {"op": "done", "id": request})
 
     def _permit(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self._connections.must_live(connection)
         granted = self._permits.ask(connection.id, take(message, "memory", int))
         self._connections.send(connection, {"op": "permit", "id": request, "granted": granted})
 
@@ -294,6 +295,7 @@ class Agent:
         self.stop()
 
     def _attend(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+        self._connections.must_live(connection)
         self.launchers.attend(connection.id)
         self._connections.send(connection, {"op": "done", "id": request})
 

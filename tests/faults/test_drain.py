@@ -12,7 +12,8 @@ import pytest
 
 from kcoord.agent import server
 from kcoord.agent.client import Lead
-from tests.agents import Node, key_of, stage, until
+from kcoord.artifacts.store import Store
+from tests.agents import Node, in_thread, key_of, stage, until
 from tests.faults.cluster import start_agent
 from tests.faults.interpose import CALLS, Interposer
 from tests.redis_server import RedisServer, find_redis_server
@@ -108,6 +109,21 @@ server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED = 0.5, 1.0
 
 def state(redis: RedisServer, lease: str) -> str:
     return redis.command("HGET", lease, "state").decode().partition("\r\n")[2].strip()
+
+
+def test_a_rank_whose_kernel_is_taken_in_as_the_agent_ends_waits_for_longer_than_its_time_out(
+    tmp_path: Path, interposer: Interposer, leads: Leads
+) -> None:
+    """It hears that the agent lives; else it would take its files back, and the store would not get them."""
+    with Node(store=str(tmp_path / "store"), agent_timeout="0.6") as node:
+        agent = start_agent(node, environ=interposer.environ)
+        lead = leads(node, "late")
+        stall = interposer.stall("rename", below=node.home("late"), seconds=2, times=1)
+        handed_in = in_thread(lambda: publishes(node, "late", lead))
+        until(lambda: stall.hits)
+        seconds_to_end(agent)
+        handed_in.result(20)
+        assert Store(tmp_path / "store").manifests()
 
 
 def test_an_agent_does_not_wait_for_a_dead_name_server(tmp_path: Path, leads: Leads) -> None:

@@ -33,6 +33,13 @@ child.kill()
 child.wait()
 say("published", ok=publish(client, answer, "k"))
 """
+_PUBLISHES_NOTHING = """
+answer = claim(client, "k")
+if listen() and isinstance(answer, Lead):
+    home = home_of("k")
+    say("published", ok=client.publish(answer, key_of("k"), local.new_staging(home), home, 0.5, "no device"))
+listen()
+"""
 _FIRST = """
 answer = claim(client, "another")
 publish(client, answer, "another")
@@ -208,6 +215,23 @@ def test_a_hedge_is_the_next_leader_when_the_leader_dies() -> None:
         hedge.tell()
         assert hedge.expect("published")["ok"]
         third.expect("Ready")
+
+
+def test_a_hedge_that_could_not_publish_is_not_the_next_leader() -> None:
+    """It has done what it could, and trains on: nobody would compile for those who wait."""
+    with Node(**EARLY) as node:
+        node.start()
+        taught(node)
+        first = leader(node)
+        hedge = node.rank(_PUBLISHES_NOTHING)
+        node.until_waiting("k", 1)
+        third = waiter(node, "the third's", 2)
+        hedge.expect("Lead")
+        hedge.tell()
+        assert not hedge.expect("published")["ok"]
+        first.kill()
+        third.expect("Lead")
+        until(lambda: str(third.pid) in node.flight("k")["leader"])
 
 
 def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:

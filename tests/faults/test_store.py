@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kcoord.artifacts.store import Store
 from tests.agents import end_agent, until
 from tests.faults.cluster import (
     BACK,
@@ -34,6 +37,7 @@ from tests.faults.cluster import (
     unmount,
 )
 from tests.faults.interpose import Interposer
+from tests.test_retention import publish
 
 Repair = Callable[[], object]
 
@@ -317,7 +321,7 @@ def test_a_slow_store_is_waited_for_and_nothing_is_said(interposed: Cluster, int
 def test_a_store_that_hangs_is_left_alone_until_it_answers(interposed: Cluster, interposer: Interposer) -> None:
     """The bound is a minute; it is shortened here."""
     made = interposed
-    made.start(f"{QUICK}\nshared.SharedStore.use.__defaults__ = (0.5,)\nshared._AT_ONCE = 0.5\n")
+    made.start(f"{QUICK}\nshared.PATIENCE = 0.5\nshared._AT_ONCE = 0.5\n")
     made.add_ranks()
     made.ask("before")
     until(lambda: made.holds("before"))
@@ -414,3 +418,20 @@ def test_a_local_directory_that_is_removed_in_mid_job_harms_nobody(tmp_path: Pat
         for name in ("during-a", "during-b"):
             _alone(made, name)
         assert time.monotonic() - begun < 60
+
+
+def test_verify_names_what_the_disk_cannot_read_and_goes_on(tmp_path: Path, interposer: Interposer) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    digests = [publish(store, f"k{n}") for n in range(3)]
+    bad = store.home(sorted(digests)[0])
+    fault = interposer.fail("read", below=bad, error=errno.EIO)
+    done = subprocess.run(
+        [sys.executable, "-c", "from kcoord.cli import main; main()", "verify", "--json", "--store", str(store.root)],
+        env={**os.environ, **interposer.environ}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert fault.hits
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (list(told["bad"]), told["whole"]) == ([str(bad)], 2)
+    assert "input/output error" in told["bad"][str(bad)]
