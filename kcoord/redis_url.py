@@ -99,8 +99,19 @@ def without_password(url: str) -> str:
         rest = "***"  # of a password in the query, or after an unescaped ? in one: what follows it may be its end
     elif "@" in rest:
         rest = "***@" + rest.rpartition("@")[2]
+    elif scheme.lower() != "unix" and not _names_hosts(place := re.split("[/?#]", rest, maxsplit=1)[0]):
+        rest = "***" + rest.removeprefix(place)  # of credentials without their host
     shown = scheme + separator + re.sub(r"(?i)(username|password)=[^&]*", r"\1=***", rest)
     return shown if shown.isprintable() else repr(shown)
+
+
+def _names_hosts(place: str) -> bool:
+    try:
+        for host in place.split(",") if place else ():
+            _address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _address(text: str) -> tuple[str, int]:

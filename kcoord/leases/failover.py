@@ -5,12 +5,16 @@ there at once; a key whose waiter was faster than its holder is compiled once mo
 back, so that no claim ever waits for a dead server. It takes two answers in a row: after the first one every agent makes known in
 the service that is back what it holds, and takes there too what it takes from then on; after the second one it uses it, so that
 coming back costs no compile. Not guaranteed: an agent that finds it back later than another one uses it may still give two.
+
+What ended in the meantime the first service may still lease: it was asked before it failed, or has carried out what nobody waited
+for any more. Nobody renews that, and everybody would wait for its TTL: so it is given back before the first one is used again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -23,6 +27,8 @@ from kcoord.telemetry.events import log
 _T = TypeVar("_T")
 
 _PROBE_EVERY = 2.0  # seconds
+_MOST_OWED = 1000  # the oldest have most likely ended by their TTL
+_GIVEN_BACK_AT_ONCE = 64
 
 
 class Failover(LeaseService):
@@ -33,6 +39,7 @@ class Failover(LeaseService):
         self._probe: asyncio.Task[None] | None = None
         self._handover: asyncio.Task[None] | None = None  # to the second; new leases are taken there after it
         self._held: dict[tuple[str, str], None] = {}  # keys and tokens, in whichever service
+        self._owed: dict[tuple[str, str], None] = {}  # that have ended, and the first may still lease
         self._returning = False  # the first has answered, and knows what this agent holds, but does not serve yet
         self._opened = self._closed = 0
         self._ending = False
@@ -63,6 +70,8 @@ class Failover(LeaseService):
             answer = await self._unless_the_first_knows(answer, key, token, holder, void)
         if isinstance(answer, Won):
             self._held[key, token] = None
+        elif self.open and not was_open:  # the first may have given it, too: its answer never came
+            self._owe(key, token)
         return answer
 
     async def _unless_the_first_knows(self, won: Won, key: str, token: str, holder: str, void: str | None) -> Answer:
@@ -113,10 +122,14 @@ class Failover(LeaseService):
         try:
             return await self._either(command)
         finally:
+            if self.open:
+                self._owe(key, token)
             with suppress(LeaseUnavailable):
                 await self._second.release(key, token)
-                if self.open and self._returning:
+            if self.open and self._returning:
+                with suppress(LeaseUnavailable):
                     await command(self._first)
+                    self._owed.pop((key, token), None)
 
     async def _either(self, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
         if not self.open:
@@ -166,6 +179,7 @@ class Failover(LeaseService):
             answered = self._returning
             try:
                 await self._first.ping()
+                await self._give_back_owed()
                 self._returning = True
                 await self._make_known(self._first)
             except LeaseUnavailable:
@@ -176,6 +190,19 @@ class Failover(LeaseService):
         self._handover, self._returning = None, False
         self._probe, self._closed = None, self._closed + 1
         self._tell(f"coordination by {self._first.name} is back")
+
+    def _owe(self, key: str, token: str) -> None:
+        self._owed[key, token] = None
+        if len(self._owed) > _MOST_OWED:
+            del self._owed[next(iter(self._owed))]
+
+    async def _give_back_owed(self) -> None:
+        """All of it, also what ends meanwhile; what cannot be given back ends by its TTL."""
+        while some := list(itertools.islice(self._owed, _GIVEN_BACK_AT_ONCE)):
+            for lease in some:
+                del self._owed[lease]
+            ended_ones = [lease for lease in some if lease not in self._held]
+            await asyncio.gather(*(self._first.release(*lease) for lease in ended_ones), return_exceptions=True)
 
     async def _make_known(self, service: LeaseService) -> None:
         """Take in `service` what this agent holds. What is left in the other one ends with its flight, or by its TTL.

@@ -93,7 +93,13 @@ class KeyFiles:
         if outcome is not None:
             return outcome
         owner = self._lease.owner
-        return owner is not None and owner.token == self._lease.token
+        ours = owner is not None and owner.token == self._lease.token
+        if (
+            ours and self._lease.compromise is not None
+        ):  # its heartbeat gave up: the file system failed for most of the TTL
+            with suppress(OSError):
+                os.utime(self._marker, follow_symlinks=False)
+        return ours
 
     def release(self) -> None:
         """Remove the marker, if it is ours."""
@@ -207,7 +213,8 @@ class KeyFiles:
         return start + marker.duration - now
 
     def _set_aside(self, marker: _Marker) -> None:
-        """Take an expired marker away. One that was touched, or replaced, in this moment is put back.
+        """Take an expired marker away. One that was touched, or replaced, in this moment is put back, if it can be: a file system
+        may know no links, and Linux lets a user link what another one owns only if he may write to it.
 
         Within its directory: an NFS v4 server calls a vanished host's delegation of the marker back first, for 90 s, and until
         then a rename into another directory would hold up all others of this host, and whatever is made in that directory.
@@ -218,7 +225,7 @@ class KeyFiles:
             self._marker.rename(aside)
             found = _stat(aside)
             if found is not None and _identity(found)[:2] != marker.identity[:2]:
-                with suppress(FileExistsError):
+                with suppress(OSError):
                     os.link(aside, self._marker, follow_symlinks=False)
         except FileNotFoundError:
             return  # another was faster; or NFS resent the rename, and it is done

@@ -1,7 +1,7 @@
 """Leases in Redis: one hash per key, one Lua script with an operation argument, Pub/Sub to wake.
 
-The script touches one key, so it runs on Redis Cluster; it reads the server's clock, so hosts need not agree on the
-time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
+The script touches one key, so it runs on Redis Cluster, if one server has all keys; it reads the server's clock, so hosts need
+not agree on the time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
 
 Timeline of what the token is for::
 
@@ -18,7 +18,6 @@ that was gone.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -30,8 +29,18 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError, Respo
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, ended, monotonic, within
-from kcoord.leases.redis_client import COMMAND_TIMEOUT, CONNECTIONS, NONSENSE, connect, repeated, why
+from kcoord.leases.redis_client import (
+    COMMAND_TIMEOUT,
+    CONNECTIONS,
+    NONSENSE,
+    connect,
+    is_of_a_cluster,
+    is_of_another_master,
+    repeated,
+    why,
+)
 from kcoord.leases.redis_news import News, Subscription
+from kcoord.leases.redis_script import FOREIGN, SCRIPT, SHA
 from kcoord.telemetry.events import log
 
 T = TypeVar("T")
@@ -40,120 +49,7 @@ _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
 _REMEMBERED = 10_000
-
-# KEYS[1]  the key's hash: state L|R|F, token, holder, fence, limit (µs, server clock), ttl (ms), manifest, log, where
-# ARGV     op, token, and then
-#   acquire  holder, ttl_ms, limit_ms, void manifest or ''  → {'W', fence} | {'R', manifest} | {'F', log, where}
-#                                                             | {'L', holder, ms left}
-#   renew    ttl_ms, holder, ms left of the hard limit      → 1 | 0
-#   ready    manifest, ttl_ms                               → 1
-#   fail     log, where, ttl_ms                             → 1 | 0
-#   release                                                 → 1 | 0
-# Every change is published on the channel named like the key. An expired lease is a hash that is gone. `renew` takes
-# the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it. A hash
-# that the hard limit removed is gone as well: so the holder says how much of its limit is left. What is no hash of ours is
-# deleted, and the error KCOORD-FOREIGN says what it was: then the key is free, and whoever called asks again.
-_FOREIGN = "KCOORD-FOREIGN"
-_SCRIPT = """
-local key, op, token = KEYS[1], ARGV[1], ARGV[2]
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
-local function foreign()
-  local kind = redis.call('TYPE', key).ok
-  if kind == 'none' then return nil end
-  if kind ~= 'hash' then return 'a ' .. kind end
-  local names = {'state', 'token', 'holder', 'fence', 'limit', 'ttl', 'manifest', 'log', 'where'}
-  local values, has = redis.call('HMGET', key, unpack(names)), {}
-  for n, name in ipairs(names) do has[name] = values[n] end
-  local function number(name)
-    local text = has[name]
-    return text and #text <= 16 and string.find(text, '^%d+$') and tonumber(text) < 9e15  -- a double holds it and its successor
-  end
-  if redis.call('PTTL', key) < 0 then return 'a hash that never expires' end
-  if not (number('fence') and number('ttl')) then return 'a hash without a number that it needs' end
-  if has.state == 'L' then
-    if has.token and has.holder and number('limit') then return nil end
-  elseif has.state == 'R' then
-    -- it comes back as the void of the next claim: so nothing that changes when it is decoded
-    if has.manifest and string.find(has.manifest, '^[%w._-]+$') and #has.manifest <= 256 then return nil end
-  elseif has.state == 'F' then
-    if has.log and has.where then return nil end
-  end
-  return 'a hash in no state that there is'
-end
-local found = foreign()
-if found then
-  redis.call('DEL', key)
-  return redis.error_reply('KCOORD-FOREIGN ' .. found)
-end
-
-local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit', 'ttl')
-local state, owner = held[1], held[2]
-
-local function lease(holder, ttl_ms, limit_ms)
-  local fence = math.max((tonumber(held[3]) or 0) + 1, now)
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'L', 'token', token, 'holder', holder,
-             'fence', string.format('%.0f', fence), 'limit', string.format('%.0f', now + limit_ms * 1000), 'ttl', ttl_ms)
-  redis.call('PEXPIRE', key, math.min(ttl_ms, limit_ms))
-  return string.format('%.0f', fence)
-end
-
-if op == 'acquire' then
-  local holder, ttl_ms, limit_ms, void = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
-  local said = redis.call('HMGET', key, 'manifest', 'log', 'where', 'holder')  -- before it may end, in mid-script
-  -- a server's clock that was set back would keep what is to end for as much longer
-  if redis.call('PTTL', key) > (tonumber(held[5]) or math.huge) then redis.call('PEXPIRE', key, held[5]) end
-  if state == 'R' then
-    if said[1] and said[1] ~= void then return {'R', said[1]} end
-  elseif state == 'F' then
-    if said[2] and said[3] then return {'F', said[2], said[3]} end
-  elseif state == 'L' and owner == token then
-    return {'W', held[3]}
-  elseif state == 'L' then
-    local left_ms = redis.call('PTTL', key)
-    -- 0: on a replica, where nothing expires, this is one that ended
-    if left_ms > 0 and said[4] then return {'L', said[4], left_ms} end
-  end
-  return {'W', lease(holder, ttl_ms, limit_ms)}
-end
-
-if op == 'ready' then
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'R', 'manifest', ARGV[3], 'fence', held[3] or '0', 'ttl', ARGV[4])
-  redis.call('PEXPIRE', key, tonumber(ARGV[4]))
-  redis.call('PUBLISH', key, 'ready')
-  return 1
-end
-
-if op == 'renew' and not state then
-  if tonumber(ARGV[5]) <= 0 then return 0 end
-  lease(ARGV[4], tonumber(ARGV[3]), tonumber(ARGV[5]))
-  return 1
-end
-
-if state ~= 'L' or owner ~= token then return 0 end
-
-if op == 'renew' then
-  -- the holder's own clock never goes back: whichever limit comes first holds
-  local left_ms = math.min((tonumber(held[4]) - now) / 1000, tonumber(ARGV[5]))
-  if left_ms <= 0 then return 0 end
-  redis.call('PEXPIRE', key, math.floor(math.min(tonumber(ARGV[3]), left_ms)) + 1)
-elseif op == 'fail' then
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'state', 'F', 'log', ARGV[3], 'where', ARGV[4], 'fence', held[3], 'ttl', ARGV[5])
-  redis.call('PEXPIRE', key, tonumber(ARGV[5]))
-  redis.call('PUBLISH', key, 'failed')
-elseif op == 'release' then
-  redis.call('DEL', key)
-  redis.call('PUBLISH', key, 'free')
-else
-  return redis.error_reply('kcoord: unknown operation ' .. op)
-end
-return 1
-"""
-_SHA = hashlib.sha1(_SCRIPT.encode()).hexdigest()
+_SHARDS_TRIED = 16  # keys: of two shards one is asked for none of them once in 30,000 times
 
 
 @dataclass(frozen=True)
@@ -194,6 +90,7 @@ class RedisLeases(LeaseService):
         self._news = News(self._redis)
         self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # the pool refuses what it has no connection for
         self._trial: asyncio.Task[None] | None = None
+        self._divided = False  # a key was another server's: this is one of a Redis Cluster
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
     def _key(self, key: str) -> str:
@@ -254,12 +151,15 @@ class RedisLeases(LeaseService):
     async def ping(self) -> None:
         """A lease is taken and released, and a subscription confirmed.
 
-        PING is no question: a replica, a full server, or one whose user may not write or subscribe, answers it.
+        PING is no question: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
+        cluster may have one key and not the next: then many are tried.
         """
-        key = f"ping-{uuid.uuid4().hex}"
-        async with self.watch(key):
-            await self._run(key, "acquire", key, key, self._ttl_ms, self._limit_ms, "")
-            await self._run(key, "release", key)
+        keys = [f"ping-{uuid.uuid4().hex}" for _ in range(_SHARDS_TRIED if self._divided else 1)]
+        async with self.watch(keys[0]):
+            for key in keys:
+                await self._run(key, "acquire", key, key, self._ttl_ms, self._limit_ms, "")
+                await self._run(key, "release", key)
+        self._divided = False
 
     def watch(self, key: str) -> Watch:
         return Subscription(self._news, self._key(key))
@@ -320,7 +220,7 @@ class RedisLeases(LeaseService):
         try:
             return await self._script(name, op, token, *args)
         except ResponseError as error:
-            what = str(error).partition(_FOREIGN)[2].strip()
+            what = str(error).partition(FOREIGN)[2].strip()
         if not self._told:
             self._told = True
             self._tell(f"Redis held {what} under {name}, which kcoord did not write; such keys are removed")
@@ -332,9 +232,9 @@ class RedisLeases(LeaseService):
     async def _script(self, name: str, op: str, token: str, *args: str | int) -> Any:
         """Raises `LeaseUnavailable`, and ResponseError for a key that was not kcoord's and is free now."""
         try:
-            return await self._bounded(lambda: self._redis.evalsha(_SHA, 1, name, op, token, *args))
+            return await self._bounded(lambda: self._redis.evalsha(SHA, 1, name, op, token, *args))
         except NoScriptError:
-            return await self._bounded(lambda: self._redis.eval(_SCRIPT, 1, name, op, token, *args))
+            return await self._bounded(lambda: self._redis.eval(SCRIPT, 1, name, op, token, *args))
 
     async def _bounded(self, command: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -344,9 +244,10 @@ class RedisLeases(LeaseService):
         except asyncio.TimeoutError:
             raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
         except (RedisError, OSError, *NONSENSE) as error:
-            if isinstance(error, ResponseError) and _FOREIGN in str(error):
+            if isinstance(error, ResponseError) and FOREIGN in str(error):
                 raise
-            if "READONLY" in str(error):  # there is another master now, and perhaps its address where ours came from
+            self._divided = self._divided or is_of_a_cluster(error)
+            if is_of_another_master(error):  # its address is perhaps where ours came from
                 with suppress(RedisError, OSError, asyncio.TimeoutError):
                     await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
             raise LeaseUnavailable(why(error)) from error

@@ -17,8 +17,8 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from kcoord.errors import SettingsError
 from kcoord.redis_url import Sentinels
@@ -37,6 +37,9 @@ _KEEPALIVE = {
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What redis-py raises, beside its own errors, when it reads something that no Redis says."""
 _TRIES = 10
+_ONE_OF_SEVERAL = (
+    "it is one server of a Redis Cluster, and others have the rest of the keys: name a Redis that has all of them"
+)
 _HUNG_UP = ("max number of clients", "Connection lost", "closed by server", "reset by peer", "Broken pipe")
 
 
@@ -112,6 +115,18 @@ async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) 
     return await command()
 
 
+def is_of_a_cluster(error: BaseException) -> bool:
+    """Whether the server belongs to a Redis Cluster, and has not got the key."""
+    # redis-py 5.0 knows these errors of its cluster client only
+    return isinstance(error, (MovedError, ClusterDownError)) or str(error).startswith(("MOVED ", "CLUSTERDOWN "))
+
+
+def is_of_another_master(error: BaseException) -> bool:
+    """Whether the server is not, or no more, the one that writes the key."""
+    # Redis 7 begins with it, and redis-py cuts it off; Redis 6 says it within the text
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error) or is_of_a_cluster(error)
+
+
 def why(error: BaseException) -> str:
     """One line for people, and the same line for the same cause, so that it is told once."""
     text, cause = str(error), error.__cause__ or error.__context__
@@ -119,6 +134,8 @@ def why(error: BaseException) -> str:
         error, AttributeError
     ):  # redis-py takes a lost connection's streams away from whoever is writing to it
         return "Connection closed in mid-command"
+    if isinstance(error, MovedError) or text.startswith("MOVED "):
+        return _ONE_OF_SEVERAL
     if isinstance(error, MasterNotFoundError):
         text = text.partition(" : ")[0]  # then come redis-py's objects, with their addresses in memory
     elif "@user_script" in text:  # Redis 6 says where in the script first, Redis 7 last

@@ -147,6 +147,8 @@ class News:
         while True:
             try:
                 async with self._sending:
+                    if self._connection is None and not self._active:
+                        return  # who subscribes next connects, and reads again: thousands of agents leave a server alone
                     connection = self._connection or await self._connect_again()
                 message = await connection.read_response(timeout=_SILENCE, disconnect_on_error=False)
                 if message is not None:

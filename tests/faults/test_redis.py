@@ -106,7 +106,7 @@ _FAULTS = {
     "becomes a replica": Fault(
         lambda s: s.command("REPLICAOF", "127.0.0.1", 1),
         lambda s: s.command("REPLICAOF", "NO", "ONE"),
-        ("READONLY",),
+        ("READONLY", "read only replica"),
     ),
 }  # fmt: skip
 

@@ -255,6 +255,41 @@ async def _speaking(nonsense: bytes) -> Any:
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        pytest.param("READONLY You can't write against a read only replica. script: 5ba8", id="as Redis 7 does"),
+        pytest.param(
+            "ERR Error running script (call to f_5ba8): @user_script:64: @user_script: 64: -READONLY You can't write "
+            "against a read only replica.", id="as Redis 6 does",
+        ),
+        pytest.param("MOVED 12182 127.0.0.1:1", id="in a cluster"),
+    ],
+)  # fmt: skip
+def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str) -> None:
+    """Its name leads to the new master by then; the old connections would lead to it for as long as it lives."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while heard := await reader.read(1 << 16):
+            greetings = heard.count(b"SETINFO")
+            writer.write(b"+OK\r\n" * greetings or f"-{says}\r\n".encode())
+        writer.close()
+
+    async def scenario() -> None:
+        door = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "kcoord:old", **_TIMES)
+        for asked in (1, 2, 3):
+            with pytest.raises(LeaseUnavailable):
+                await service.release("k", "a")
+            assert len(connections) == asked
+        await service.close()
+        door.close()
+
+    bounded(scenario())
+
+
 def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
     lines: dict[str, str] = {}
 

@@ -22,7 +22,7 @@ from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
 from tests.leases.conformance import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, one_of_a_cluster
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
 
@@ -201,6 +201,74 @@ def test_a_lease_that_was_taken_meanwhile_is_known_to_redis_when_it_is_back(redi
             await eventually(lambda: service.acquire("k", "b", "host-b"), Won)
 
     bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    "leased", ["before it hung", "after nobody waited for it", "to one who was told that it is ready"]
+)
+def test_what_has_ended_while_redis_hung_keeps_nobody_waiting_when_it_is_back(
+    redis_server: RedisServer, leased: str
+) -> None:
+    """It holds what it leased before, and then does what it was sent though its client has gone: nobody will renew either."""
+
+    async def scenario() -> None:
+        other = RedisLeases(redis_server.url, "kcoord:test", **_TIMES)
+        async with failover_at(redis_server.url, []) as service:
+            await service.acquire("before", "a", "host-a")
+            if leased == "before it hung":
+                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+                redis_server.pause()
+                await service.release("before", "a")  # finds out
+            elif leased == "after nobody waited for it":
+                redis_server.pause()
+                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+            else:
+                redis_server.pause()
+                await service._second.ready("k", "b", "m")
+                assert await service.acquire("k", "a", "host-a") == Ready("m")
+            if "ready" not in leased:
+                await service.release("k", "a")
+            redis_server.resume()
+            await until(service, is_open=False)
+            assert isinstance(await other.acquire("k", "c", "host-c"), Won)
+        await other.close()
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_one_server_of_a_redis_cluster_is_not_used_and_not_tried_by_each_key_anew() -> None:
+    """It has one key and not the next: a breaker that believed one key's answer would open and close for ever."""
+
+    async def scenario(server: RedisServer) -> None:
+        lines: list[str] = []
+        async with failover_at(server.url, lines) as service:
+            first = service._first
+            deadline, ping = time.monotonic() + 2 * BOUND, first.ping
+            probes: list[str] = []
+
+            async def counted() -> None:
+                try:
+                    await ping()
+                finally:
+                    probes.append("one")
+
+            first.ping = counted  # type: ignore[method-assign]
+            while not service.open:
+                assert time.monotonic() < deadline
+                key = some_key()
+                assert isinstance(await service.acquire(key, "a", "host"), Won)
+                await service.release(key, "a")
+            while len(probes) < 20:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert [line for line in lines if "please report" in line] == []
+            assert len(lines) == 1, "it was used again"
+            assert "Redis Cluster" in lines[0]
+
+    with one_of_a_cluster() as server:
+        bounded(scenario(server))
 
 
 def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer) -> None:

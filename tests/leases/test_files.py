@@ -248,6 +248,34 @@ def test_a_marker_that_is_touched_as_it_is_moved_aside_is_put_back(
     assert litter(store) == [str(marker)]
 
 
+def test_a_marker_that_cannot_be_put_back_costs_a_second_leader_and_not_the_use_of_lease_files(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux refuses a link to what another user owns, and some file systems know none."""
+    now = 0.0
+    monkeypatch.setattr(lease_files, "time", SimpleNamespace(monotonic=lambda: now))
+    marker, left = path_of(store, "lease"), KeyFiles._left
+    files = KeyFiles(marker.parent, store / "v1" / "staging", _KEY, 30.0, 30.0)
+    marker.write_bytes(marker_of_another_host(30.0))
+    os.utime(marker, (1, 1))
+    assert isinstance(files.attempt(None), Wait)
+
+    def meanwhile(self: KeyFiles, known: lease_files._Marker) -> float:
+        found = left(self, known)
+        os.utime(marker)
+        return found
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(KeyFiles, "_left", meanwhile)
+    monkeypatch.setattr(os, "link", refuse)
+    now = 31.0
+    assert files.attempt(None) is None
+    files.release()
+    assert litter(store) == []
+
+
 def test_who_looks_at_a_marker_calls_back_what_an_nfs_server_delegated_of_it(store: Path) -> None:
     """The server delegates by a lease of the kernel's. A vanished holder could not give it back, and nobody remove the file."""
     marker, called_back = path_of(store, "lease"), threading.Event()
@@ -515,6 +543,25 @@ def test_a_marker_that_could_not_be_removed_holds_its_key_up_for_a_ttl_and_no_lo
             assert next_.ask("release", _KEY, "b") is True
             assert not path_of(store, "lease").exists()
     assert not litter(store)
+
+
+def test_a_lease_that_could_not_be_touched_for_most_of_its_ttl_is_kept_by_renewing_once_it_can_be(
+    store: Path, interposer: Interposer
+) -> None:
+    """filelock's heartbeat gives up then, and would leave the marker to whoever comes when the TTL has run out."""
+    with OtherAgent(store, TTL, **interposer.environ) as holder, OtherAgent(store, TTL) as other:
+        assert holder.ask("keep", _KEY, "a", "host-a")[0] == "Won"
+        fault = interposer.fail("utime", below=path_of(store, "lease"), error=errno.EIO)
+        deadline = time.monotonic() + BOUND
+        while fault.hits < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(TTL / 2)  # the heartbeat's last attempt, too
+        fault.end()
+        end = time.monotonic() + 4 * TTL
+        while time.monotonic() < end:
+            assert other.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
+            assert holder.ask("renew", _KEY, "a") is True
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,41 @@ def test_a_restarted_server_is_used_again(redis_server: RedisServer) -> None:
     bounded(scenario())
 
 
+def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
+    """Agents come in thousands: one that waits for no key does not knock several times a second, for as long as it is away."""
+
+    async def scenario(server: RedisServer) -> None:
+        knocks: list[object] = []
+
+        def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            knocks.append(writer)
+            writer.close()
+
+        async with leases_at(server.url) as service, leases_at(server.url) as other:
+            await service.ping()
+            server.kill()
+            door = await asyncio.start_server(hang_up, "127.0.0.1", server.port)
+            await asyncio.sleep(1.5)  # what is tested is what happens when nobody does anything
+            door.close()
+            assert not knocks
+            server.start()
+            await eventually(lambda: patiently(service), Won)
+            async with service.watch("k") as watch:
+                while await watch.changed(0.1):
+                    pass
+                await other.ready("k", "a", "m")
+                assert await watch.changed(BOUND), "nobody reads the news any more"
+
+    async def patiently(service: RedisLeases) -> object:
+        try:
+            return await service.acquire("another", "a", "host")
+        except LeaseUnavailable:  # the pool's old connections
+            return None
+
+    with RedisServer(tcp=True) as server:
+        bounded(scenario(server))
+
+
 def test_a_watch_is_woken_by_a_restart_and_hears_what_comes_after_it(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with (
@@ -389,10 +424,7 @@ def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer(
             key = some_key()
             words = [w.format(key=service._key(key)) if isinstance(w, str) else w for w in _GARBAGE[name]]
             shared_redis.command(*words)
-            try:
-                answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
-            except LeaseUnavailable:
-                return
+            answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
             assert isinstance(answer, Won)
             assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
 
