@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from kcoord.interruption import let_through
+from kcoord.own_socket import OwnSocket
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
 
@@ -44,7 +46,7 @@ class WorkAhead:
         self._lock = threading.RLock()
         self._waiting = 0
         self._wanted = settings.profile is not None and settings.ahead > 0 and not settings.disable
-        self._control: socket.socket | None = None  # the helper ends when this does
+        self._control: OwnSocket | None = None  # the helper ends when this does
 
     @contextmanager
     def during(self, meanwhile: Callable[[], None] | None) -> Iterator[Callable[[], None] | None]:
@@ -103,26 +105,30 @@ class WorkAhead:
         if self._control is None:
             return
         try:
+            if not self._control.is_ours():
+                raise ConnectionResetError("the script has closed its descriptor")
             # no SIGPIPE, whose default action, if the script has restored it, ends the rank
             self._control.send(line, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return  # it has not read for thousands of waits, and hears the next one
-        except OSError:  # it has ended: it had nothing more to do
+        except OSError as error:  # it has ended: it had nothing more to do
+            let_through(error)
             self._wanted = False
             self._control.close()
             self._control = None
 
-    def _start(self) -> socket.socket | None:
+    def _start(self) -> OwnSocket | None:
         try:
-            return self._started()
+            return OwnSocket(self._started())
         except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            let_through(error)
             self._wanted = False
             self._notices.tell(f"nothing is compiled ahead: {error}")
             return None
 
     def _started(self) -> socket.socket:
-        if not sys.executable:
-            raise RuntimeError("this Python does not know its own executable")
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise RuntimeError("there is no interpreter of its own that could be started")
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python passes over others, too
         flags = ["-O"] * sys.flags.optimize
         program = [sys.executable, *flags, "-c", _PROGRAM, str(self._settings.profile), str(os.getpid()), *path]

@@ -5,11 +5,12 @@ No fault of the agent or of a disk comes through here: what cannot be published 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcoord.agent import client as agent
@@ -35,7 +36,8 @@ class Compilation:
 
     `failed` is set if another rank's compile of the key failed a moment ago: compile anyway, to raise the compiler's own
     exception, or raise `CompileFailed`. `target` is the GPU that was asked for, if it is known. `outcome`, once it has ended, and
-    `note`, which says why nobody coordinates it, are for the time line (`kcoord.telemetry.spans`).
+    `note`, which says why nobody coordinates it, are for the time line (`kcoord.telemetry.spans`). In a process that was forked
+    from `process` its end is nobody's.
     """
 
     workshop: Workshop
@@ -51,6 +53,7 @@ class Compilation:
     ended: bool = False
     outcome: str = "ok"
     note: str = ""
+    process: int = field(default_factory=os.getpid)
 
     def moves(self, error: OSError) -> bool:
         """Whether `error` came of the disk below `staging`; then what was staged is void, and `staging` another directory."""
@@ -106,13 +109,9 @@ class Workshop:
         failed: agent.Failed | None = None,
     ) -> Compilation:
         """The task of compiling `key`, whose time begins now."""
-        try:
-            staging = self._staging(home)
-        except BaseException:
-            if lead is not None:
-                self._client.give_up(lead, key)
-            raise
-        return Compilation(self, key, home, staging, device, counters, target, lead, failed, time.perf_counter())
+        return Compilation(
+            self, key, home, self._staging(home), device, counters, target, lead, failed, time.perf_counter()
+        )
 
     def find(
         self,
@@ -143,6 +142,7 @@ class Workshop:
         try:
             local.quarantine(home)
         except StoreError as error:
+            let_through(error)
             self._notices.tell(str(error))
         return None
 
@@ -161,7 +161,8 @@ class Workshop:
     def moves(self, compilation: Compilation, error: OSError) -> bool:
         """See `Compilation.moves`."""
         staging = compilation.staging
-        if staging in self._private or compilation.ended or local.takes_files(staging, _LEAST_ROOM):
+        others = compilation.process != os.getpid()
+        if others or staging in self._private or compilation.ended or local.takes_files(staging, _LEAST_ROOM):
             return False
         self._notices.tell(
             f"{store_error(error, staging.parent)}; this process keeps its kernels in a temporary directory",
@@ -276,6 +277,8 @@ class Workshop:
         if compilation.ended:
             return
         compilation.ended, compilation.outcome = True, outcome
+        if compilation.process != os.getpid():
+            return  # of the process that forked this one, which is at it still
         if compilation.lead is not None:
             tell(self._client, compilation.lead)  # first: others wait
         shutil.rmtree(compilation.staging, ignore_errors=True)

@@ -29,7 +29,7 @@ from kcoord.artifacts.memory import MemoryTier
 from kcoord.compilation import Compilation as Compilation
 from kcoord.compilation import Workshop
 from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError, StoreError
-from kcoord.interruption import interruption_in
+from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
@@ -113,6 +113,7 @@ class Coordinator:
         try:
             local.make_private(self.settings.local_dir)
         except StoreError as error:
+            let_through(error)
             self.notices.tell(f"KCOORD_LOCAL_DIR={error}; kernels are compiled without coordination")
             return False
         return True
@@ -174,7 +175,19 @@ class Coordinator:
                 break  # what is there is torn, or for another GPU, and would be had again
         if len(vanished) == 2:
             self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
-        lead, failed, note = None, None, ""
+        try:
+            return self._begun(asked, key, counters, answer, begun, took)
+        except BaseException:
+            # interrupted, or no disk takes files: whoever keeps the exception would keep the lead
+            if isinstance(answer, agent.Lead):
+                self._client.give_up(answer, key)
+            raise
+
+    def _begun(
+        self, asked: Request, key: CacheKey, counters: Counters, answer: agent.Answer, begun: float, took: float
+    ) -> Compilation:
+        """The compile that the agent's `answer` leaves to this rank, which asked at `begun` and heard it so long after."""
+        account, lead, failed, note = self._account, None, None, ""
         if isinstance(answer, agent.Ready):
             note = "what had been published was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
@@ -188,7 +201,7 @@ class Coordinator:
             account.waited("alone", key, counters, begun, took, note)
         if lead is None and failed is None:
             counters.add(alone=1)
-        compilation = self._workshop.begin(key, home, asked.device, counters, asked.target, lead, failed)
+        compilation = self._workshop.begin(key, asked.home, asked.device, counters, asked.target, lead, failed)
         compilation.note = note
         return compilation
 
@@ -278,6 +291,7 @@ class Coordinator:
                 try:
                     return choices.content_of(key.name, local.read_contents(artifact))
                 except ArtifactInvalid as error:
+                    let_through(error)
                     self.notices.tell(f"{error}; it is ignored")
                     return None
         return self._client.lookup(key)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,11 @@ def _secret(value: str) -> str:
 
 def default_local_dir() -> Path:
     """``$TMPDIR/kcoord-<uid>``: local disk, where a home directory is often NFS."""
-    return Path(tempfile.gettempdir()) / f"kcoord-{os.getuid()}"
+    try:
+        directory = tempfile.gettempdir()  # it writes a file, to find out where that can be done
+    except FileNotFoundError:  # nowhere, just now: whoever needs the directory says why not
+        directory = os.environ.get("TMPDIR") or "/tmp"
+    return Path(directory).absolute() / f"kcoord-{os.getuid()}"
 
 
 def _setting(default: Any, parse: Callable[[str], Any], unit: str, doc: str, **kw: Any) -> Any:
@@ -255,6 +259,8 @@ class Settings:
         None, parse_bytes, "size", "The same of this node's own copies; what was used within a day stays. "
         "Unset: no bound.")  # fmt: skip
     disable: bool = _setting(False, _switch, "0 or 1", "1: everything off, everything as without kcoord.")
+    optional: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """No setting: of `SECRET_FILES`, those that a variable named, and no flag. A mounted Kubernetes Secret may lack them."""
 
     @classmethod
     def from_environ(
@@ -262,17 +268,18 @@ class Settings:
     ) -> Settings:
         """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
 
-        Of a secret and the file of it, a flag wins over a variable, and the file otherwise. A variable that names a key which a
-        mounted Kubernetes Secret lacks (`is_left_out`) is an unset one. No file is read.
+        Of a secret and the file of it, a flag wins over a variable, and the file otherwise. No file is looked at: it may lie on
+        a file system that hangs.
 
         Raises `SettingsError`, one line that names the setting and the remedy.
         """
-        unknown = sorted(flags.keys() - {spec.name for spec in fields(cls)})
+        unknown = sorted(flags.keys() - {spec.name for spec in FIELDS})
         if unknown:
             raise SettingsError(f"there is no setting {unknown[0]!r}: see 'kcoord doctor --json' for their names")
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
-        for spec in fields(cls):
+        optional = set()
+        for spec in FIELDS:
             variable = f"KCOORD_{spec.name.upper()}"
             text = flags.get(spec.name)
             source = flag_prefix + spec.name.replace("_", "-")
@@ -285,18 +292,25 @@ class Settings:
             except (ValueError, OverflowError) as error:
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
                 raise SettingsError(f"{source}={shown}: {error}") from None
-            if source == variable and spec.name in SECRET_FILES and is_left_out(values[spec.name]):
-                del values[spec.name]
-        for file, inline in SECRET_FILES.items():
-            if file in values:
-                values.pop(inline, None)
-        settings = cls(**values)
+            if source == variable and spec.name in SECRET_FILES:
+                optional.add(spec.name)
+        settings = cls(**values, optional=frozenset(optional))
         if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(
                 f"KCOORD_LEASE_LIMIT={settings.lease_limit:g} is below KCOORD_LEASE_TTL={settings.lease_ttl:g}: "
                 "raise the limit or lower the TTL"
             )
         return settings
+
+    def as_mounted(self) -> Settings:
+        """The same, of who reads secrets: what a variable names and a mounted Secret lacks (`is_left_out`) is unset.
+
+        Blocks for as long as the file system does.
+        """
+        named = {name: path for name in self.optional if (path := getattr(self, name)) is not None}
+        left_out: dict[str, Any] = {name: None for name, path in named.items() if is_left_out(path)}
+        # the socket's name stays what it is for those who do not look
+        return replace(self, socket=self.socket_path, **left_out) if left_out else self
 
     @property
     def store_root(self) -> Path | None:
@@ -319,26 +333,31 @@ class Settings:
         """Where the agent listens: `socket`, or a name made from the settings that make an agent."""
         if self.socket is not None:
             return self.socket
-        inside = self.local_dir / f"agent-{self.fingerprint}.sock"
-        for path in (inside, default_local_dir() / inside.name):
-            if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
-                return path
-        return Path("/tmp", f"kcoord-{os.getuid()}", inside.name)  # TMPDIR is too long as well
+        path = self.local_dir / f"agent-{self.fingerprint}.sock"
+        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+            path = default_local_dir() / path.name  # which may have to be found out: not without need
+        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+            path = Path("/tmp", f"kcoord-{os.getuid()}", path.name)  # TMPDIR is too long as well
+        return path
 
     def redis_address(self) -> str | None:
-        """The URL of Redis, read from its file if there is one. Raises `SettingsError`. For the agent alone: it is a secret."""
-        return self.redis_url if self.redis_url_file is None else read_redis_url(self.redis_url_file)
+        """The URL of Redis, read from its file if there is one. Raises `SettingsError`. For the agent alone: it is a secret.
+
+        Blocks for as long as the file system does.
+        """
+        mounted = self.as_mounted()
+        return mounted.redis_url if mounted.redis_url_file is None else read_redis_url(mounted.redis_url_file)
 
     def redacted(self) -> dict[str, Any]:
         """All values as JSON-able data, without the Redis password and the signing key's secret."""
-        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = {f.name: getattr(self, f.name) for f in FIELDS}
         key_id, colon, _ = (self.signing_key or "").partition(":")
         shown["signing_key"] = f"{key_id}:***" if colon else None
         shown["redis_url"] = without_password(self.redis_url) if self.redis_url else None
         return {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()}
 
 
-FIELDS = fields(Settings)
+FIELDS = tuple(spec for spec in fields(Settings) if spec.metadata)
 
 
 def variable(name: str) -> str:

@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 import kcoord.ahead
-from kcoord.agent import limits
+from kcoord.agent import limits, spawn
 from kcoord.agent import permits as permits_module
 from kcoord.agent.client import AgentClient, Lead
 from kcoord.agent.permits import Permits
 from kcoord.ahead import WorkAhead
 from kcoord.artifacts.manifest import Manifest
+from kcoord.own_socket import OwnSocket
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
@@ -51,11 +52,32 @@ def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
         yield load_profile(settings, "six"), Manifest.decode((first / "kcoord-manifest.msgpack").read_bytes())
 
 
+_SEES_IDLE_CORES = """
+import sys
+from types import SimpleNamespace
+import psutil
+psutil.cpu_times_percent = lambda: SimpleNamespace(idle=100.0)
+from kcoord.agent.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def start_agent(settings: Settings) -> None:
+    """One that permits work ahead, whatever else this machine does."""
+    path = settings.socket_path
+    spawn.make_directory(settings)
+    with spawn.agent_lock(path, 20), spawn.bind(path) as listener:
+        fd = listener.fileno()
+        command = [sys.executable, "-c", _SEES_IDLE_CORES, "kcoord.agent", "--fd", str(fd), "--daemon"]
+        subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
+
+
 @contextmanager
 def held(sandbox: Sandbox, first: Manifest) -> Iterator[None]:
     """Somebody compiles the first kernel, and does not get on."""
     settings = Settings.from_environ(sandbox.env())
-    home = next(p for p in [sandbox.local / "triton" / "held"])
+    start_agent(settings)
+    home = sandbox.local / "triton" / "held"
     client = AgentClient(settings, Notices())
     lead = client.claim(first.key, home)
     assert isinstance(lead, Lead)
@@ -256,7 +278,8 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(tmp_path: Path
     with theirs:
         reads = [sys.executable, "-c", "import sys; sys.stdin.read()"]
         sleeper = subprocess.Popen(reads, stdin=theirs.fileno())
-    ahead._control, pipe = ours, ours.fileno()
+    ahead._control = OwnSocket(ours)
+    pipe = ahead._control.fileno()
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
@@ -276,6 +299,58 @@ def test_a_forked_child_neither_holds_nor_ends_its_parents_helper(tmp_path: Path
     assert sleeper.wait(20) == 0
     os.close(reading)
     os.close(writing)
+
+
+def test_a_helper_whose_control_the_script_closed_is_told_nothing_through_what_has_its_number_now(
+    tmp_path: Path,
+) -> None:
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
+    ahead = WorkAhead(settings, Notices())
+    ours, theirs = socket.socketpair()
+    ahead._control = OwnSocket(ours)
+    number = ahead._control.fileno()
+    os.close(number)
+    mine, other = socket.socketpair()
+    with theirs, mine, other:
+        assert number in (mine.fileno(), other.fileno())
+        with ahead.during(None) as waits:
+            assert waits is not None
+            waits()
+        ahead.close()
+        for end in (mine, other):
+            end.send(b"x")
+        assert [end.recv(100, socket.MSG_DONTWAIT) for end in (mine, other)] == [b"x", b"x"]
+
+
+def test_an_alarm_of_the_script_while_its_helper_is_started_is_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TooSlow(RuntimeError):
+        pass
+
+    def too_slow(number: int, frame: Any) -> None:
+        raise TooSlow
+
+    def popen(*args: Any, **how: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGALRM)
+        raise AssertionError("the alarm has raised")
+
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path)})
+    ahead = WorkAhead(settings, Notices())
+
+    def waits() -> None:
+        with ahead.during(None) as begin:
+            assert begin is not None
+            begin()
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before = signal.signal(signal.SIGALRM, too_slow)
+    try:
+        with pytest.raises(TooSlow):
+            waits()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ahead._waiting == 0
 
 
 @pytest.mark.parametrize("executable", ["no python", "", None])
@@ -452,6 +527,18 @@ def test_a_containers_limits_count(version: int, monkeypatch: pytest.MonkeyPatch
 def test_a_group_that_cannot_be_read_is_no_limit(text: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Else the agent would not start."""
     (tmp_path / "membership").write_bytes(text)
+    monkeypatch.setattr(limits, "_ROOT", tmp_path)
+    monkeypatch.setattr(limits, "_MEMBERSHIP", tmp_path / "membership")
+    assert limits.cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("file", ["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"])
+@pytest.mark.parametrize("text", ["50000\n", "1 2 3\n", "0 0\n", ""])
+def test_a_quota_that_says_half_is_no_limit(
+    file: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "membership").write_text("0::/\n")
+    (tmp_path / file).write_text(text)
     monkeypatch.setattr(limits, "_ROOT", tmp_path)
     monkeypatch.setattr(limits, "_MEMBERSHIP", tmp_path / "membership")
     assert limits.cores() == len(os.sched_getaffinity(0))

@@ -121,7 +121,7 @@ def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that fills up, or a cleaner of temporary files, says nothing about the kernel: `CompileFailed` would end a job."""
-    began, waits = threading.Event(), threading.Event()
+    began, waits, lost = threading.Event(), threading.Event(), threading.Event()
     publish = AgentClient.publish
 
     def too_late(client: AgentClient, lead: Any, key: Any, staging: Path, *rest: Any) -> bool:
@@ -134,15 +134,20 @@ def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
         began.set()
         assert waits.wait(20)
 
+    def afterwards(staging: Path) -> None:
+        assert lost.wait(20)
+        (staging / "kernel.bin").write_bytes(b"code")
+
     monkeypatch.setattr(AgentClient, "publish", too_late)
     other = Coordinator(coordinator.settings)
     with ThreadPoolExecutor(2) as threads:
         leads = threads.submit(coordinator.get_or_compile, key(), slow)
         assert began.wait(20)
-        asks = threads.submit(other.get_or_compile, key(), write(b"code"))
+        asks = threads.submit(other.get_or_compile, key(), afterwards)
         eventually(lambda: [f["waiting"] for f in (coordinator.ask({"op": "status"}) or {})["flights"]] != [[]])
         waits.set()
         assert (leads.result(20).path / "kernel.bin").read_bytes() == b"lost", "from memory"
+        lost.set()
         assert (asks.result(20).path / "kernel.bin").read_bytes() == b"code"
     other.close()
     assert outcomes(other) == {"requests": 1, "alone": 1, "compiles": 1}
@@ -302,6 +307,34 @@ def test_a_forked_child_takes_nothing_from_its_parent(coordinator: Coordinator) 
     assert (kept.staging / "kernel.bin").read_bytes() == b"mine"
     assert outcomes(coordinator) == {"requests": 1, "compiles": 1}
     assert coordinator.get_or_compile(key(1), refuse).path.exists()
+
+
+FORKS = """
+import json, os, sys, kcoord
+
+def build(staging):
+    child = os.fork()
+    if not child:
+        {ends}
+    os.waitpid(child, 0)
+    (staging / "kernel.bin").write_text("code")
+
+coordinator = kcoord.connect()
+artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", "k"), build)
+print(json.dumps([artifact.path == coordinator.home(artifact.key.digest), coordinator.counters.read()]))
+"""
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "raise RuntimeError('in the child')", "raise OSError('in the child')"])
+def test_a_child_that_a_compile_function_forks_leaves_the_compile_to_its_parent_however_it_ends(
+    sandbox: Sandbox, ends: str
+) -> None:
+    """Its exit unwinds the parent's stack, too, in which it gives up, or fails, what its parent compiles."""
+    done = sandbox.run("-c", FORKS.format(ends=ends))
+    assert done.returncode == 0, done.stderr
+    published, counters = json.loads(done.stdout)
+    assert published
+    assert (counters["compiles"], counters["failures"], counters["alone"]) == (1, 0, 0)
 
 
 def test_an_agent_that_published_and_ended_before_it_could_say_so_cost_nothing(coordinator: Coordinator) -> None:
@@ -552,6 +585,15 @@ def test_connect_gives_one_coordinator_until_a_setting_changes(here: Coordinator
     other = kcoord.connect(local_dir=str(tmp_path))
     assert other is not here
     assert other.settings.local_dir == tmp_path
+
+
+def test_a_library_and_a_script_with_settings_of_their_own_have_a_coordinator_each_however_often_they_ask(
+    here: Coordinator,
+) -> None:
+    """One for each call would keep a connection, and what was loaded, until the process has no descriptor left."""
+    made = {id(kcoord.connect(**flags)) for flags in ({"namespace": "library"}, {}) * 5}
+    assert len(made) == 2
+    assert kcoord.connect() is here
 
 
 def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kcoord import compilation
+from kcoord.account import Account
 from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient, Lead
 from kcoord.artifacts import local
@@ -26,6 +27,7 @@ from kcoord.interruption import interruption_in
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.agents import Node, key_of
+from tests.conftest import Sandbox, eventually
 
 
 def raises(number: int, frame: Any) -> None:
@@ -161,6 +163,30 @@ def test_an_alarm_in_the_middle_of_a_compile_says_nothing_about_the_kernel_to_th
         other.close()
 
 
+def test_where_no_thread_may_be_started_a_compile_goes_on_and_the_next_one_is_watched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    coordinator = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_SPAWN": "0"}))
+    eventually(lambda: not abandoned._watching)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        for number in range(2):
+            compiling = coordinator.private(key_of(str(number)), tmp_path / str(number))
+            abandoned.register(compiling, sys._getframe())
+            abandoned.unregister(compiling)
+    watched = coordinator.private(key_of("watched"), tmp_path / "watched")
+
+    def compiles() -> None:
+        abandoned.register(watched, sys._getframe())
+
+    compiles()
+    eventually(lambda: watched.ended, what="its frame has gone")
+    coordinator.close()
+
+
 def test_an_alarm_in_the_middle_of_a_wrapped_compiler_leaves_the_kernel_to_the_next_rank() -> None:
     with Node() as node:
         node.start()
@@ -204,7 +230,22 @@ def test_an_alarm_while_an_artifact_is_read_is_the_scripts_and_the_artifact_stay
         assert coordinator.find(artifact.key, artifact.path) is not None
 
 
-@pytest.mark.parametrize("within", [(local, "_has_room"), (Path, "read_bytes")], ids=["it begins", "it ends"])
+def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does_not_turn_kcoord_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}))
+    monkeypatch.setattr(Path, "mkdir", lambda *args, **how: alarm())
+    with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+        _ = coordinator.usable
+    monkeypatch.undo()
+    assert coordinator.usable
+
+
+@pytest.mark.parametrize(
+    "within",
+    [(Account, "waited"), (local, "_has_room"), (Path, "read_bytes")],
+    ids=["it is to lead", "it begins", "it ends"],
+)
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(
     monkeypatch: pytest.MonkeyPatch, within: tuple[Any, str]
 ) -> None:
@@ -223,12 +264,13 @@ def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_l
         asked = Request(key_of("kernel"), node.directory / "kernel")
         assert first.usable
         monkeypatch.setattr(*within, interrupts)
-        with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
+        with handled_by(raises), pytest.raises(TimeoutError, match="the step") as kept:
             compiles()
         monkeypatch.undo()
         found = other.request(asked)
         assert isinstance(found, Compilation)
         assert found.lead is not None
+        del kept  # with its frames, and what they hold
         found.give_up()
         first.close()
         other.close()
@@ -264,6 +306,41 @@ def test_a_rank_that_is_interrupted_before_it_hands_in_holds_up_nobody_though_th
         found.give_up()
         first.close()
         other.close()
+
+
+COMPILES_IN_ITS_HANDLER = """
+import itertools, signal
+import kcoord
+coordinator = kcoord.connect()
+numbers, handled = itertools.count(), 0
+
+def use():
+    fresh = kcoord.CacheKey.of("test", str(next(numbers)))
+    for key in (kcoord.CacheKey.of("test", "hot"), fresh, fresh):
+        kcoord.connect().get_or_compile(key, lambda staging: (staging / "a").touch())
+
+def save_a_checkpoint(number, frame):
+    global handled
+    handled += 1
+    use()
+    signal.setitimer(signal.ITIMER_REAL, 1e-4)
+
+use()
+signal.signal(signal.SIGALRM, save_a_checkpoint)
+signal.setitimer(signal.ITIMER_REAL, 1e-4)
+while handled < 300:
+    coordinator.get_or_compile(kcoord.CacheKey.of("test", "hot"), lambda staging: None)
+    coordinator.counters.add(requests=0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+coordinator.close()
+print("done")
+"""
+
+
+def test_a_signal_handler_that_uses_kernels_never_waits_for_the_thread_that_it_interrupted(sandbox: Sandbox) -> None:
+    """As one does that saves a checkpoint where it is told that the job is pre-empted."""
+    done = sandbox.run("-c", COMPILES_IN_ITS_HANDLER, timeout=60, KCOORD_MEMORY_ENTRIES="3")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_what_the_script_raised_its_exception_from_stays_with_it() -> None:

@@ -92,6 +92,10 @@ def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str
         f"redis+sentinel://user:{SECRET}@host",
         f"redis+sentinel://user:{SECRET}@host/service/db?sentinel_password={SECRET}",
         f"redis+cluster://user:{SECRET}@host",
+        f"redis://user:{SECRET}",
+        f"redis://:{SECRET}/0",
+        f"user:{SECRET}",
+        f"redis+sentinel://user:{SECRET}/service",
     ],
 )
 def test_a_refusal_never_shows_the_password(url: str) -> None:
@@ -208,6 +212,27 @@ def test_the_sockets_path_is_short_enough_to_bind(length: int, tmp_path: Path, m
         path = Settings.from_environ(environ).socket_path
         assert len(bytes(path)) <= 100  # sockaddr_un holds 108, and a lock file lies beside it
         assert Settings.from_environ(environ).fingerprint in path.name
+
+
+def test_no_temporary_directory_is_looked_for_where_none_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks by writing a file into each: one may be on a file system that hangs."""
+
+    def looks() -> str:
+        raise AssertionError("it was looked for")
+
+    monkeypatch.setattr(tempfile, "gettempdir", looks)
+    assert Settings.from_environ({"KCOORD_LOCAL_DIR": "/l"}).socket_path.parent == Path("/l")
+
+
+def test_settings_can_be_read_while_no_disk_takes_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert Settings.from_environ({}).local_dir.parent == Path("/scratch")
+    monkeypatch.delenv("TMPDIR")
+    assert Settings.from_environ({}).local_dir.parent == Path("/tmp")
 
 
 def test_the_socket_can_be_named() -> None:

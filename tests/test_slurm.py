@@ -228,6 +228,24 @@ def test_the_scripts_are_bash() -> None:
         assert script.suffix == ".sbatch" or os.access(script, os.X_OK), script
 
 
+@pytest.mark.parametrize("recipe", ["per-gpu", "torchrun"])
+def test_a_job_of_very_many_nodes_meets_at_the_first_of_them(sandbox: Sandbox, recipe: str) -> None:
+    """Their list is longer than what a program writes in one piece: who takes the first line only may end its writer."""
+    programs = sandbox.root / "bin"
+    programs.mkdir()
+    for name, says in (("scontrol", "seq -f node%06.0f 1 20000"), ("srun", 'echo "$MASTER_ADDR $*"')):
+        (programs / name).write_text(f"#!/bin/sh\n{says}\n")
+        (programs / name).chmod(0o755)
+    given = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-20000]", "SLURM_JOB_NUM_NODES": "20000",
+             "SLURM_CPUS_ON_NODE": "1", "KCOORD_STORE": str(sandbox.root / "store")}  # fmt: skip
+    environment = sandbox.env(PATH=os.pathsep.join([str(programs), os.environ["PATH"]]), **given)
+    command = ["bash", str(LAUNCH / "slurm" / f"{recipe}.sbatch"), "train.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "node000001" in done.stdout
+    assert "node000002" not in done.stdout
+
+
 def test_a_recipe_without_a_store_says_what_is_missing(sandbox: Sandbox) -> None:
     for recipe in LAUNCH.glob("slurm/*.sbatch"):
         environment = sandbox.env(SLURM_JOB_ID="1")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient, Alone
 from kcoord.errors import AgentUnavailable, StoreError
 from kcoord.telemetry.events import Notices
-from tests.agents import Node, end_agent, until, watching
+from tests.agents import ROOT, Node, end_agent, until, watching
 
 ASK = """
 listen()
@@ -78,6 +80,31 @@ def test_an_agent_is_no_child_of_a_rank_s_session() -> None:
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
 
 
+def test_an_agent_that_a_rank_started_which_blocks_signals_ends_when_it_is_told_to() -> None:
+    """A script may block them in order to wait for them; what it starts has them blocked as well."""
+    with Node() as node:
+        rank = node.rank("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())" + ASK)
+        rank.tell()
+        rank.expect("agent")
+        (pid,) = node.agent_pids()
+        end_agent(pid)
+
+
+def test_an_agent_is_started_by_a_daemon_that_has_closed_its_standard_streams() -> None:
+    """What it opens then has their numbers, which are the agent's own standard streams."""
+    with Node() as node:
+        answered = node.directory / "answered"
+        code = f"""
+import os, pathlib
+os.closerange(0, 3)
+from tests.agents import as_rank
+client, _ = as_rank()
+pathlib.Path({str(answered)!r}).write_text(str(client.ask({{"op": "status"}}) is not None))
+"""
+        subprocess.run([sys.executable, "-c", code], env=node.environ(), cwd=ROOT, timeout=60, check=True)
+        assert answered.read_text() == "True"
+
+
 def test_an_agent_knows_no_rank_and_every_setting() -> None:
     with Node(max_wait="123", idle_timeout="60") as node:
         rank = node.rank(ASK, RANK="3", LOCAL_RANK="1", KCOORD_JOB="job")
@@ -126,6 +153,24 @@ def test_a_directory_of_another_user_is_refused() -> None:
     else:
         with Node() as node:
             check_refused(node, Path("/usr"))
+
+
+def test_a_socket_in_a_directory_of_all_users_is_refused_with_the_setting_that_put_it_there() -> None:
+    with Node() as node:
+        settings = node.with_flags(socket=f"/tmp/{node.directory.name}.sock")
+        with pytest.raises(AgentUnavailable, match="set KCOORD_SOCKET to") as caught:
+            spawn.find_or_start(settings)
+        assert "chmod" not in str(caught.value), "/tmp is everybody's for a reason"
+
+
+def test_a_file_that_is_no_socket_is_nobody_s_to_replace() -> None:
+    """A slip in KCOORD_SOCKET must cost no file."""
+    with Node() as node:
+        file = node.directory / "checkpoint.pt"
+        file.write_text("weeks of work")
+        with pytest.raises(AgentUnavailable, match=r"checkpoint\.pt"):
+            spawn.find_or_start(node.with_flags(socket=str(file)))
+        assert file.read_text() == "weeks of work"
 
 
 def check_refused(node: Node, directory: Path) -> None:
@@ -207,6 +252,15 @@ def test_a_daemon_that_is_told_to_stop_removes_its_socket_and_the_next_one_takes
         assert first["agent"] != second["agent"]
 
 
+def test_a_frozen_program_does_not_start_itself_once_more_for_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `sys.executable` is no Python: it would train, and start itself once more."""
+    with Node() as node:
+        monkeypatch.setattr("sys.frozen", True, raising=False)
+        monkeypatch.setattr("sys.executable", "/bin/true")
+        with pytest.raises(AgentUnavailable, match="start 'kcoord agent' beside it"):
+            spawn.find_or_start(node.settings)
+
+
 def test_an_agent_that_cannot_start_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     with Node() as node:
         monkeypatch.setattr("sys.executable", "/bin/false")
@@ -215,6 +269,21 @@ def test_an_agent_that_cannot_start_is_told_with_its_log(monkeypatch: pytest.Mon
         monkeypatch.undo()
         client = node.client()
         assert client.ask({"op": "status"}), "and what it left is no obstacle"
+
+
+def test_an_agent_that_ends_as_soon_as_it_has_started_is_told_with_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There it says why: a secret that others may read, for one."""
+    key = tmp_path / "key"
+    key.write_text("k " + "a" * 64)
+    key.chmod(0o644)
+    with Node(signing_key_file=str(key)) as node:
+        client = node.client()
+        assert isinstance(node.claim(client, "k"), Alone)
+        log = node.path.with_suffix(".log")
+        assert f"see {log}" in caplog.text
+        assert "chmod 600" in log.read_text()
 
 
 def test_a_daemon_that_dies_is_seen_by_nobody_but_its_clients() -> None:

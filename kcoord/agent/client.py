@@ -6,7 +6,6 @@ A claim that is told to lead keeps its connection until it publishes or fails: i
 from __future__ import annotations
 
 import enum
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from kcoord.agent.links import Links
 from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
+from kcoord.own_socket import OwnSocket
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -41,7 +41,7 @@ class Lead:
     """
 
     token: str
-    connection: socket.socket
+    connection: OwnSocket
     hedges: bool = False
     ended: bool = False
 
@@ -252,7 +252,7 @@ def _text(reply: dict[str, Any], name: str) -> str:
     return str(protocol.field(reply, name, str))
 
 
-def _answer(reply: dict[str, Any], connection: socket.socket) -> Answer:
+def _answer(reply: dict[str, Any], connection: OwnSocket) -> Answer:
     op = reply.get("op")
     if op == "lead":
         return Lead(_text(reply, "token"), connection, reply.get("hedges") is True)

@@ -14,12 +14,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kcoord.agent import protocol, spawn
 from kcoord.agent.protocol import Identity
 from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.interruption import let_through
+from kcoord.own_socket import OwnSocket
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -34,22 +36,24 @@ class Links:
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        self._lock = threading.Lock()  # protects the two below
-        self._idle: list[socket.socket] = []
+        # protects the two below; a signal's handler may come while its thread is in here
+        self._lock = threading.RLock()
+        self._idle: list[OwnSocket] = []
         self._dead_until = 0.0
         self._met = False  # an agent, since one was last waited for in vain
-        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all, for a forked child to close
+        self._open: weakref.WeakSet[OwnSocket] = weakref.WeakSet()  # all, for a forked child to close
         _links.add(self)
 
-    def borrow(self, *, fresh: bool = False, start: bool = True) -> socket.socket:
+    def borrow(self, *, fresh: bool = False, start: bool = True) -> OwnSocket:
         """A connection to an agent; without `start` none is started. Raises `AgentUnavailable`, OSError and `ProtocolError`."""
         with self._lock:
-            if self._idle and not fresh:
-                return self._idle.pop()
+            if not fresh:
+                with suppress(IndexError):
+                    return self._idle.pop()
             if time.monotonic() < self._dead_until:
                 raise AgentUnavailable("the agent was found dead a moment ago")
         for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
-            connection = self._reach(start)
+            connection = OwnSocket(self._reach(start))
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
@@ -57,10 +61,12 @@ class Links:
                     protocol.encode_frame(Identity.here(self._settings.job).hello()), socket.MSG_NOSIGNAL
                 )
                 self._frame(connection)
-            except (ConnectionError, EOFError) as error:
+            except ConnectionError as error:
                 connection.close()
+                let_through(error)
                 if attempt == 2:
-                    raise AgentUnavailable(f"the agent ended: {error}") from error
+                    why = f"; see {spawn.log_of(self._settings.socket_path)}" if self._settings.spawn else ""
+                    raise AgentUnavailable(f"the agent ended: {error}{why}") from error
             except (OSError, ProtocolError):
                 connection.close()
                 raise
@@ -68,12 +74,12 @@ class Links:
                 return connection
         raise AssertionError("unreachable")
 
-    def give_back(self, connection: socket.socket) -> None:
+    def give_back(self, connection: OwnSocket) -> None:
         """It is idle, and may be lent again."""
         with self._lock:
             self._idle.append(connection)
 
-    def round_trip(self, connection: socket.socket, frame: bytes, patience: float) -> dict[str, Any]:
+    def round_trip(self, connection: OwnSocket, frame: bytes, patience: float) -> dict[str, Any]:
         """The answer, which comes within `patience` seconds. Raises OSError, and `ProtocolError` if it is none."""
         try:
             reply = self.exchange(connection, frame, time.monotonic() + patience)
@@ -84,16 +90,17 @@ class Links:
         return reply
 
     def exchange(
-        self, connection: socket.socket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
+        self, connection: OwnSocket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> dict[str, Any]:
         """Send `frame`, and wait until `deadline` for its answer; the agent says meanwhile that it lives.
 
         ``meanwhile()`` is called once, if there is a wait. The connection is the caller's still, whatever comes of it. Raises
         OSError, and `ProtocolError` if the agent refuses, or says what is no answer.
         """
-        connection.sendall(
-            frame, socket.MSG_NOSIGNAL
-        )  # an agent that has gone must not end a script that restored SIGPIPE
+        if not connection.is_ours():
+            raise ConnectionResetError("the script has closed its descriptor")
+        # an agent that has gone must not end a script that restored SIGPIPE
+        connection.sendall(frame, socket.MSG_NOSIGNAL)
         if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
             meanwhile()
         while True:
@@ -125,7 +132,7 @@ class Links:
 
     def forget_after_fork(self) -> None:
         """In the child: its parent's are not its own."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for connection in list(self._open):
             connection.close()  # the child's copy only: the parent's stays open
         self._idle, self._open = [], weakref.WeakSet()

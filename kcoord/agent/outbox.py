@@ -20,7 +20,8 @@ class Outbox:
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:
         self._settings, self._client, self._notices = settings, client, notices
-        self._lock = threading.Lock()  # protects the two below
+        # protects the two below; a signal's handler may come while its thread is in here
+        self._lock = threading.RLock()
         self._seen: set[str] = set()
         self._waiting: dict[str, Recipe] = {}
         self._delivering = threading.Lock()

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from kcoord.agent.peer import peer_of
 from kcoord.artifacts.local import make_private
 from kcoord.errors import AgentUnavailable, StoreError
-from kcoord.secret_files import is_left_out
-from kcoord.settings import Settings
+from kcoord.own_socket import OwnSocket
+from kcoord.settings import FIELDS, Settings, variable
 
 BACKLOG = 4096  # clients that may wait to be let in; the kernel may allow fewer
 
@@ -63,7 +63,7 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
     except OSError as error:
         raise AgentUnavailable(f"the agent at {path} does not answer: {error}") from error
     try:
-        make_private(path.parent)
+        make_directory(settings)
         with agent_lock(path, settings.agent_timeout):
             try:
                 return connect(path, settings.agent_timeout)  # another process was faster
@@ -71,9 +71,21 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
                 listener = bind(path)
             with listener:
                 start_daemon(listener, settings)
-        return connect(path, settings.agent_timeout)
+        try:
+            return connect(path, settings.agent_timeout)
+        except ConnectionRefusedError as error:
+            raise AgentUnavailable(f"the agent ended as soon as it had started; see {log_of(path)}") from error
     except (OSError, StoreError, subprocess.SubprocessError) as error:
         raise AgentUnavailable(f"no agent could be started at {path}: {error}") from error
+
+
+def make_directory(settings: Settings) -> None:
+    """Where the socket is to be, for this user alone. Raises `StoreError`."""
+    directory = settings.socket_path.parent
+    if settings.socket is None:
+        make_private(directory)
+    else:
+        make_private(directory, "set KCOORD_SOCKET to a name in a directory of your own")
 
 
 @contextmanager
@@ -86,9 +98,14 @@ def agent_lock(path: Path, timeout: float) -> Iterator[None]:
 
 
 def bind(path: Path) -> socket.socket:
-    """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`."""
+    """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`.
+
+    Raises OSError, also if a file is there that is no socket.
+    """
+    if path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no socket", os.fspath(path))
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would hit the other threads' files, too
     try:
         listener.bind(os.fspath(path))
@@ -104,7 +121,7 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
 
     One that is killed as it starts is started once more. Raises `AgentUnavailable`.
     """
-    log = settings.socket_path.with_suffix(".log")
+    log = log_of(settings.socket_path)
     with _append_to(log) as output:
         for _ in range(2):
             starter = start_process(listener, ["--daemon"], settings, output.fileno())
@@ -121,9 +138,14 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
     raise AgentUnavailable(f"the agent did not start: see {log}")
 
 
+def log_of(path: Path) -> Path:
+    """Where the agent logs whose socket is `path`, if no launcher has started it."""
+    return path.with_suffix(".log")
+
+
 def log_to_file(path: Path) -> None:
     """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
-    with _append_to(path.with_suffix(".log")) as output:
+    with _append_to(log_of(path)) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
 
@@ -138,12 +160,10 @@ def _append_to(log: Path) -> BinaryIO:
 def start_process(
     listener: socket.socket, arguments: list[str], settings: Settings, output: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start an agent's process on `listener`, in a session of its own."""
-    if not sys.executable:
-        raise AgentUnavailable("this Python does not know its own executable")
+    """Start an agent's process on `listener`, in a session of its own. Raises OSError and `AgentUnavailable`."""
     fd = listener.fileno()
     return subprocess.Popen(
-        [sys.executable, "-m", "kcoord.agent", "--fd", str(fd), *arguments],
+        [interpreter(), "-m", "kcoord.agent", "--fd", str(fd), *arguments],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -154,11 +174,18 @@ def start_process(
     )
 
 
+def interpreter() -> str:
+    """What runs Python modules, as this process does. Raises `AgentUnavailable`."""
+    if getattr(sys, "frozen", False):  # its executable is the program itself, which would run once more
+        raise AgentUnavailable("this program is frozen: start 'kcoord agent' beside it")
+    if not sys.executable:
+        raise AgentUnavailable("this Python does not know its own executable")
+    return sys.executable
+
+
 def agent_environment(settings: Settings) -> dict[str, str]:
     """This environment with every setting spelled out, and without what makes a process a rank."""
-    from kcoord.settings import FIELDS, SECRET_FILES, variable
-
-    package_root = str(Path(__file__).resolve().parents[2])
+    package_root = str(Path(__file__).absolute().parents[2])
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))
     for spec in FIELDS:
@@ -166,9 +193,9 @@ def agent_environment(settings: Settings) -> dict[str, str]:
         environment.pop(variable(spec.name), None)
         if value is not None and spec.name != "job":
             environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
-    for name in map(variable, SECRET_FILES):  # an unset one; the agent says so
-        if is_left_out(Path(os.environ.get(name, ""))):
-            environment[name] = os.environ[name]
+    for name in settings.optional:
+        if getattr(settings, name) is None:  # a mounted Secret lacks it: the agent says so
+            environment[variable(name)] = os.environ.get(variable(name), "")
     return environment
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from kcoord.coordinator import Compilation
-from kcoord.interruption import interruption_in
+from kcoord.interruption import interruption_in, let_through
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
@@ -45,14 +45,15 @@ class _Pending:
 
 
 _pending: dict[int, _Pending] = {}
-_pending_lock = threading.Lock()  # protects _pending and the start of the watch
+# protects _pending and the start of the watch; a signal's handler may compile while its thread is in here
+_pending_lock = threading.RLock()
 _watching = False
 
 
 def _forget_after_fork() -> None:
     """What the parent compiles is the parent's: a child's exit says nothing about it."""
     global _watching, _pending_lock
-    _pending_lock, _watching = threading.Lock(), False
+    _pending_lock, _watching = threading.RLock(), False
     _pending.clear()
 
 
@@ -66,8 +67,11 @@ def register(compilation: Compilation, frame: FrameType) -> None:
     with _pending_lock:
         _pending[id(compilation)] = _Pending(compilation, frame)
         if not _watching:
-            _watching = True
-            threading.Thread(target=_watch, name="kcoord-abandoned", daemon=True).start()
+            try:
+                threading.Thread(target=_watch, name="kcoord-abandoned", daemon=True).start()
+                _watching = True
+            except RuntimeError as error:  # this user may have no more threads: the next compile tries again
+                let_through(error)
 
 
 def unregister(compilation: Compilation) -> None:
@@ -116,9 +120,9 @@ def _failed(depth: int, error: BaseException) -> None:
     """A wrapped compile of this thread raised: end what it had claimed and not published."""
     thread = threading.get_ident()
     with _pending_lock:
-        mine = [p for p in _pending.values() if p.thread == thread and p.depth >= depth]
+        mine = [p for p in list(_pending.values()) if p.thread == thread and p.depth >= depth]
         for pending in mine:
-            del _pending[id(pending.compilation)]
+            _pending.pop(id(pending.compilation), None)
     for pending in mine:
         if isinstance(error, Exception) and interruption_in(error) is None:
             pending.compilation.fail("".join(traceback.format_exception(error)))

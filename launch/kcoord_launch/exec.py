@@ -25,6 +25,8 @@ def run(settings: Settings, command: list[str]) -> int:
 
     Signals that this process gets go on to the command.
     """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # so it was inherited, and nobody hears how a process ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.disable:
         return _run(command, dict(os.environ))
     with supervised(settings, job_name(settings)) as extra:

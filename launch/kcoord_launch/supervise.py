@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kcoord.agent import spawn
 from kcoord.agent.client import AgentClient
@@ -28,12 +29,14 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.backends.install import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
-from kcoord.settings import FIELDS, LONGEST_JOB, SECRETS, Settings, variable
+from kcoord.settings import FIELDS, LONGEST_JOB, SECRET_FILES, SECRETS, Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.metrics import summary
 from kcoord.telemetry.spans import plain_text
 from kcoord_launch.attendance import Attendance, hand_over
 
+T = TypeVar("T")
+_PATIENCE = 20.0  # seconds that a file system has to answer before the job starts
 _STOP_TIMEOUT = 20.0
 _MOST_RESTARTS = 20  # of agents that do not last
 _LASTS = 60.0  # seconds after which an agent's end says nothing about the next one's
@@ -49,12 +52,40 @@ def say(line: str) -> None:
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
     """The settings, with directories that can be written. Raises `SettingsError`: one line, with the remedy."""
     settings = Settings.from_environ(None, flag_prefix, **flags)
-    if settings.spawn:  # else the agent, with its keys, is somebody else's
-        Trust.of(settings)
-        settings.redis_address()
-    if not settings.disable:
-        check_directories(settings)
+    if settings.disable:
+        return settings
+    files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
+    settings = _bounded(lambda: _checked_secrets(settings), files, settings)
+    check_directories(settings)
     return settings
+
+
+def _checked_secrets(settings: Settings) -> Settings:
+    """Without what a mounted Secret lacks. Raises `SettingsError` if there is something that cannot be used."""
+    mounted = settings.as_mounted()
+    if mounted.spawn:  # else the agent, with its keys, is somebody else's
+        Trust.of(mounted)
+        mounted.redis_address()
+    return mounted
+
+
+def _bounded(work: Callable[[], T], what: str, otherwise: T) -> T:
+    """What `work` returns or raises, done in a thread: a file system that hangs is a warning, not a job that does not start."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except (OSError, KcoordError) as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    if done.done():
+        return done.result()
+    say(f"{what}: no answer for {_PATIENCE:g} s; the job starts without waiting for it")
+    return otherwise
 
 
 def check_directories(settings: Settings, *, store: bool = True) -> None:
@@ -79,24 +110,13 @@ def _refuse(variable: str, error: StoreError) -> None:
 
 
 def _try_store(settings: Settings) -> None:
-    """Open the store in a thread: a file system that hangs is a warning, not a job that does not start."""
-    assert settings.store_root is not None
-    failures: list[StoreError] = []
+    root = settings.store_root
+    assert root is not None
 
-    def attempt(store: Store) -> None:
-        try:
-            store.open()
-        except StoreError as error:
-            failures.append(error)
+    def attempt() -> None:
+        Store(root, Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")).open()
 
-    trust = Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")
-    thread = threading.Thread(target=attempt, args=(Store(settings.store_root, trust),), daemon=True)
-    thread.start()
-    thread.join(20.0)
-    if thread.is_alive():
-        say(f"KCOORD_STORE={settings.store} has not answered for 20 s; the job starts without waiting for it")
-    if failures:
-        raise failures[0]
+    _bounded(attempt, f"KCOORD_STORE={settings.store}", None)
 
 
 def job_name(settings: Settings, given: str | None = None) -> str:
@@ -135,7 +155,7 @@ class Supervisor:
     def start(self) -> None:
         """Use the agent that listens, or start one. Raises OSError or `KcoordError`."""
         path = self.settings.socket_path
-        make_private(path.parent)
+        spawn.make_directory(self.settings)
         with spawn.agent_lock(path, self.settings.agent_timeout):
             try:
                 spawn.connect(path, self.settings.agent_timeout).close()

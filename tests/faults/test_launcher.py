@@ -77,7 +77,8 @@ class Cluster:
         return those_within(self.local(node))
 
     def published(self) -> int:
-        return len(Store(self.store).manifests())
+        made = (self.store / "v1" / "objects").is_dir()  # by the first agent
+        return len(Store(self.store).manifests()) if made else 0
 
     def leases(self) -> int:
         names = self._redis.scan_iter(match="kcoord:*:lease:*")
@@ -201,6 +202,15 @@ def test_a_command_under_nohup_ignores_hangups(sandbox: Sandbox) -> None:
     )  # fmt: skip
     done = finish(job, 60)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_a_command_that_fails_has_failed_also_below_what_ignores_the_end_of_its_children(sandbox: Sandbox) -> None:
+    """As some daemons do, and what they start inherits it: then the kernel tells nobody how a process ended."""
+    ignores = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    done = sandbox.run("-c", ignores, sys.executable, *CLI, "exec", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3, done.stderr
 
 
 # Killed.
@@ -352,6 +362,43 @@ def _lines(job: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
     while len(found) < count and (line := job.stdout.readline()):
         found += reports(line)
     return found
+
+
+HUNG = {"KCOORD_SIGNING_KEY_FILE": "signing-key", "KCOORD_REDIS_URL_FILE": "redis-url"}
+RANK_WITHOUT_A_LAUNCHER = """
+import kcoord
+from kcoord.agent import spawn
+kcoord.install()
+coordinator = kcoord.connect()
+coordinator.get_or_compile(kcoord.CacheKey.of("test", "k"), lambda staging: (staging / "a").touch())
+assert "KCOORD_SIGNING_KEY_FILE" in spawn.agent_environment(coordinator.settings)
+"""
+
+
+def test_a_rank_never_looks_where_the_files_of_the_agents_secrets_are(sandbox: Sandbox, interposer: Interposer) -> None:
+    """It may be a home directory on an NFS server that hangs, and nobody could bound the look."""
+    hung = sandbox.root / "hung"
+    looks = [interposer.fail(call, below=hung, error=errno.EIO) for call in ("stat", "open")]
+    given = {name: str(hung / file) for name, file in HUNG.items()}
+    done = sandbox.run("-c", RANK_WITHOUT_A_LAUNCHER, KCOORD_SPAWN="0", **given, **interposer.environ)
+    assert done.returncode == 0, done.stderr
+    assert [look.hits for look in looks] == [0, 0]
+    looker = "from kcoord.settings import Settings; Settings.from_environ().as_mounted()"
+    assert sandbox.run("-c", looker, **given, **interposer.environ).returncode == 0
+    assert any(look.hits for look in looks), "nothing would be seen: the test shows nothing"
+
+
+def test_a_job_starts_although_the_files_of_its_secrets_hang(sandbox: Sandbox, interposer: Interposer) -> None:
+    hung = sandbox.root / "hung"
+    for call in ("stat", "open"):
+        interposer.stall(call, below=hung, seconds=600)
+    impatient = "import kcoord_launch.supervise as s; s._PATIENCE = 0.5; from kcoord.cli import main; main()"
+    given = {name: str(hung / file) for name, file in HUNG.items()}
+    done = sandbox.run("-c", impatient, "exec", "--", "echo", "it ran", KCOORD_AGENT_TIMEOUT="0.5", **given,
+                       **interposer.environ)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "it ran" in done.stdout
+    assert "KCOORD_REDIS_URL_FILE and KCOORD_SIGNING_KEY_FILE: no answer" in done.stderr
 
 
 @pytest.mark.parametrize("error", [errno.ESTALE, errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
