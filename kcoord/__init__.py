@@ -51,8 +51,10 @@ __all__ = ["__version__", "warmup", *_HOME]
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    # each is imported once: import_module takes locks, which a signal's handler does not get before Python 3.12
     if name == "warmup":
         return import_module("kcoord.warmup")
     if name not in _HOME:
         raise AttributeError(f"module 'kcoord' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return found

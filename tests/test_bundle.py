@@ -526,6 +526,17 @@ def test_bad_usage_is_one_line_with_the_remedy(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["verify --local", "ls"])
+def test_a_node_whose_copies_cannot_be_listed_is_not_said_to_hold_none(
+    kcoord: Run, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "objects").write_text("no directory")
+    done = kcoord(*command.split(), "--local-dir", str(tmp_path / "local"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "part of its path is a file" in done.stderr
+
+
 def test_a_bundle_is_a_file_of_a_tar_that_is_an_image_layer(tmp_path: Path) -> None:
     """As far as the bytes go: the layer of docs/bundles.md is a plain tar, and the same bundle makes the same layer."""
     store = filled(tmp_path / "here", OURS)

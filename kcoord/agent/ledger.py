@@ -69,7 +69,8 @@ class Ledger:
 
     def by_agent(self, job: str) -> dict[str, dict[str, float]]:
         """Each agent's counters of `job` on this node."""
-        found = {path.stem: _read(path) for path in sorted((self._root / directory_name(job)).glob("[!.]*.json"))}
+        files = [p for p in _listed(self._root / directory_name(job)) if p.suffix == ".json" and p.name[0] != "."]
+        found = {path.stem: _read(path) for path in files}
         if self._agent and (mine := self.mine(job)):
             found[self._agent] = mine
         return found
@@ -78,12 +79,12 @@ class Ledger:
         """Every job of the last week, on this node."""
         with self._lock:
             mine = {directory_name(job): job for job in self._mine}
-        on_disk = {path.name: job_of(path) for path in self._root.glob("*") if path.is_dir()}
+        on_disk = {path.name: job_of(path) for path in _listed(self._root) if path.is_dir()}
         return sorted((on_disk | mine).values())  # of a long name the directory's holds only a part
 
     def forget_old(self) -> None:
         """Remove the jobs that have not changed for a week. What cannot be removed stays."""
-        for directory in self._root.glob("*"):
+        for directory in _listed(self._root):
             with suppress(OSError):  # another agent may be forgetting the same files
                 if time.time() - directory.stat().st_mtime > _KEPT:  # a change is a rename into it
                     for path in directory.iterdir():
@@ -94,6 +95,14 @@ class Ledger:
         """The sums of `job`, or of all jobs, over this node's agents."""
         jobs = [job] if job else self.jobs()
         return add_up({j: self.by_agent(j) for j in jobs})
+
+
+def _listed(directory: Path) -> list[Path]:
+    """What is there, sorted; nothing if it is not there itself. Raises OSError, where a glob of Python 3.13 finds nothing."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def sums_of(counters: Mapping[Any, Any]) -> dict[str, float]:

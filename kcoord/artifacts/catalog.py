@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from kcoord.artifacts.collector import homes_of
+from kcoord.artifacts.local_collector import tiers
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.publish import store_error
 from kcoord.artifacts.reading import read_plain
@@ -38,7 +38,7 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
             there = [(status.st_mtime, home.name) for home, status in homes_of(root)]
         except OSError as error:
             raise store_error(error, root) from error
-    here = [(_written(path), str(path)) for path in _local_homes(settings)]
+    here = [(_written(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
     return _each(Store(root) if root is not None else None, {name for _, name in there}, [*there, *here])
 
 
@@ -49,15 +49,29 @@ def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]
             yield manifest
 
 
+def local_manifests(local_dir: Path) -> Iterator[Path]:
+    """Where this node's artifacts have their manifests. Raises `StoreError` if a directory cannot be listed."""
+    try:
+        for tier in tiers(local_dir):
+            for home in tier.iterdir():
+                if _has_manifest(home):
+                    yield home / MANIFEST_NAME
+    except OSError as error:
+        raise store_error(error, local_dir) from error
+
+
+def _has_manifest(home: Path) -> bool:
+    try:
+        (home / MANIFEST_NAME).lstat()
+    except (FileNotFoundError, NotADirectoryError):  # Triton's own, or nobody's
+        return False
+    except OSError:
+        return True  # whoever reads it says why not
+    return True
+
+
 def _local(settings: Settings) -> list[Manifest]:
-    return [manifest for home in _local_homes(settings) if (manifest := _read(home)) is not None]
-
-
-def _local_homes(settings: Settings) -> Iterator[Path]:
-    triton = Path(os.environ.get("TRITON_CACHE_DIR") or settings.local_dir / "triton")
-    for root, pattern in ((settings.local_dir / "objects", "??/*"), (triton, "*")):
-        for path in root.glob(f"{pattern}/{MANIFEST_NAME}"):
-            yield path.parent
+    return [manifest for path in local_manifests(settings.local_dir) if (manifest := _read(path.parent)) is not None]
 
 
 def _read(home: Path) -> Manifest | None:

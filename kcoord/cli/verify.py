@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ import click
 from rich.progress import MofNCompleteColumn
 
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
+from kcoord.artifacts.catalog import local_manifests
+from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
@@ -107,19 +107,16 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
 
 
 def _on_node(settings: Settings, digests: set[str], seen: _Seen) -> Iterator[_Check]:
-    triton = Path(os.environ.get("TRITON_CACHE_DIR") or settings.local_dir / "triton")
-
     def check(home: Path) -> None:
         artifact = local.open_artifact(home, home.name if len(home.name) == _DIGITS else None)
         if artifact is None:
             raise ArtifactInvalid("it was removed this moment")
         seen.size += artifact.manifest.size
 
-    for root, pattern in ((settings.local_dir / "objects", "??/*"), (triton, "*")):
-        for path in root.glob(f"{pattern}/{MANIFEST_NAME}"):
-            digest = _stated(path)
-            if not digests or digest in digests:
-                yield digest, str(path.parent), functools.partial(check, path.parent)
+    for path in local_manifests(settings.local_dir):
+        digest = _stated(path)
+        if not digests or digest in digests:
+            yield digest, str(path.parent), functools.partial(check, path.parent)
 
 
 def _stated(manifest: Path) -> str:
