@@ -8,20 +8,22 @@ import time
 from kcoord.agent import actions as act
 from kcoord.agent.errands import Errands
 from kcoord.agent.flights import Flights
-from kcoord.leases.base import Answer, Wait, Won, within
+from kcoord.leases.base import Answer, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
 
 KEY, SLOW = "key", 0.05
 
 
-def errands_of(flights: Flights, leases: LocalLeases) -> Errands:
+def errands_of(flights: Flights, leases: LocalLeases, told: list[act.Tell] | None = None) -> Errands:
     """Whose actions are carried out, but for what is told to ranks."""
 
     def report(actions: list[act.Action]) -> None:
         for action in actions:
             if not isinstance(action, act.Tell):
                 errands.start(action)
+            elif told is not None:
+                told.append(action)
 
     errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
     return errands
@@ -86,5 +88,55 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
         await errands.drain(0.05)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() -> None:
+    """Who waits by polling hears of it later than the right to a hedge is free."""
+
+    async def scenario() -> None:
+        given_back = asyncio.Event()
+
+        class Deaf(Watch):
+            async def changed(self, timeout: float) -> bool:
+                await asyncio.sleep(600)
+                return True
+
+            async def __aenter__(self) -> Watch:
+                return self
+
+            async def __aexit__(self, *exc: object) -> None:
+                pass
+
+        class Leases(LocalLeases):
+            def watch(self, key: str) -> Watch:
+                return Deaf()
+
+            async def release(self, key: str, token: str) -> bool:
+                released = await super().release(key, token)
+                if key == f"{KEY}-hedge":
+                    given_back.set()
+                return released
+
+        leases, told = Leases(15.0, 900.0, 30.0), []
+        flights = Flights(limit=900.0, failure_ttl=30.0)
+        errands = errands_of(flights, leases, told)
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
+        now = time.monotonic()
+        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
+        errands.start(ask)
+        flight = flights.get(KEY)
+        assert flight is not None
+        while not flight.remote:
+            await asyncio.sleep(0.01)
+        await leases.ready(KEY, "theirs", "a manifest")
+        await asyncio.sleep(SLOW)
+        (ask,) = flights.tick(time.monotonic())
+        assert isinstance(ask, act.AskHedge)
+        errands.start(ask)
+        await within(10.0, given_back.wait())
+        await errands.drain(0.05)
+        assert told == []
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.held_leases import HeldLeases
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import LeaseService, Ready, Won
+from kcoord.leases.base import LeaseService, Ready, Wait, Won
 
 _RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 
@@ -46,14 +46,32 @@ class Hedges:
         self._asking.add((lease, serial))
         try:
             won = isinstance(await self._leases.acquire(lease, self._held.token(serial), platform.node()), Won)
+            if won:
+                await self._held.keep(lease, serial)
+                won = await self._still_led(action.key, serial)
         except LeaseUnavailable:
             won = False  # a duplicate that nobody limits is worse than a wait that is bounded
-        if won:
-            await self._held.keep(lease, serial)
+        if not won and (lease, serial) in self._held:
+            await self._held.give_back(lease, serial)
         self._asking.discard((lease, serial))
         self._report(self._flights.hedge_answered(action.key, serial, won, self._now()))
         if not won and serial not in self._following:
             self._following[serial] = self._run(serial, self._follow(action.key, serial))
+
+    async def _still_led(self, key: str, serial: int) -> bool:
+        """Whether the leader still compiles. One on another node may have landed and given the right back since our last look."""
+        if not self._waits(key, serial):
+            return True
+        token = self._held.token(serial)
+        answer = await self._leases.acquire(key, token, platform.node())
+        if isinstance(answer, Won) and not self._waits(key, serial) and (key, serial) not in self._held:
+            await self._held.quietly(self._leases.release(key, token))  # the flight has just ended
+        return isinstance(answer, Wait)  # what else there is, the flight hears by itself
+
+    def _waits(self, key: str, serial: int) -> bool:
+        """Whether the flight has no leader on this node."""
+        flight = self._flights.get(key)
+        return flight is not None and flight.serial == serial and flight.state is State.ASKING
 
     async def end(self, action: act.EndHedge) -> None:
         """Give the right back."""

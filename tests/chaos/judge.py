@@ -218,9 +218,7 @@ def _duplicates(verdict: Verdict, told: list[_Told]) -> list[str]:
         verdict.duplicates += max(0, len(done) - 1)
         excused = 1 + (SLOW + int(kernel.hangs / LEASE_LIMIT) if kernel.hangs else 0)
         if kernel.seconds > HEDGE_AFTER:
-            # without Redis another node hears late that it is over, and may be let go ahead meanwhile
-            most = verdict.round.nodes if verdict.round.mode == "files" else 1
-            excused += min(most, sum(e["how"] == "hedges" for _, e in done))
+            excused += min(1, sum(e["how"] == "hedges" for _, e in done))
         excused += sum(_excused(o, number, kernel.name, done, told) for o in verdict.thrown)
         if len(done) > excused:
             begin = min((o.began for o in verdict.thrown), default=0.0)
