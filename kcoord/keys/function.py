@@ -7,24 +7,17 @@ packages and Python's own modules end the walk: they count by name and version (
 
 from __future__ import annotations
 
-import builtins
 import functools
-import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import resolve_name
 from typing import Any
 
 from kcoord.errors import KeyFactorError
-from kcoord.interruption import let_through
 from kcoord.keys import written
 from kcoord.keys.agenda import Agenda, Visit, Where
-from kcoord.keys.globals import MISSING
+from kcoord.keys.bodies import Bodies
 from kcoord.keys.lookup import (
-    COMPUTED,
-    REMEDY,
     Lookup,
     Receiver,
     call_of,
@@ -37,10 +30,8 @@ from kcoord.keys.lookup import (
     registered_with,
     wrapped_by,
 )
-from kcoord.keys.packages import Owner, identity_of, module_of, owner_of, portable_name
-from kcoord.keys.reads import Read, reads_of
-from kcoord.keys.source import said_by
-from kcoord.keys.values import NO_CODE, OR_IGNORE, Values, is_callable
+from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_of, portable_name
+from kcoord.keys.values import NO_CODE, Values
 from kcoord.keys.values import Content as Content
 
 
@@ -66,7 +57,7 @@ def content_of_value(value: Any, skip: Callable[[str], bool] = lambda module: Fa
     An object of the project that has no identity counts by its attributes. Raises `KeyFactorError` for those that have none.
     """
     walk = _Walk(Content(), frozenset(), skip, None)
-    return _walked(walk, lambda: walk.whole(_label_of(type(value)), value), value)
+    return _walked(walk, lambda: walk.whole(label_of(type(value)), value), value)
 
 
 def _walked(walk: _Walk, begin: Callable[[], str], thing: Any) -> Content:
@@ -94,6 +85,9 @@ class _Walk:
     def __post_init__(self) -> None:
         self.lookup = Lookup(self.content.watch)
         self.values = Values(self.content, self.agenda, self.callable)
+        self.bodies = Bodies(
+            self.content, self.agenda, self.lookup, self.values, self.callable, self.ignore, self.skip, self.owner
+        )
 
     def callable(self, value: Any, receiver: Receiver | None = None) -> str:
         """The label of what is called, or of a module. Everything that it says is in `content` at the end."""
@@ -162,7 +156,7 @@ class _Walk:
             made_by = [type(kind)] if is_project(type(kind)) else []
             self.content.code[label] = ["class", [self.callable(c) for c in (*kind.__bases__, *made_by)]]
 
-        return self._meet((id(kind), None, 0), kind, _label_of(kind), visit, lenient=True)
+        return self._meet((id(kind), None, 0), kind, label_of(kind), visit, lenient=True)
 
     def _module(self, module: types.ModuleType) -> str:
         """A module that is used as a value: all that its author wrote there, as with a class; other modules by name."""
@@ -222,7 +216,7 @@ class _Walk:
                 parts += [self.callable(f, itself) for f in methods if isinstance(f, types.FunctionType)]
             self.content.code[label] = ["object", parts]
 
-        label = self._meet((id(value), None, 0), value, f"{_label_of(kind)} called", visit, lenient=is_whole)
+        label = self._meet((id(value), None, 0), value, f"{label_of(kind)} called", visit, lenient=is_whole)
         if wrapped is not None:
             self._wraps(label, wrapped, receiver)
         return label
@@ -232,14 +226,14 @@ class _Walk:
     ) -> str:
         owner = receiver.kind if receiver is not None else None
         where = (id(function), owner, id(receiver.value) if receiver is not None and receiver.known else 0)
-        name = _label_of(function)
-        if owner is not None and _label_of(owner) != name.rpartition(".")[0]:
-            name += f" of {_label_of(owner)}"
+        name = label_of(function)
+        if owner is not None and label_of(owner) != name.rpartition(".")[0]:
+            name += f" of {label_of(owner)}"
         wrapped = function.__dict__.get("__wrapped__")
         is_wrapper = isinstance(wrapped, types.FunctionType)
 
         def visit(label: str) -> None:
-            self._visit(function, label, receiver, says)
+            self.bodies.visit(function, label, receiver, says)
 
         label = self._meet(where, function, name, visit, lenient=is_wrapper)
         if is_wrapper:
@@ -252,7 +246,7 @@ class _Walk:
         def visit(name: str) -> None:
             self.content.watch.content(registry, lambda: tuple(registry.items()))
             for kind, function in registry.items():
-                self.content.globals[f"{name} {_label_of(kind)}"] = self.callable(function, receiver)
+                self.content.globals[f"{name} {label_of(kind)}"] = self.callable(function, receiver)
 
         self.agenda.add(f"{label} for", visit)
 
@@ -271,125 +265,6 @@ class _Walk:
             self.agenda.add(label, visit, lenient)
         return label
 
-    def _visit(
-        self, function: types.FunctionType, label: str, receiver: Receiver | None, says: tuple[str, ...] | None
-    ) -> None:
-        code = function.__code__
-        self.content.watch.function(function, code=says is None)
-        name = f"{portable_name(module_of(function))}.{function.__qualname__}"
-        self.content.code[label] = says or said_by(code, name)
-        self._defaults(function, label)
-        first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
-        cells = dict(_closure(function))
-        for read in reads_of(code, first):
-            if read.name not in self.ignore and str(read) not in self.ignore:
-                self._read(read, function, label, receiver, cells)
-
-    def _defaults(self, function: types.FunctionType, label: str) -> None:
-        code = function.__code__
-        values = function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-        for name, value in (*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()):
-            if name not in self.ignore:
-                self.values.add("defaults", f"{label}.{name}", value)
-        if function.__kwdefaults__:
-            self.values.watch(function.__kwdefaults__, label)
-
-    def _read(
-        self, read: Read, function: types.FunctionType, label: str, receiver: Receiver | None, cells: dict[str, Any]
-    ) -> None:
-        if read.kind == "global":
-            namespace = function.__globals__
-            if isinstance(module := namespace.get(read.name), types.ModuleType) and self.skip(module.__name__):
-                return
-            value = self.content.watch.item(namespace, read.name)
-            if value is MISSING:
-                found = _builtins_of(namespace)
-                value = found.get(read.name, MISSING)
-                if value is not MISSING and found is vars(builtins):
-                    self.content.watch.builtin(read.name)
-                if value is MISSING or not is_callable(value) or not is_project(value):
-                    return  # Python's own; or a name that is not there, and would raise
-            home = portable_name(str(namespace.get("__name__", module_of(function))))
-            self._follow("globals", f"{home}.{read.name}", value, read)
-        elif read.kind == "closure":
-            if read.name in cells:
-                self._follow("closure", f"{label}.{read.name}", cells[read.name], read)
-        elif read.kind in ("import", "imported"):
-            self._imported(read, function)
-        elif receiver is not None:
-            self._of_receiver(read, function, label, receiver)
-
-    def _follow(self, part: str, name: str, value: Any, read: Read) -> None:
-        if isinstance(value, types.ModuleType) and self.skip(value.__name__):
-            return
-        if isinstance(value, types.ModuleType) and read.path and owner_of(value.__name__) is Owner.PROJECT:
-            self.content.globals[name] = ("module", portable_name(value.__name__))
-        found = self.lookup.resolve(name, value, read.path)
-        if read.key and _is_environment(found.value):
-            self.content.variables.add(read.key)
-            return
-        if found.name in self.ignore:
-            return
-        part = part if found.name.startswith(name) else "globals"
-        if found.value is COMPUTED:
-            if not self.agenda.lenient:
-                raise KeyFactorError(f"{part} {found.name}: {REMEDY}; {OR_IGNORE}")
-            self.values.keep(part, found.name, "computed")
-        elif found.installed:
-            self.values.keep("globals", found.name, found.installed)
-        elif found.receiver is not None:
-            self.values.keep("globals", found.name, self.callable(found.value, found.receiver))
-        elif not (isinstance(found.value, types.ModuleType) and self.skip(found.value.__name__)):
-            self.values.add(part, found.name, found.value)
-
-    def _imported(self, read: Read, function: types.FunctionType) -> None:
-        """A module that the function imports when it runs. Only a project's own is imported for the key."""
-        package = str(function.__globals__.get("__package__") or "")
-        try:
-            name = resolve_name(read.name, package or None)
-        except (ImportError, ValueError):
-            return  # the function may have another way
-        if self.skip(name):
-            return
-        if owner_of(name) is not Owner.PROJECT and name != "os":
-            self.content.globals[".".join((name, *read.path))] = identity_of(name)
-            return
-        try:
-            module = import_module(name)
-            if read.kind == "imported" and read.path and not hasattr(module, read.path[0]):
-                import_module(f"{name}.{read.path[0]}")  # from . import part
-        except Exception as error:  # noqa: BLE001 - a module may raise anything when it is imported: OSError for a library
-            let_through(error)
-            return  # the function may have another way, or never come here
-        if read.kind == "import":
-            self.content.globals[name] = ("module", portable_name(name))
-        else:
-            self._follow("globals", name, module, read)
-
-    def _of_receiver(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
-        kind, name = receiver.kind, _label_of(receiver.kind)
-        if read.kind == "super":
-            found = self.lookup.after(function, kind, read.path[0]) if read.path else MISSING
-            if is_method(found):
-                self.content.globals[f"{label} super {read.path[0]}"] = self.callable(found, receiver)
-        elif receiver.known:
-            name = self.agenda.label((id(receiver.value), kind, -1), receiver.value, f"{name} object")
-            if read.path:
-                self._follow("globals", name, receiver.value, read)
-            else:
-                self.values.add("globals", name, receiver.value, whole=True)
-        elif not read.path:
-            self.content.escapes = self.content.escapes or kind is self.owner
-        else:
-            if kind is self.owner:
-                self.content.attributes.add(read.path)  # the object has it, or hides what its class has
-            found = self.lookup.static(kind, read.path[0])
-            if is_method(found):
-                self.values.keep("globals", f"{name}.{read.path[0]}", self.callable(found, receiver))
-            elif found is not MISSING and not hasattr(type(found), "__get__"):
-                self._follow("globals", f"{name}.{read.path[0]}", found, Read("", "", read.path[1:]))
-
 
 def _undecorated(function: Any) -> Any:
     """Without `compile_once`, which changes nothing of what its function compiles."""
@@ -399,28 +274,6 @@ def _undecorated(function: Any) -> Any:
             break
         function = inner
     return function
-
-
-def _label_of(thing: Any) -> str:
-    return f"{portable_name(module_of(thing))}.{thing.__qualname__}"
-
-
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            continue  # not bound yet: it cannot have been read
-
-
-def _builtins_of(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = namespace.get("__builtins__", {})
-    return vars(found) if isinstance(found, types.ModuleType) else found
-
-
-def _is_environment(value: Any) -> bool:
-    """``os.environ``, its methods and ``os.getenv``: looked up by a constant, they read one variable."""
-    return value is os.environ or value is os.getenv or getattr(value, "__self__", None) is os.environ
 
 
 def _name_of(value: Any) -> str:

@@ -85,6 +85,11 @@ def portable_name(module: str) -> str:
     return Path(file).stem if file else "__main__"
 
 
+def label_of(thing: Any) -> str:
+    """What a function or a class is called in a key."""
+    return f"{portable_name(module_of(thing))}.{thing.__qualname__}"
+
+
 def identity_of(module: str) -> str:
     """``name version hash`` of the installed package that `module` belongs to; only the name for Python's own."""
     top = module.partition(".")[0]
