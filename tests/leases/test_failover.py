@@ -513,9 +513,11 @@ def test_while_agents_come_back_to_redis_one_by_one_they_give_no_key_to_two(
     async def scenario() -> None:
         async with chain_at(shared_redis.url, store, []) as one, chain_at(shared_redis.url, store, []) as other:
             pings, come_back, ping = itertools.count(1), asyncio.Event(), other._first.ping
+            probed_again = asyncio.Event()
 
             async def slow_ping() -> None:
                 if next(pings) == 2:
+                    probed_again.set()
                     await come_back.wait()
                 await ping()
 
@@ -524,7 +526,7 @@ def test_while_agents_come_back_to_redis_one_by_one_they_give_no_key_to_two(
             for service in (one, other):
                 service._trip(LeaseUnavailable("its cable was pulled, and is back"))
             deadline = time.monotonic() + BOUND
-            while one.open or not other._returning:
+            while one.open or not probed_again.is_set():
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             here, there = some_key(), some_key()
