@@ -25,13 +25,13 @@ test: setup
 test-tritons: setup
 	for version in $(TRITONS); do \
 	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
-	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/test_triton.py tests/stale/test_triton.py tests/test_triton_key.py tests/test_ahead.py tests/test_autotune.py || exit 1; \
+	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/unit/backends/triton/test_triton.py tests/stale/test_triton.py tests/unit/backends/triton/test_own_key.py tests/node/test_ahead.py tests/unit/backends/triton/test_autotune.py || exit 1; \
 	done
 
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).
 test-redis-py: setup
 	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==5.0.1
-	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/leases tests/faults/test_redis.py tests/faults/test_redis_values.py tests/faults/test_partitions.py
+	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/unit/leases tests/faults/test_redis.py tests/faults/test_redis_values.py tests/faults/test_partitions.py
 
 # Faults at random, for SECONDS; SEED decides which, and ROUND plays one of its rounds alone.
 chaos: setup

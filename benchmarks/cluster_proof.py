@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 
 from benchmarks.result import Result
-from tests.conftest import sandboxed
-from tests.proof.cluster import RANKS, WORLD, cluster, why_not
-from tests.proof.story import KERNELS, SECONDS_EACH, job_with_faults
+from tests.cluster.proof.cluster import (
+    RANKS,
+    WORLD,
+    cluster,
+    why_not,
+)
+from tests.cluster.proof.story import KERNELS, SECONDS_EACH, job_with_faults
+from tests.support.sandbox import sandboxed
 
 
 def run() -> Result:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.result import Result
-from kcoord.agent.client import AgentClient
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.supervise import Supervisor
@@ -85,7 +85,7 @@ def _environment(name: str, directory: str, rank: int) -> dict[str, str]:
             "KCOORD_LOCAL_DIR": local,
             "KCOORD_IDLE_TIMEOUT": "1",
             "TRITON_CACHE_DIR": f"{local}/triton",
-            "TRITON_CACHE_MANAGER": "kcoord.backends.triton:TritonCacheManager",
+            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
         }
     leaf = f"rank{rank}" if "private" in name else "all"
     return environment | {"TRITON_CACHE_DIR": f"{directory}/{leaf}"}

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks.result import Result
-from kcoord.agent.client import AgentClient
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.supervise import Supervisor
@@ -74,7 +74,7 @@ def _once(name: str, mode: str, ranks: int, directory: Path) -> list[dict[str, A
     }
     if ours:
         variables |= {
-            "TRITON_CACHE_MANAGER": "kcoord.backends.triton:TritonCacheManager",
+            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
             "TRITON_CACHE_DIR": f"{local}/triton",
         }
         variables |= {"KCOORD_PROFILE": "cpu_only"} if mode == "together" else {}

@@ -12,7 +12,7 @@ import time
 import psutil
 
 from benchmarks.result import Result
-from kcoord.agent.client import AgentClient
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.result import Result
-from kcoord.agent.client import AgentClient
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.store import Store
-from kcoord.artifacts.uses import load_uses, note_uses, prefix_of
 from kcoord.keys import CacheKey
+from kcoord.rank.client import AgentClient
+from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 

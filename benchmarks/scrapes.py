@@ -12,8 +12,8 @@ import sys
 import time
 
 from benchmarks.result import Result
-from kcoord.agent.client import AgentClient, Lead
-from tests.agents import Node, key_of, until
+from kcoord.rank.client import AgentClient, Lead
+from tests.support.agents import Node, key_of, until
 
 _SCRAPES, _CLAIMS, _ROUNDS = 1000, 1500, 5
 _SCRAPER = """

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.result import Result, spread
-from kcoord.agent.client import AgentClient
 from kcoord.keys.cache_key import CacheKey
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 _ROUNDS = 20
 _DEATHS = {
@@ -33,7 +33,7 @@ _SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 _RANK = """
 import ctypes, json, os, resource, sys, time
 from pathlib import Path
-from kcoord.agent.client import AgentClient
+from kcoord.rank.client import AgentClient
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices

@@ -39,7 +39,7 @@ def run() -> Result:
             "TRITON_CACHE_DIR": f"{directory}/local/triton",
             "KCOORD_LOCAL_DIR": f"{directory}/local",
             "KCOORD_IDLE_TIMEOUT": "2",
-            "TRITON_CACHE_MANAGER": "kcoord.backends.triton:TritonCacheManager",
+            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
         }
         runs: dict[str, list[tuple[float, float]]] = {"Triton": [], "kcoord by environment": [], "kcoord-torchrun": []}
         for environment in (stock, ours):

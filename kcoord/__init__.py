@@ -8,21 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kcoord.api import connect as connect
     from kcoord.artifacts.local import Artifact as Artifact
-    from kcoord.backends.install import install as install
-    from kcoord.coordinator import Coordinator as Coordinator
-    from kcoord.decorate import compile_once as compile_once
+    from kcoord.backends.python.compile_once import compile_once as compile_once
+    from kcoord.backends.registry import install as install
     from kcoord.errors import CompileFailed as CompileFailed
     from kcoord.errors import GlobalsDrift as GlobalsDrift
     from kcoord.errors import KcoordError as KcoordError
     from kcoord.errors import KeyFactorError as KeyFactorError
     from kcoord.errors import SettingsError as SettingsError
+    from kcoord.keys.arguments.signature import register_signature as register_signature
     from kcoord.keys.cache_key import CacheKey as CacheKey
     from kcoord.keys.device import DeviceKey as DeviceKey
     from kcoord.keys.device import GPUTarget as GPUTarget
     from kcoord.keys.device import Scope as Scope
-    from kcoord.keys.signature import register_signature as register_signature
+    from kcoord.rank.connect import connect as connect
+    from kcoord.rank.coordinator import Coordinator as Coordinator
     from kcoord.warmup.runner import warmup as warmup
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _HOME = {
     "Artifact": "kcoord.artifacts.local",
     "CacheKey": "kcoord.keys.cache_key",
     "CompileFailed": "kcoord.errors",
-    "Coordinator": "kcoord.coordinator",
+    "Coordinator": "kcoord.rank.coordinator",
     "DeviceKey": "kcoord.keys.device",
     "GPUTarget": "kcoord.keys.device",
     "GlobalsDrift": "kcoord.errors",
@@ -39,10 +39,10 @@ _HOME = {
     "KeyFactorError": "kcoord.errors",
     "Scope": "kcoord.keys.device",
     "SettingsError": "kcoord.errors",
-    "compile_once": "kcoord.decorate",
-    "connect": "kcoord.api",
-    "install": "kcoord.backends.install",
-    "register_signature": "kcoord.keys.signature",
+    "compile_once": "kcoord.backends.python.compile_once",
+    "connect": "kcoord.rank.connect",
+    "install": "kcoord.backends.registry",
+    "register_signature": "kcoord.keys.arguments.signature",
 }
 
 __all__ = ["__version__", "warmup", *_HOME]

@@ -1,25 +1,14 @@
-"""A clean environment for every test, and a sandbox that notices what a test leaves behind."""
+"""A clean environment for every test."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import psutil
 import pytest
 
-from tests import living
-
-PROGRAMS = Path(__file__).parent / "programs"
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID")
+from tests.support.sandbox import Sandbox, is_foreign, sandboxed
 
 
 def pytest_configure() -> None:
@@ -32,93 +21,8 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if _is_foreign(name):
+        if is_foreign(name):
             monkeypatch.delenv(name)
-
-
-def _is_foreign(name: str) -> bool:
-    """Whether a variable from outside would be a setting of what is tested."""
-    return (
-        name.startswith(("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")) or name in _RANK_VARIABLES
-    )
-
-
-class Sandbox:
-    """A short directory (a Unix socket's path is at most 108 bytes), and processes whose settings point into it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not _is_foreign(name)},
-            "KCOORD_LOCAL_DIR": str(root / "local"),
-            "TMPDIR": str(root / "tmp"),
-            "TRITON_DEFAULT_FP_FUSION": "1",  # Triton 3.9 warns without it
-            "PYTHONUNBUFFERED": "1",
-        }
-        (root / "tmp").mkdir()
-
-    @property
-    def local(self) -> Path:
-        return self.root / "local"
-
-    def env(self, **more: str | None) -> dict[str, str]:
-        merged = {**self.environment, **more}
-        return {k: v for k, v in merged.items() if v is not None}
-
-    def start(self, *arguments: str | Path, **more: str | None) -> subprocess.Popen[str]:
-        """``python *arguments`` in this sandbox, with its output captured."""
-        return subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env=self.env(**more),
-            cwd=self.root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *arguments: str | Path, timeout: float = 120, **more: str | None) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **more)
-        return finish(process, timeout)
-
-    def processes(self) -> list[psutil.Process]:
-        """Everything that runs with this sandbox's settings."""
-        return living.those_within(self.root)
-
-
-def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Wait for a process that `Sandbox.start` started; one that outlasts `timeout` fails the test."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        pytest.fail(f"{process.args} did not end within {timeout} s:\n{out}\n{err}")
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def eventually(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> None:
-    """Wait until `condition` holds; a condition that never does fails the test."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"after {timeout} s it still did not happen: {what or condition}")
-        time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def sandboxed() -> Iterator[Sandbox]:
-    """A sandbox; agents that ranks started are stopped at the end, and nothing else may be left running."""
-    root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))
-    box = Sandbox(root)
-    try:
-        yield box
-        for agent in living.agents_of(box.processes()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                agent.terminate()
-        eventually(lambda: not box.processes(), what="all processes of the test ended")
-    finally:
-        living.kill(box.processes())
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture

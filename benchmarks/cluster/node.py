@@ -24,10 +24,11 @@ from typing import Any
 
 import psutil
 
-from kcoord.agent import spawn
-from kcoord.coordinator import Busy, Coordinator
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
+from kcoord.protocol import endpoint
+from kcoord.rank import spawn
+from kcoord.rank.coordinator import Busy, Coordinator
 from kcoord.settings import Settings
 from kcoord.warmup.runner import Report, Task, walk
 
@@ -112,7 +113,7 @@ def main() -> None:
     settings = Settings.from_environ({}, **part.settings)
     settings.local_dir.mkdir(parents=True)
     log = (settings.local_dir / "agent.log").open("wb")
-    with spawn.bind(settings.socket_path) as listener:
+    with endpoint.bind(settings.socket_path) as listener:
         agent = spawn.start_process(listener, ["--parent", str(os.getpid())], settings, log.fileno())
     threading.Thread(target=_serve, args=(part, settings, agent), daemon=True).start()
     _ended.wait()

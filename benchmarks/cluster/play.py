@@ -22,7 +22,7 @@ import psutil
 import redis
 
 from benchmarks.cluster.node import Part
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 Kernels = list[tuple[str, float]]
 """Names and compile seconds, longest first."""

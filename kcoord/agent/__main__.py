@@ -1,4 +1,4 @@
-"""``python -m kcoord.agent``: the agent's process. People start it as ``kcoord agent``, ranks through `kcoord.agent.spawn`."""
+"""``python -m kcoord.agent``: the agent's process. People start it as ``kcoord agent``, ranks through `kcoord.rank.spawn`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kcoord.agent.processes import ProcessWatch
+from kcoord.agent.chores.statistics import Share
 from kcoord.agent.server import ENDS_WITHIN, Agent
-from kcoord.agent.shared_store import opened
-from kcoord.agent.spawn import agent_lock, identity_of, unlink_own
-from kcoord.agent.statistics import Share
+from kcoord.agent.store_access import opened
+from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import SettingsError
 from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
+from kcoord.protocol.endpoint import (
+    agent_lock,
+    identity_of,
+    unlink_own,
+)
 from kcoord.secret_files import is_left_out
 from kcoord.settings import SECRET_FILES, Settings, variable
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices
 
 if TYPE_CHECKING:
-    from kcoord.agent.exporter import Exporter
+    from kcoord.agent.metrics.exporter import Exporter
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,8 +142,8 @@ def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, ty
     """What serves the metrics, if anything does, and the kind of store that counts for it."""
     if settings.metrics is None:
         return None, Store
-    from kcoord.agent.exporter import Exporter
-    from kcoord.agent.meter import metered_store
+    from kcoord.agent.metrics.exporter import Exporter
+    from kcoord.agent.metrics.observed import metered_store
 
     exporter = Exporter(settings.metrics, notices)
     exporter.begin()

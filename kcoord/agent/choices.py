@@ -13,12 +13,12 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent import protocol
-from kcoord.agent.errands import Errands
+from kcoord.agent.lease_tasks import Errands
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.protocol import fields
 from kcoord.telemetry.events import Notices
 
 Found = tuple[Manifest, dict[str, bytes]]
@@ -33,15 +33,15 @@ class Choices:
 
     def lookup(self, message: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to come: the choice under a digest, or that there is none. Raises `ProtocolError`, at once."""
-        return self._answer(protocol.digest(message), None)
+        return self._answer(fields.digest(message), None)
 
     def offer(self, message: Mapping[str, Any], pid: int, rank: int | None) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to come: what holds from now on, this choice or an earlier one. Raises `ProtocolError`, at once."""
-        key, content = protocol.key(message), protocol.field(message, "content", bytes)
+        key, content = fields.key(message), fields.field(message, "content", bytes)
         if len(content) > choices.LARGEST_CHOICE:
             raise ProtocolError(f"a choice of {len(content)} bytes is too large")
-        origin = Origin.here(pid, rank, protocol.text(message, "device"))
-        manifest = choices.manifest_of(key, content, protocol.seconds(message, "seconds"), origin)
+        origin = Origin.here(pid, rank, fields.text(message, "device"))
+        manifest = choices.manifest_of(key, content, fields.seconds(message, "seconds"), origin)
         return self._answer(key.digest, (manifest, choices.contents_of(content)))
 
     async def _answer(self, digest: str, offered: Found | None) -> dict[str, Any]:

@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.agent import actions as act
-from kcoord.agent import protocol
+from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.connections import Connection, Connections
-from kcoord.agent.errands import Errands
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.protocol import Identity, optional, seconds
-from kcoord.agent.protocol import field as take
-from kcoord.agent.sweeper import Sweeper
+from kcoord.agent.lease_tasks import Errands
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import fields
+from kcoord.protocol.fields import (
+    field as take,
+)
+from kcoord.protocol.fields import (
+    optional,
+    seconds,
+)
+from kcoord.protocol.identity import (
+    Identity,
+)
 from kcoord.telemetry.events import Notices
 
 _NAMES_REMEMBERED = 20_000
@@ -55,9 +63,9 @@ class Claims:
 
     def claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._connections.must_live(connection)
-        digest, home = protocol.digest(message), protocol.directory(message, "home")
+        digest, home = fields.digest(message), fields.directory(message, "home")
         waits = optional(message, "wait", bool) is not False
-        name = protocol.label(take(message, "backend", str), take(message, "name", str))
+        name = fields.label(take(message, "backend", str), take(message, "name", str))
         self._remember(digest, name)
         self._sweeper.seen(str(home))
         now, who = time.monotonic(), connection.label(platform.node())
@@ -69,11 +77,11 @@ class Claims:
         self.carry_out(self._flights.claim(claimant, now))
 
     def publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        home, staging = protocol.directory(message, "home"), protocol.directory(message, "staging")
-        key, token = protocol.key(message), take(message, "token", str)
-        origin = Origin.here(connection.who.pid, connection.who.rank, protocol.text(message, "device"))
+        home, staging = fields.directory(message, "home"), fields.directory(message, "staging")
+        key, token = fields.key(message), take(message, "token", str)
+        origin = Origin.here(connection.who.pid, connection.who.rank, fields.text(message, "device"))
         took = seconds(message, "compile_seconds")
-        self._expectations.learn(protocol.label(key.backend, key.name), took)
+        self._expectations.learn(fields.label(key.backend, key.name), took)
         if not self._flights.landing(key.digest, token):
             token = ""  # nobody waits for it
         publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
@@ -81,7 +89,7 @@ class Claims:
         self._connections.answer_later(connection, request, landing)
 
     def fail(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        log_text = take(message, "log", str)[-protocol.LONGEST_LOG :].encode("utf-8", "replace").decode()
+        log_text = take(message, "log", str)[-fields.LONGEST_LOG :].encode("utf-8", "replace").decode()
         where = connection.label(platform.node())
         digest, token = take(message, "digest", str), take(message, "token", str)
         self._connections.send(connection, {"op": "done", "id": request})

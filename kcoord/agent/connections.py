@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kcoord
-from kcoord.agent import protocol
-from kcoord.agent.peer import peer_of
-from kcoord.agent.processes import ProcessWatch
-from kcoord.agent.protocol import Identity
-from kcoord.agent.spawn import BACKLOG
+from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.errors import ProtocolError
+from kcoord.protocol import frames
+from kcoord.protocol.endpoint import (
+    BACKLOG,
+)
+from kcoord.protocol.identity import (
+    Identity,
+)
+from kcoord.protocol.peer import peer_of
 from kcoord.telemetry.events import Notices, log
 
 _HELLO_TIMEOUT = 10.0  # seconds
@@ -94,7 +98,7 @@ class Connections:
         # the socket's name belongs to whoever bound it: a supervisor may start the next agent on it
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         return await asyncio.start_unix_server(
-            self._client, sock=listener, limit=protocol.LARGEST_FRAME, backlog=BACKLOG, **keep_name
+            self._client, sock=listener, limit=frames.LARGEST_FRAME, backlog=BACKLOG, **keep_name
         )
 
     def send(self, connection: Connection, message: dict[str, Any]) -> None:
@@ -109,7 +113,7 @@ class Connections:
         notices, connection.told = self._notices.since(connection.told)
         if notices and self.tells_clients and connection.who.local_rank in (None, 0):
             message["told"] = notices
-        connection.writer.write(protocol.encode_frame(message))
+        connection.writer.write(frames.encode_frame(message))
 
     def beat(self) -> None:
         """Tell all who wait that the agent lives."""
@@ -206,11 +210,11 @@ class Connections:
 
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    length = protocol.frame_length(await reader.readexactly(protocol.HEADER_BYTES))
+    length = frames.frame_length(await reader.readexactly(frames.HEADER_BYTES))
     late = ProtocolError(f"a frame that is begun must be whole within {_FRAME_TIMEOUT:g} s")
     timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, reader.set_exception, late)
     try:
-        return protocol.decode_body(await reader.readexactly(length))
+        return frames.decode_body(await reader.readexactly(length))
     finally:
         timer.cancel()
 
@@ -218,4 +222,4 @@ async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 def _refuse(writer: asyncio.StreamWriter, error: ProtocolError) -> None:
     log.info("refused a client: %s", error)
     if not writer.is_closing():
-        writer.write(protocol.encode_frame({"op": "refused", "why": str(error)}))
+        writer.write(frames.encode_frame({"op": "refused", "why": str(error)}))

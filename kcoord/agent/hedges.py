@@ -19,7 +19,7 @@ _RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 
 
 class Hedges:
-    """Part of `kcoord.agent.errands.Errands`, whose ``run(serial, work)`` makes a task of a flight's work, and whose
+    """Part of `kcoord.agent.lease_tasks.Errands`, whose ``run(serial, work)`` makes a task of a flight's work, and whose
     ``fetch(key, home, manifest)`` brings what was announced to `home`; None: it is not to be had. ``announcing(key)`` is what
     tells other nodes of the key now, if something does. `report` gets the actions that follow from a result.
     """

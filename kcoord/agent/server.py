@@ -19,39 +19,46 @@ from typing import TYPE_CHECKING, Any
 import kcoord
 from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
+from kcoord.agent.chores.delivered import Reports, emptied
+from kcoord.agent.chores.profiles import Profiles
+from kcoord.agent.chores.requested import Needs
+from kcoord.agent.chores.retention import Keeper
+from kcoord.agent.chores.statistics import Share, Statistics
+from kcoord.agent.chores.sweeping import Sweeper
+from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
-from kcoord.agent.errands import Errands
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
-from kcoord.agent.keeper import Keeper
-from kcoord.agent.key_watch import KeyWatch
 from kcoord.agent.launchers import Launchers
-from kcoord.agent.ledger import Ledger
-from kcoord.agent.meter import MeteredConnections, vitals
-from kcoord.agent.needs import Needs
-from kcoord.agent.permits import Permits
-from kcoord.agent.profiles import Profiles
-from kcoord.agent.protocol import HEARTBEAT, optional
-from kcoord.agent.protocol import field as take
-from kcoord.agent.reports import Reports, emptied
-from kcoord.agent.spawn import log_to_file
-from kcoord.agent.stalls import StallWatch
-from kcoord.agent.statistics import Share, Statistics
-from kcoord.agent.subject import subject
-from kcoord.agent.sweeper import Sweeper
-from kcoord.agent.timelines import Timelines
+from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.log_context import subject
+from kcoord.agent.metrics.observed import MeteredConnections, vitals
+from kcoord.agent.watch.idle_cores import Permits
+from kcoord.agent.watch.signing_keys import KeyWatch
+from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.choices import store_decided
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ProtocolError
 from kcoord.leases.base import LeaseService
+from kcoord.protocol.endpoint import (
+    log_to_file,
+)
+from kcoord.protocol.fields import (
+    HEARTBEAT,
+    optional,
+)
+from kcoord.protocol.fields import (
+    field as take,
+)
 from kcoord.settings import Settings
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.ledger import Ledger
 
 if TYPE_CHECKING:
-    from kcoord.agent.exporter import Exporter
+    from kcoord.agent.metrics.exporter import Exporter
 
 ENDS_WITHIN = 18.0
 """Seconds in which an agent ends that is told to, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""

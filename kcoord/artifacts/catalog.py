@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from kcoord.artifacts.collector import homes_of
-from kcoord.artifacts.local_collector import tiers
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
-from kcoord.artifacts.publish import store_error
-from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.reading import read_plain
 from kcoord.settings import Settings
 
 
@@ -94,3 +97,36 @@ def _written(home: Path) -> float:
         return home.stat().st_mtime
     except OSError:
         return 0.0
+
+
+_BUCKET = re.compile(r"[0-9a-f]{2}")
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def homes_of(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The artifacts' directories, one bucket after the other. Raises OSError."""
+    objects = store / "v1" / "objects"
+    with os.scandir(objects) as buckets:
+        names = sorted(e.name for e in buckets if _BUCKET.fullmatch(e.name))
+    for name in names:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(objects / name) as entries:
+            for entry in entries:
+                if _DIGEST.fullmatch(entry.name):
+                    with suppress(FileNotFoundError):
+                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+
+_BUCKET = re.compile(r"[0-9a-f]{2}")
+
+
+def tiers(local_dir: Path) -> list[Path]:
+    """The directories of `local_dir` that homes lie in; of Triton's, the one that this process would use."""
+    triton = Path(os.environ.get("TRITON_CACHE_DIR") or local_dir / "triton")
+    try:
+        buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
+    except FileNotFoundError:
+        buckets = []
+    ours = [p for p in buckets if not p.is_symlink()]
+    return [p for p in (triton, *ours) if p.is_dir()]  # Triton's may well be a link to a larger disk: the user's own

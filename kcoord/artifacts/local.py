@@ -11,10 +11,13 @@ import errno
 import functools
 import os
 import shutil
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcoord.artifacts.describe import (
+    describe,
+    seal,
+)
 from kcoord.artifacts.manifest import (
     HOME_PLACEHOLDER,
     LARGEST_MANIFEST,
@@ -26,17 +29,19 @@ from kcoord.artifacts.manifest import (
     largest_at_home,
     portable,
 )
-from kcoord.artifacts.publish import (
-    describe,
-    rename_into_place,
-    seal,
-    set_aside,
-    staging_name,
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.files.faults import (
     store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    rename_into_place,
+    set_aside,
     write_files,
 )
-from kcoord.artifacts.reading import read_plain
-from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.keys.cache_key import CacheKey
 
 
@@ -50,20 +55,6 @@ class Artifact:
     @property
     def key(self) -> CacheKey:
         return self.manifest.key
-
-
-def make_private(directory: Path, remedy: str = "set KCOORD_LOCAL_DIR to a directory of your own") -> None:
-    """Create `directory` for this user alone; refuse one that another user made. Raises `StoreError`, with the `remedy`."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
-    except OSError as error:
-        raise store_error(error, directory) from error
-    if found.st_uid != os.getuid():
-        raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
-    if found.st_mode & stat.S_IWOTH:
-        remedy = remedy if found.st_mode & stat.S_ISVTX else f"chmod o-w, or {remedy}"
-        raise StoreError(f"{directory}: everybody may write to it: {remedy}")
 
 
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:

@@ -23,18 +23,22 @@ from typing import Protocol
 from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.payload import pack, unpack, with_payload
-from kcoord.artifacts.publish import (
-    refresh_names,
-    rename_into_place,
-    set_aside,
-    staging_name,
-    store_error,
-    write_files,
-)
-from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import MANIFEST, OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    refresh_names,
+    rename_into_place,
+    set_aside,
+    write_files,
+)
 
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20

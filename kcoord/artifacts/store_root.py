@@ -14,9 +14,17 @@ from pathlib import Path
 
 import msgpack
 
-from kcoord.artifacts.publish import staging_name, store_error, write_files
-from kcoord.artifacts.reading import read_plain
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    write_files,
+)
 
 FORMAT = 1
 MARKER = "kcoord-store.msgpack"

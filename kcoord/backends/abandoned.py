@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from kcoord.coordinator import Compilation
 from kcoord.interruption import interruption_in, let_through
+from kcoord.rank.coordinator import Compilation
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 

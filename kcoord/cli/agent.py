@@ -71,7 +71,7 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
 
 
 def _await(flags: dict[str, str | None], within: float) -> None:
-    from kcoord.agent.liveness import await_agent
+    from kcoord.rank.liveness import await_agent
 
     try:
         why = await_agent(Settings.from_environ(**flags), within)
@@ -83,7 +83,7 @@ def _await(flags: dict[str, str | None], within: float) -> None:
 
 
 def _check(settings: Settings) -> None:
-    from kcoord.agent.liveness import why_silent
+    from kcoord.rank.liveness import why_silent
 
     why = why_silent(settings, _CHECKED_WITHIN)
     if why:
@@ -92,7 +92,7 @@ def _check(settings: Settings) -> None:
 
 def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
-    from kcoord.agent.prefetch import prefetch
+    from kcoord.transfer.prefetch import prefetch
 
     def say(line: str) -> None:
         with suppress(OSError):
@@ -123,9 +123,9 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     """Never returns, but by an exception. Without `opens_store`, one that cannot be used yet is tried again by the agent."""
     import asyncio
 
-    from kcoord.agent import spawn
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
+    from kcoord.protocol import endpoint
     from kcoord_launch.supervise import check_directories
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -135,12 +135,12 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     path = settings.socket_path
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with spawn.agent_lock(path, settings.agent_timeout):
+        with endpoint.agent_lock(path, settings.agent_timeout):
             running = _is_running(settings)
             if running:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
-            listener = spawn.bind(path)  # in the place of a socket that a predecessor left
-            identity = spawn.identity_of(path)
+            listener = endpoint.bind(path)  # in the place of a socket that a predecessor left
+            identity = endpoint.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
     if settings.log_format == "text":
@@ -154,17 +154,17 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     try:
         asyncio.run(run_agent(settings, listener))
     finally:
-        with suppress(OSError), spawn.agent_lock(path, settings.agent_timeout):
-            spawn.unlink_own(path, identity)
+        with suppress(OSError), endpoint.agent_lock(path, settings.agent_timeout):
+            endpoint.unlink_own(path, identity)
     sys.stderr.flush()
     os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
 
 
 def _is_running(settings: Settings) -> bool:
-    from kcoord.agent import spawn
+    from kcoord.protocol import endpoint
 
     try:
-        spawn.connect(settings.socket_path, settings.agent_timeout).close()
+        endpoint.connect(settings.socket_path, settings.agent_timeout).close()
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     return True

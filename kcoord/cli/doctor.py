@@ -20,13 +20,23 @@ from rich.table import Column, Table
 
 import kcoord
 from kcoord.artifacts.access import doubts
-from kcoord.artifacts.local import make_private
+from kcoord.artifacts.describe import (
+    seal,
+)
 from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.artifacts.publish import seal, staging_name, write_files
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.private import (
+    make_private,
+)
+from kcoord.files.rename import (
+    write_files,
+)
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings, variable
 

@@ -7,10 +7,10 @@ from rich.console import Console
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.relatives import nearest, telling_differences
 from kcoord.cli.options import ON_DISK, json_flag, print_json, printable, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
+from kcoord.report.relatives import nearest, telling_differences
 from kcoord.settings import Settings
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from kcoord.artifacts.bundle import export
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
@@ -16,10 +15,11 @@ from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.profiles import document
-from kcoord.profiles.needs import load_needs, needed_profiles, needs_directory
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.requested import load_needs, needed_profiles, needs_directory
 from kcoord.settings import Settings, profile_name
+from kcoord.transfer.bundle import export
 
 _MOST_SHOWN = 20
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from kcoord.artifacts.collector import Collected, Tidying, collect
-from kcoord.artifacts.local_collector import collect_local
-from kcoord.artifacts.pins import load_pins, unpin
-from kcoord.artifacts.retention import LEAST_AGE, Doomed, Limits
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.artifacts.trash import GRACE
 from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
+from kcoord.files.trash import GRACE
 from kcoord.profiles.compaction import compact, compact_needs
-from kcoord.profiles.pinned import pin_profile, pinned_digests, pinned_needs
+from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
+from kcoord.retention.local_collector import collect_local
+from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
+from kcoord.retention.pins import load_pins, unpin
+from kcoord.retention.store_collector import Collected, Tidying, collect
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text

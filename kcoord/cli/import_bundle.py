@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from kcoord.artifacts.bundle import Bundle, Imported
-from kcoord.artifacts.bundle_index import BundleInvalid
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
@@ -15,11 +13,13 @@ from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import SettingsError
 from kcoord.profiles import document
-from kcoord.profiles.needs import Need, needs_directory, save_needs
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.requested import Need, needs_directory, save_needs
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.transfer.bundle import Bundle, Imported
+from kcoord.transfer.bundle_index import BundleInvalid
 
 
 @click.command("import")

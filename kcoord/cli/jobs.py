@@ -21,9 +21,9 @@ from rich.table import Table
 
 from kcoord.cli.options import Finite, print_json
 from kcoord.errors import KcoordError
+from kcoord.report.trace import jobs
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
-from kcoord.telemetry.trace import jobs
 
 STDOUT = "-"
 _MOST_LISTED = 100  # jobs, in a table

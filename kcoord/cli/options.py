@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
-from kcoord.agent import spawn
-from kcoord.agent.client import AgentClient
-from kcoord.agent.liveness import why_silent
 from kcoord.errors import AgentUnavailable
+from kcoord.protocol import endpoint
+from kcoord.rank.client import AgentClient
+from kcoord.rank.liveness import why_silent
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
@@ -84,7 +84,7 @@ def no_agent(settings: Settings) -> AgentUnavailable:
     another agent.
     """
     try:
-        spawn.connect(settings.socket_path, _ANSWERS_WITHIN).close()
+        endpoint.connect(settings.socket_path, _ANSWERS_WITHIN).close()
     except (FileNotFoundError, ConnectionRefusedError):
         pass
     except OSError as error:

@@ -10,17 +10,28 @@ import click
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.relatives import nearest, telling_differences
 from kcoord.cli.jobs import STDOUT, file_name, hours_flag, list_jobs, since, written
 from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
+from kcoord.report.divergence import Divergence, divergences_of
+from kcoord.report.findings import (
+    Findings,
+    Miss,
+    findings_of,
+    grouped,
+)
+from kcoord.report.page import page, waiting_share
+from kcoord.report.relatives import nearest, telling_differences
+from kcoord.report.tables import (
+    nodes_text,
+    ranges,
+    ranks_text,
+    seconds,
+    several,
+)
+from kcoord.report.trace import Timeline, load_timeline
 from kcoord.settings import Settings
-from kcoord.telemetry.divergence import Divergence, divergences_of
-from kcoord.telemetry.findings import Findings, Miss, findings_of, grouped
-from kcoord.telemetry.report import page, waiting_share
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
-from kcoord.telemetry.tables import nodes_text, ranges, ranks_text, seconds, several
-from kcoord.telemetry.trace import Timeline, load_timeline
 
 _MOST_LINES = 5
 _FEW = 3  # factors or groups in a line

@@ -6,10 +6,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kcoord.agent.ledger import Ledger
 from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
 from kcoord.settings import Settings
-from kcoord.telemetry.metrics import summary
+from kcoord.telemetry.counters import summary
+from kcoord.telemetry.ledger import Ledger
 
 
 @click.command("stats")

@@ -8,8 +8,8 @@ import click
 
 from kcoord.cli.jobs import STDOUT, file_name, hours_flag, list_jobs, since, written
 from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
+from kcoord.report.trace import load_timeline, write_chrome
 from kcoord.settings import Settings
-from kcoord.telemetry.trace import load_timeline, write_chrome
 
 
 @click.command("trace")

@@ -15,13 +15,13 @@ from rich.progress import MofNCompleteColumn
 from kcoord.artifacts import local
 from kcoord.artifacts.catalog import local_manifests
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
-from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import json_flag, print_json, settings_flags
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.reading import read_plain
 from kcoord.settings import Settings
 
 _MOST_SHOWN = 200

@@ -22,7 +22,7 @@ from kcoord.profiles.parts import load_profile
 from kcoord.settings import variable
 from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
-from kcoord.warmup.recorded import readable
+from kcoord.warmup.profile_access import readable
 from kcoord.warmup.tasks import distinct
 from kcoord_launch.supervise import checked_settings
 

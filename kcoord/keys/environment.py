@@ -1,8 +1,8 @@
 """The environment variables that change what a compiler generates, read live.
 
 A whitelist per backend, since a key that held everything would differ between any two ranks. The place of a tool
-(``TRITON_PTXAS_PATH``) is not in it where `kcoord.keys.toolchain` keys what lies there by its content; a place of headers and
-libraries that nothing else keys is.
+(``TRITON_PTXAS_PATH``) is not in it where `kcoord.keys.tools.toolchain` keys what lies there by its content; a place of headers
+and libraries that nothing else keys is.
 
 Not seen: a variable that C code sets behind Python's back (``setenv``, `os.putenv`).
 """

@@ -22,9 +22,11 @@ from pathlib import Path
 import filelock
 import msgpack
 
-from kcoord.artifacts.publish import staging_name
-from kcoord.artifacts.reading import read_plain
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
 from kcoord.leases.base import Failed, Ready, Wait
 
 _LARGEST_OUTCOME = 256 << 10  # bytes

@@ -39,8 +39,8 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
-from kcoord.leases.redis_news import News, Subscription
 from kcoord.leases.redis_script import FOREIGN, SCRIPT, SHA
+from kcoord.leases.redis_subscriptions import News, Subscription
 from kcoord.telemetry.events import log
 
 T = TypeVar("T")

@@ -22,13 +22,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kcoord.artifacts.publish import store_error, sync_directory
-from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
-from kcoord.artifacts.sweep import sweep, touched
-from kcoord.artifacts.trash import Trash
 from kcoord.errors import ArtifactInvalid
-from kcoord.profiles.needs import (
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    sync_directory,
+)
+from kcoord.files.sweep import sweep, touched
+from kcoord.files.trash import Trash
+from kcoord.profiles.parts import LARGEST_PART, decode_part, part_paths, save_part
+from kcoord.profiles.recipe import Recipe, add
+from kcoord.profiles.requested import (
     MOST_NEEDS,
     Need,
     named_needs,
@@ -38,8 +45,6 @@ from kcoord.profiles.needs import (
     save_needs,
     written,
 )
-from kcoord.profiles.parts import LARGEST_PART, decode_part, part_paths, save_part
-from kcoord.profiles.recipe import Recipe, add
 from kcoord.settings import profile_name
 
 Merged = tuple[Path, list[Path]]  # a file that is there, durably, and the files of which it holds all

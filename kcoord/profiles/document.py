@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import msgpack
 
-from kcoord.profiles.needs import MOST_NEEDS, Need
 from kcoord.profiles.parts import decode_part, encode_part
 from kcoord.profiles.recipe import Recipe, merge
+from kcoord.profiles.requested import MOST_NEEDS, Need
 
 
 def encode(recipes: Iterable[Recipe], needs: Iterable[Need]) -> bytes:

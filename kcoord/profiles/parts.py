@@ -19,12 +19,16 @@ from typing import Any
 
 import msgpack
 
-from kcoord.artifacts.local import make_private
-from kcoord.artifacts.publish import store_error
-from kcoord.artifacts.reading import read_plain
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
-from kcoord.profiles.files import paths_of, read_all, save
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.private import (
+    make_private,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import paths_of, read_all, save
 from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
 from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry.events import Notices

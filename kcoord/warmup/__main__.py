@@ -6,9 +6,9 @@ import dataclasses
 import json
 import sys
 
-from kcoord.api import connect
-from kcoord.backends.install import install
+from kcoord.backends.registry import install
 from kcoord.errors import KcoordError
+from kcoord.rank.connect import connect
 from kcoord.warmup.runner import warmup
 
 

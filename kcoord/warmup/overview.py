@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcoord.agent.protocol import Identity
-from kcoord.coordinator import Coordinator
+from kcoord.protocol.identity import (
+    Identity,
+)
+from kcoord.rank.coordinator import Coordinator
 from kcoord.telemetry.progress import Look
 
 

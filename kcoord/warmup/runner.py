@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kcoord.api import connect
 from kcoord.backends.base import notices
-from kcoord.backends.install import install
+from kcoord.backends.registry import install
 from kcoord.errors import KcoordError, StoreError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
+from kcoord.rank.connect import connect
 from kcoord.ranks import ranks_of
 from kcoord.telemetry.progress import shown
 from kcoord.warmup.order import order
 from kcoord.warmup.overview import Overview
-from kcoord.warmup.recorded import readable
+from kcoord.warmup.profile_access import readable
 from kcoord.warmup.tasks import Call, distinct, tasks_of
 from kcoord.warmup.tasks import Task as Task
 

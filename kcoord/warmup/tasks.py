@@ -13,9 +13,9 @@ from kcoord.profiles.recipe import Recipe
 
 T = TypeVar("T")
 _REPLAYERS = {
-    "triton": "kcoord.backends.triton_recipes",
-    "triton_autotune": "kcoord.backends.triton_autotune",
-    "python": "kcoord.warmup.calls",
+    "triton": "kcoord.backends.triton.recipes",
+    "triton_autotune": "kcoord.backends.triton.autotune",
+    "python": "kcoord.backends.python.recipes",
 }
 _OF_ITS_GPU = ("triton_autotune",)  # what was chosen for one says nothing about another
 

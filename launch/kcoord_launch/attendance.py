@@ -11,7 +11,7 @@ import select
 from contextlib import suppress
 from dataclasses import replace
 
-from kcoord.agent.client import AgentClient
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 

@@ -49,7 +49,7 @@ def _run(path: str) -> None:
 
 def _hook() -> None:
     from kcoord.backends.base import notices
-    from kcoord.backends.install import install
+    from kcoord.backends.registry import install
     from kcoord.errors import KcoordError
 
     try:

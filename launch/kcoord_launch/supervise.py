@@ -21,17 +21,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kcoord.agent import spawn
-from kcoord.agent.client import AgentClient
-from kcoord.agent.liveness import await_agent
-from kcoord.artifacts.local import make_private
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.backends.install import triton_environment
+from kcoord.backends.registry import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
+from kcoord.files.private import (
+    make_private,
+)
+from kcoord.protocol import endpoint
+from kcoord.rank import spawn
+from kcoord.rank.client import AgentClient
+from kcoord.rank.liveness import await_agent
 from kcoord.settings import FIELDS, LONGEST_JOB, SECRET_FILES, SECRETS, Settings, variable
+from kcoord.telemetry.counters import summary
 from kcoord.telemetry.events import Notices
-from kcoord.telemetry.metrics import summary
 from kcoord.telemetry.spans import plain_text
 from kcoord_launch.attendance import Attendance, hand_over
 
@@ -155,15 +158,15 @@ class Supervisor:
     def start(self) -> None:
         """Use the agent that listens, or start one. Raises OSError or `KcoordError`."""
         path = self.settings.socket_path
-        spawn.make_directory(self.settings)
-        with spawn.agent_lock(path, self.settings.agent_timeout):
+        endpoint.make_directory(self.settings)
+        with endpoint.agent_lock(path, self.settings.agent_timeout):
             try:
-                spawn.connect(path, self.settings.agent_timeout).close()
+                endpoint.connect(path, self.settings.agent_timeout).close()
                 self._attendance = Attendance(self.settings)
                 return
             except (FileNotFoundError, ConnectionRefusedError):
-                self._listener = spawn.bind(path)
-                self._identity = spawn.identity_of(path)
+                self._listener = endpoint.bind(path)
+                self._identity = endpoint.identity_of(path)
         try:
             self._process = self._launch()
         except BaseException:
@@ -215,8 +218,8 @@ class Supervisor:
     def _unlink(self) -> None:
         """Under the lock, and only if the name is still ours: another launcher may have bound it since."""
         path = self.settings.socket_path
-        with suppress(OSError), spawn.agent_lock(path, self.settings.agent_timeout):
-            spawn.unlink_own(path, self._identity)
+        with suppress(OSError), endpoint.agent_lock(path, self.settings.agent_timeout):
+            endpoint.unlink_own(path, self._identity)
 
     def _close(self) -> None:
         self._unlink()

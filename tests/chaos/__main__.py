@@ -18,8 +18,8 @@ from tests.chaos.judge import Verdict
 from tests.chaos.play import Place, play
 from tests.chaos.report import Report
 from tests.chaos.schedule import Round
-from tests.faults import interpose
-from tests.redis_server import find_redis_server
+from tests.support import interpose
+from tests.support.redis_server import find_redis_server
 
 
 def available() -> tuple[str, ...]:

@@ -19,15 +19,15 @@ from typing import Any
 
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.artifacts.sweep import sweep
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.sweep import sweep
 from tests.chaos.compiler import fault_of, key_of
 from tests.chaos.journal import Reader
 from tests.chaos.kinds import AGENT_TIMEOUT, HEDGE_AFTER, LEASE_LIMIT, LEASE_TTL, MAX_WAIT, RANKS, SLOW
 from tests.chaos.schedule import Round
 from tests.chaos.site import Site
 from tests.chaos.throw import Thrown
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 _LONGEST_REQUEST = MAX_WAIT + 4 * AGENT_TIMEOUT + 2.0  # an agent is found dead, another started, asked, and found dead
 _LONGEST_PUBLISH = 4 * AGENT_TIMEOUT + 2.0

@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-import kcoord.coordinator  # noqa: F401 - imported once, before the forks
+import kcoord.rank.coordinator  # noqa: F401 - imported once, before the forks
 from tests.chaos.journal import Journal
 from tests.chaos.kinds import RANKS
 from tests.chaos.rank import Rank

@@ -19,8 +19,8 @@ from tests.chaos.kinds import IDLE_TIMEOUT
 from tests.chaos.schedule import Fault, Round
 from tests.chaos.site import Site
 from tests.chaos.throw import Thrower, Thrown
-from tests.faults.interpose import Interposer
-from tests.redis_server import RedisServer
+from tests.support.interpose import Interposer
+from tests.support.redis_server import RedisServer
 
 _LOOKS = 0.02  # seconds between two looks at the clock
 _NOT_THERE = 20.0  # seconds that a fault waits for its artifact

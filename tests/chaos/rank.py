@@ -13,8 +13,8 @@ from pathlib import Path
 
 import kcoord
 from kcoord.artifacts.local import Artifact
-from kcoord.compilation import Compilation
-from kcoord.coordinator import Coordinator, Request
+from kcoord.rank.compilation import Compilation
+from kcoord.rank.coordinator import Coordinator, Request
 from tests.chaos.compiler import compile_kernel, fault_of, key_of
 from tests.chaos.journal import Journal
 from tests.chaos.schedule import Kernel, Round

@@ -13,7 +13,7 @@ from typing import Any
 from kcoord.settings import Settings
 from tests.chaos.journal import Reader
 from tests.chaos.kinds import SETTINGS
-from tests.faults.interpose import Interposer
+from tests.support.interpose import Interposer
 
 ROOT = Path(__file__).resolve().parents[2]
 _INSIDE = Path(__file__).with_name("inside")

@@ -13,23 +13,28 @@ from typing import Any
 
 import pytest
 
-from kcoord.agent import spawn
-from kcoord.agent.client import Lead
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
-from kcoord.compilation import Compilation
-from kcoord.coordinator import Coordinator, Request
 from kcoord.errors import ArtifactInvalid
 from kcoord.leases import failover
 from kcoord.leases.base import Won
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
+from kcoord.rank import spawn
+from kcoord.rank.client import Lead
+from kcoord.rank.compilation import Compilation
+from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
-from tests.agents import Node, key_of, until, watching
-from tests.faults import interpose
-from tests.faults.interpose import Interposer
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support import interpose
+from tests.support.agents import (
+    Node,
+    key_of,
+    until,
+    watching,
+)
+from tests.support.interpose import Interposer
+from tests.support.redis_server import RedisServer, find_redis_server
 
 KEY = key_of("k1")
 

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kcoord.agent import protocol
-from kcoord.agent.protocol import Identity
+from kcoord.protocol import frames
+from kcoord.protocol.identity import (
+    Identity,
+)
 from tests.chaos.compiler import key_of
 from tests.chaos.schedule import Fault, Round
 from tests.chaos.site import Site
-from tests.faults.interpose import Interposer
-from tests.redis_server import RedisServer
+from tests.support.interpose import Interposer
+from tests.support.redis_server import RedisServer
 
 _WRITES = ("mkdir", "rename", "unlink", "link", "write", "utime")
 _STORE_ERRORS = {
@@ -127,14 +129,14 @@ class Thrower:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(0.2)
         thrown.undo.append(connection.close)
-        hello = protocol.encode_frame(Identity(1, None, None, "chaos").hello())
+        hello = frames.encode_frame(Identity(1, None, None, "chaos").hello())
         content = {
             "noise": dice.randbytes(dice.randrange(1, 4096)),
             "huge": struct.pack(">I", 0x7FFFFFFF) + b"x" * 100,
             "half": hello + struct.pack(">I", 1000) + b"x" * 10,
-            "future": protocol.encode_frame({**Identity(1, None, None, "chaos").hello(), "protocol": 999}),
+            "future": frames.encode_frame({**Identity(1, None, None, "chaos").hello(), "protocol": 999}),
             "silent": b"",
-            "foreign": hello + protocol.encode_frame({"id": 1, "op": "publish", "token": 7, "key": dice.randbytes(20)}),
+            "foreign": hello + frames.encode_frame({"id": 1, "op": "publish", "token": 7, "key": dice.randbytes(20)}),
         }[thrown.fault.detail]
         try:
             connection.connect(str(site.settings.socket_path))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import interpose
-from tests.faults.interpose import Interposer
+from tests.support import interpose
+from tests.support.interpose import Interposer
 
 
 @pytest.fixture(scope="session")

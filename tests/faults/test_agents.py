@@ -18,12 +18,27 @@ from typing import Any
 import psutil
 import pytest
 
-from kcoord.agent import links, protocol, spawn
-from kcoord.agent.client import Alone, Lead, Ready
-from tests.agents import Node, end_agent, in_thread, key_of, stage, until, watching
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
-from tests.living import agents_of
-from tests.redis_server import RedisServer
+from kcoord.protocol import endpoint, frames
+from kcoord.rank import connection_pool as links
+from kcoord.rank import spawn
+from kcoord.rank.client import Alone, Lead, Ready
+from tests.support.agents import (
+    Node,
+    end_agent,
+    in_thread,
+    key_of,
+    stage,
+    until,
+    watching,
+)
+from tests.support.living import agents_of
+from tests.support.redis_server import RedisServer
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
 
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
 BOUND = 1.75 * PATIENCE  # who waits twice where once was enough is beyond it
@@ -315,7 +330,7 @@ def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node
 
 def ask_for_ever(connection: socket.socket) -> int:
     """The number of requests that were sent until the agent had enough of them."""
-    frame = protocol.encode_frame({"id": 1, "op": "status"})
+    frame = frames.encode_frame({"id": 1, "op": "status"})
     for sent in range(10_000_000):
         try:
             connection.sendall(frame)
@@ -403,7 +418,7 @@ def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Nod
 
 
 def test_a_supervised_agent_whose_log_is_on_a_full_disk_ends_with_code_0(node: Node) -> None:
-    with Path("/dev/full").open("wb") as full, spawn.bind(node.path) as listener:
+    with Path("/dev/full").open("wb") as full, endpoint.bind(node.path) as listener:
         agent = spawn.start_process(listener, ["--parent", str(os.getpid())], node.settings, full.fileno())
     client = node.client()
     empty = stage(node.home("empty"))

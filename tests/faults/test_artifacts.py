@@ -16,8 +16,17 @@ import pytest
 
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME
-from tests.agents import until
-from tests.faults.cluster import BACK, CANNOT, NODES, QUICK, Cluster, cluster, key_digest, start_agent
+from tests.support.agents import until
+from tests.support.cluster import (
+    BACK,
+    CANNOT,
+    NODES,
+    QUICK,
+    Cluster,
+    cluster,
+    key_digest,
+    start_agent,
+)
 
 Damage = Callable[[Path], object]
 

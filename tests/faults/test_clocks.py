@@ -1,6 +1,6 @@
 """Clocks that are wrong, and clocks that are set while a job runs: of the hosts, and of Redis's host.
 
-Every process here reads a wall clock of the test's own (`tests.faults.interpose`); monotonic clocks are left alone, as they are
+Every process here reads a wall clock of the test's own (`tests.support.interpose`); monotonic clocks are left alone, as they are
 when somebody sets the time.
 """
 
@@ -19,10 +19,10 @@ import pytest
 
 from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, kept_alive
 from kcoord.leases.redis import RedisLeases
-from tests.agents import Node, Rank, until
-from tests.conftest import PROGRAMS, Sandbox, eventually
-from tests.faults.interpose import Interposer
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support.agents import Node, Rank, until
+from tests.support.interpose import Interposer
+from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 STEP = 600.0  # seconds
 TTL = 2.0

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from kcoord.agent import server
-from kcoord.agent.client import Lead
 from kcoord.artifacts.store import Store
-from tests.agents import Node, in_thread, key_of, stage, until
-from tests.faults.cluster import start_agent
-from tests.faults.interpose import CALLS, Interposer
-from tests.redis_server import RedisServer, find_redis_server
+from kcoord.rank.client import Lead
+from tests.support.agents import (
+    Node,
+    in_thread,
+    key_of,
+    stage,
+    until,
+)
+from tests.support.cluster import start_agent
+from tests.support.interpose import CALLS, Interposer
+from tests.support.redis_server import RedisServer, find_redis_server
 
 Leads = Callable[[Node, str], Lead]
 FOR_EVER = 600.0  # seconds
@@ -148,7 +154,7 @@ def test_an_agent_whose_loop_is_held_up_as_it_ends_is_ended_by_a_timer(tmp_path:
     held_up = """
 import time
 import kcoord.agent.__main__
-from kcoord.agent.sweeper import Sweeper
+from kcoord.agent.chores.sweeping import Sweeper
 kcoord.agent.__main__.ENDS_WITHIN = 1.0
 Sweeper.close = lambda self: time.sleep(600)
 """

@@ -24,22 +24,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcoord.agent import client as client_module
-from kcoord.agent import connections, protocol
-from kcoord.agent.client import AgentClient, Alone, Busy, Failed, Lead, Ready
+from kcoord.agent import connections
 from kcoord.agent.connections import Connections
+from kcoord.artifacts.describe import (
+    seal,
+)
 from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.artifacts.publish import seal
-from kcoord.coordinator import Coordinator
 from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
 from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.recipe import Recipe
+from kcoord.protocol import frames, identity
+from kcoord.rank import client as client_module
+from kcoord.rank.client import (
+    AgentClient,
+    Alone,
+    Busy,
+    Failed,
+    Lead,
+    Ready,
+)
+from kcoord.rank.coordinator import Coordinator
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
-from tests.agents import Node, Wire, in_thread, key_of, stage, until
+from tests.support.agents import (
+    Node,
+    Wire,
+    in_thread,
+    key_of,
+    stage,
+    until,
+)
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
@@ -205,7 +222,7 @@ def test_a_request_that_was_altered_is_answered_or_refused(node: Node, bystander
 @given(data=st.data())
 @fuzz(60)
 def test_a_hello_that_was_altered_is_welcome_or_refused(node: Node, bystander: Wire, data: Any) -> None:
-    hello = protocol.Identity(os.getpid(), 0, 0, "wire").hello()
+    hello = identity.Identity(os.getpid(), 0, 0, "wire").hello()
     with node.wire() as wire:
         wire.raw(framed(data.draw(changed(hello))))
         assert wire.frame()["op"] in ("welcome", "refused")
@@ -213,7 +230,7 @@ def test_a_hello_that_was_altered_is_welcome_or_refused(node: Node, bystander: W
 
 
 def test_many_peers_that_send_half_a_frame_and_stay_hold_up_nobody() -> None:
-    hello = protocol.encode_frame(protocol.Identity(os.getpid(), None, None, "wire").hello())
+    hello = frames.encode_frame(identity.Identity(os.getpid(), None, None, "wire").hello())
     with contextlib.ExitStack() as stack:
         allow_files(stack, 512)  # which the agent inherits
         node = stack.enter_context(Node())
@@ -251,7 +268,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
 ) -> None:
     monkeypatch.setattr(connections, "_FRAME_TIMEOUT", 0.2)
     asked: list[dict[str, Any]] = []
-    half = protocol.encode_frame({"op": "status", "id": 1})
+    half = frames.encode_frame({"op": "status", "id": 1})
 
     async def scenario() -> None:
         there = Connections("agent", Notices(), False, lambda c, message: asked.append(message), lambda c: None)
@@ -281,14 +298,14 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
 
 async def peer(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(protocol.encode_frame(protocol.Identity(os.getpid(), None, None, "wire").hello()))
+    writer.write(frames.encode_frame(identity.Identity(os.getpid(), None, None, "wire").hello()))
     assert (await frame(reader))["op"] == "welcome"
     return reader, writer
 
 
 async def frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    length = protocol.frame_length(await reader.readexactly(protocol.HEADER_BYTES))
-    return protocol.decode_body(await reader.readexactly(length))
+    length = frames.frame_length(await reader.readexactly(frames.HEADER_BYTES))
+    return frames.decode_body(await reader.readexactly(length))
 
 
 # What an agent that lies, or is something else, answers.
@@ -537,7 +554,7 @@ def test_a_span_with_a_value_that_is_nested_deeply_is_no_span(at: int) -> None:
 @pytest.mark.parametrize("name", ["protocol", "pid", "rank", "job", "op"])
 def test_a_hello_with_a_value_that_is_nested_deeply_is_none(name: str) -> None:
     with pytest.raises(ProtocolError):
-        protocol.Identity.from_hello({**protocol.Identity(1, 0, 0, "j").hello(), name: DEEP})
+        identity.Identity.from_hello({**identity.Identity(1, 0, 0, "j").hello(), name: DEEP})
 
 
 def test_a_manifest_with_a_value_that_is_nested_deeply_is_none(tmp_path: Path) -> None:

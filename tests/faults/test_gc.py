@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.agent.client import Lead, Ready
 from kcoord.artifacts import local
-from kcoord.artifacts.collector import Tidying, collect
-from kcoord.artifacts.local_collector import collect_local, keeps_access_times
-from kcoord.artifacts.pins import pin
-from kcoord.artifacts.retention import Limits
 from kcoord.artifacts.store import Store
 from kcoord.keys import CacheKey
-from tests.agents import SOON, Node, until
-from tests.faults.cluster import is_whole, start_agent
-from tests.faults.interpose import Interposer
-from tests.test_retention import DAY, make_home, publish
-from tests.test_store import manifest_of
+from kcoord.rank.client import Lead, Ready
+from kcoord.retention.limits import Limits
+from kcoord.retention.local_collector import collect_local, keeps_access_times
+from kcoord.retention.pins import pin
+from kcoord.retention.store_collector import Tidying, collect
+from tests.support.agents import SOON, Node, until
+from tests.support.cluster import is_whole, start_agent
+from tests.support.interpose import Interposer
+from tests.unit.artifacts.test_store import manifest_of
+from tests.unit.retention.test_retention import DAY, make_home, publish
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 8.0  # seconds
@@ -34,12 +34,12 @@ _PINNED = 5
 _PLAYER = """
 import json, random, sys, time
 from pathlib import Path
-from kcoord.artifacts.collector import Tidying, collect
-from kcoord.artifacts.retention import Limits
+from kcoord.retention.store_collector import Tidying, collect
+from kcoord.retention.limits import Limits
 from kcoord.artifacts.store import Store
-from kcoord.profiles.pinned import pinned_digests
+from kcoord.retention.pinned import pinned_digests
 from tests.faults.test_gc import contents, key, manifest_of, pinned
-from kcoord.artifacts.uses import note_uses, prefix_of
+from kcoord.retention.uses import note_uses, prefix_of
 
 role, root, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 store, until = Store(root), time.monotonic() + seconds
@@ -78,7 +78,7 @@ def pinned() -> range:
 
 
 _SLOW = """
-import kcoord.artifacts.collector as collector
+import kcoord.retention.store_collector as collector
 collector._REST_EVERY, collector._REST = 1, 0.005
 """
 
@@ -211,7 +211,7 @@ def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them
 
 _VANISHES = """
 import shutil
-from kcoord.agent.errands import Errands
+from kcoord.agent.lease_tasks import Errands
 bring = Errands.bring_home
 async def bring_home(self, digest, there, home):
     if there.parent.name == "homes":

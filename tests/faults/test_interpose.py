@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.interpose import CALLS, Interposer
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support.interpose import CALLS, Interposer
+from tests.support.redis_server import RedisServer, find_redis_server
 
 _DOES = {
     "open": "open(p).close()",

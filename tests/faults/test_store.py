@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
-from tests.agents import end_agent, until
-from tests.faults.cluster import (
+from tests.support.agents import end_agent, until
+from tests.support.cluster import (
     BACK,
     CANNOT,
     NODES,
@@ -36,8 +36,8 @@ from tests.faults.cluster import (
     mounted,
     unmount,
 )
-from tests.faults.interpose import Interposer
-from tests.test_retention import publish
+from tests.support.interpose import Interposer
+from tests.unit.retention.test_retention import publish
 
 Repair = Callable[[], object]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Sandbox
-from tests.faults.interpose import Interposer
-from tests.faults.jobs import KERNELS, NODES, Job
-from tests.redis_server import RedisServer, find_redis_server
+from tests.support.interpose import Interposer
+from tests.support.jobs import KERNELS, NODES, Job
+from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.sandbox import Sandbox
 
 
 def litter(sandbox: Sandbox) -> list[Path]:

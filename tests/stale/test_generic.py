@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.conftest import sandboxed
 from tests.stale.generic_ways import ROWS
 from tests.stale.row import Row
 from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
+from tests.support.sandbox import sandboxed
 
 TABLE = "tests.stale.generic_ways"
 

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.conftest import sandboxed
 from tests.stale.row import Row
 from tests.stale.triton_rows import ROWS
 from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
+from tests.support.sandbox import sandboxed
 
 TABLE = "tests.stale.triton_ways"
 SETTINGS = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Sandbox, finish
 from tests.stale.row import Row
+from tests.support.sandbox import Sandbox, finish
 
 _ROOT = Path(__file__).parents[2]
 

@@ -17,20 +17,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.client import AgentClient, Lead
 from kcoord.artifacts import local
-from kcoord.artifacts.collector import Tidying, collect
-from kcoord.artifacts.holdings import read_holdings
+from kcoord.artifacts.describe import (
+    describe,
+)
 from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.artifacts.publish import describe
-from kcoord.artifacts.retention import Limits
 from kcoord.artifacts.store import Store
-from kcoord.artifacts.uses import load_uses, note_uses, prefix_of
 from kcoord.errors import ArtifactInvalid, KcoordError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.compaction import compact
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import Recipe, merge
+from kcoord.rank.client import AgentClient, Lead
+from kcoord.retention.holdings import read_holdings
+from kcoord.retention.limits import Limits
+from kcoord.retention.store_collector import Tidying, collect
+from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 

@@ -1,0 +1,46 @@
+"""Who may compile ahead: how many processes, while this node has cores that idle and memory that is free."""
+
+from __future__ import annotations
+
+import psutil
+
+from kcoord.cgroups import cores
+
+_MEMORY = 4 << 30  # bytes that must be free for one more: a process with PyTorch, and its compiler
+
+
+class Permits:
+    """At most `most` permits at a time. A permit belongs to a client's connection, and ends with it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._holders: set[int] = set()
+        self._since_look: set[int] = set()  # holders that the last look at the cores did not see at work
+        self._idle = cores()
+        psutil.cpu_times_percent()  # the next call tells what happened since this one
+
+    def ask(self, owner: int, memory: int) -> bool:
+        """Whether `owner` may compile one more key now. A refusal takes away what it had.
+
+        `memory`: bytes that are free where it runs, which may be another container than the agent's, with limits of its own.
+        """
+        others, unseen = self._holders - {owner}, len(self._since_look - {owner})
+        free = self._idle - unseen + (owner in self._holders)
+        if len(others) < self._most and free > 0.5 and memory >= _MEMORY * (1 + unseen):
+            if owner not in self._holders:
+                self._since_look.add(owner)
+            self._holders.add(owner)
+            return True
+        self.gone(owner)
+        return False
+
+    def gone(self, owner: int) -> None:
+        self._holders.discard(owner)
+        self._since_look.discard(owner)
+
+    def look(self) -> None:
+        """See how many cores have idled since the last look. Call it about once a second."""
+        times = psutil.cpu_times_percent()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        self._idle = min(cores(), (psutil.cpu_count() or 1) * idle / 100)
+        self._since_look.clear()

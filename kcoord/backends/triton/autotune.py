@@ -1,0 +1,352 @@
+"""Triton's autotuner: its choices are shared. The first rank that has tuned decides, and nobody waits.
+
+Every rank that has not found a choice tunes as ever, and offers what it chose; the first offer wins, and the winner's choice is
+what each of them launches. So ranks may tune at once, and still run the same configuration in the end. Tuning holds no lease:
+it launches kernels, perhaps in step with other ranks.
+
+The hook is the place where Triton itself looks for a choice before it measures, `Autotuner.check_disk_cache`, which is always
+asked here (`cache_results` reads True) and goes on to Triton's own cache where the user wants that. It is passed once for each
+tuning key; a launch whose choice is known costs nothing more. A subclass with a `check_disk_cache` of its own is left alone.
+
+A choice is checked before it is used: it must be one of the configurations that pruning left *here*, and compile and load *here*.
+A rank on whose GPU it does not run tunes, and keeps what it finds.
+
+Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
+choice, as without kcoord. Not shared at all: what `kcoord.backends.triton.choice_key` cannot give a key.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget as TritonTarget
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from kcoord.backends.base import fails_open, notices
+from kcoord.backends.triton import choice as triton_choice
+from kcoord.backends.triton import choice_key as choice_key
+from kcoord.errors import KeyFactorError, SettingsError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
+from kcoord.profiles.recipe import Recipe
+from kcoord.rank.connect import connect
+from kcoord.rank.coordinator import Coordinator
+
+_RECIPES = "triton_autotune"
+_PARAMETERS = ["self", "tuning_key", "configs", "bench_fn"]
+"""Of `Autotuner.check_disk_cache`, from Triton 3.4 on."""
+
+
+@dataclass
+class _Tuning:
+    """One tuning key of one autotuner, which has to be chosen for. `configs` are those that pruning left."""
+
+    coordinator: Coordinator
+    autotuner: Autotuner
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    key: CacheKey
+    configs: Sequence[Any]
+    digests: list[str]
+    call: dict[str, Any]
+    device: DeviceKey
+    model: str
+    begun: float = field(default_factory=time.perf_counter)
+
+    def find(self) -> Any | None:
+        """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
+        content = self.coordinator.choice(self.key)
+        chosen = self._use(content, None) if content is not None else None
+        if chosen is not None and content is not None:
+            self._record(content, 0.0)
+            timings = triton_choice.timings_in(content, len(self.configs))
+            # as Triton's own cache on disk leaves them; Triton's listener must find something there
+            self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True)) if timings else {}
+        return chosen
+
+    def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
+        """This rank has `chosen`; returns what holds, the winner's choice if it runs here."""
+        took = time.perf_counter() - self.begun
+        if timings is not None and not choice_key.is_finite(timings.get(chosen)):
+            return chosen  # none of them runs here, and the launch is to say so
+        mine = choice_key.config_digest(chosen)
+        if mine not in self.digests:
+            return chosen
+        measured = None if timings is None else [timings.get(config) for config in self.configs]
+        content = triton_choice.pack(mine, chosen, measured)
+        decided = self.coordinator.offer(self.key, content, took, str(self.device))
+        winner = self._use(decided, timings) if decided is not None and decided != content else None
+        self._record(content if winner is None or decided is None else decided, took)
+        return chosen if winner is None else winner
+
+    def bound_with(self, config: Any) -> dict[str, Any]:
+        """The arguments of the launch by name, as Triton gives them to hooks."""
+        return {**choice_key.named(self.autotuner, self.args), **self.kwargs, **config.all_kwargs()}
+
+    def _use(self, content: bytes, timings: Mapping[Any, Any] | None) -> Any | None:
+        """What `content` says, if it runs here: as was measured, or else as its compile says."""
+        digest = triton_choice.chosen_in(content)
+        if digest not in self.digests:
+            notices.tell(
+                f"{self.key.name}: the shared choice is none of its configurations; this rank tunes for itself"
+            )
+            return None
+        config = self.configs[self.digests.index(digest)]
+        known = None if timings is None else timings.get(config)
+        if not (self._runs(config) if known is None else choice_key.is_finite(known)):
+            notices.tell(f"{self.key.name}: the shared choice does not run on this GPU; this rank tunes for itself")
+            return None
+        return config
+
+    def _runs(self, config: Any) -> bool:
+        """Whether `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
+        if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
+            config.pre_hook(self.bound_with(config))
+        try:
+            kernel = self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
+            if not hasattr(kernel, "_init_handles"):
+                return True  # compiled elsewhere, or by a hook of somebody's
+            kernel._init_handles()
+        except (
+            OutOfResources,
+            CompileTimeAssertionFailure,
+            PTXASError,
+        ):  # what Triton takes for an answer when it measures
+            return False
+        return bool(kernel.metadata.num_warps * self.device.target.warp_size <= kernel.n_max_threads)
+
+    def _record(self, content: bytes, seconds: float) -> None:
+        """Keep the recipe of the choice, if the job has a profile and the kernel can be imported."""
+        if self.coordinator.settings.profile is None:
+            return
+        function = self.autotuner.base_fn
+        module, qualname = function.__module__, function.__qualname__
+        try:
+            if module == "__main__" or _resolve(module, qualname) is not self.autotuner:
+                return
+            call = {
+                "call": self.call, "configs": self.digests, "model": self.model,
+                "digest": self.key.digest, "choice": content,
+            }  # fmt: skip
+            target = str(self.device.target)
+            recipe = Recipe(_RECIPES, module, qualname, call, target, seconds, time.monotonic_ns())
+        except (ValueError, ImportError):
+            return  # what is too large, or leads nowhere, is not recorded
+        self.coordinator.record(recipe)
+
+
+# The hook.
+
+
+def hook() -> None:
+    """Share the choices of every autotuner of this process, also of those that exist already. Idempotent."""
+    stock = Autotuner.check_disk_cache
+    if hasattr(stock, "__kcoord_stock__"):
+        return
+    if list(inspect.signature(stock).parameters) != _PARAMETERS:
+        notices.tell("this Triton's autotuner is one that kcoord does not know: its choices are not shared")
+        return
+    Autotuner.check_disk_cache = _sharing(stock)
+    Autotuner.cache_results = property(_asks, _set_cache_results)
+    _join(sys._getframe())
+
+
+def _asks(autotuner: Autotuner) -> bool:
+    """What `cache_results` reads: whether `check_disk_cache` is asked before `autotuner` measures."""
+    # not a subclass's, nor what somebody has put there since
+    ours = hasattr(type(autotuner).check_disk_cache, "__kcoord_stock__")
+    return _wants_disk_cache(autotuner) or (ours and not knobs.runtime.interpret)
+
+
+def _set_cache_results(autotuner: Autotuner, value: bool) -> None:
+    vars(autotuner)["cache_results"] = value  # where copies and pickles find it
+
+
+def _wants_disk_cache(autotuner: Autotuner) -> bool:
+    return bool(vars(autotuner).get("cache_results"))
+
+
+def _sharing(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def check_disk_cache(
+        self: Autotuner, tuning_key: Any, configs: Sequence[Any], bench_fn: Callable[[], None]
+    ) -> bool:
+        tuning = _tuning_of(self, tuning_key, configs, bench_fn)
+        chosen = None if tuning is None else _found(tuning)
+        if chosen is not None:
+            self.cache[tuning_key] = chosen
+            return True
+        before = vars(self).get("configs_timings")
+        found = False
+        if _wants_disk_cache(self):
+            found = bool(stock(self, tuning_key, configs, bench_fn))
+        else:
+            bench_fn()
+        if tuning is not None:
+            timings = vars(self).get("configs_timings")
+            _settle(tuning, tuning_key, timings if timings is not before else None)
+        return found
+
+    check_disk_cache.__kcoord_stock__ = stock  # type: ignore[attr-defined]
+    return check_disk_cache
+
+
+@fails_open(lambda *arguments: None)
+def _tuning_of(autotuner: Autotuner, key: Any, configs: Sequence[Any], bench_fn: Any) -> _Tuning | None:
+    """`bench_fn` is Triton's, made for the launch: it holds the launch's arguments, which no other thread's launch replaces."""
+    code, cells = getattr(bench_fn, "__code__", None), getattr(bench_fn, "__closure__", None)
+    if code is None or cells is None or not {"args", "kwargs"} <= set(code.co_freevars):
+        return None
+    bound = dict(zip(code.co_freevars, cells, strict=True))
+    return _tuning(autotuner, key, configs, bound["args"].cell_contents, bound["kwargs"].cell_contents)
+
+
+@fails_open(lambda *arguments: None)
+def _tuning(
+    autotuner: Autotuner, key: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Tuning | None:
+    """None if the choice is not to be shared: there is none to make, nothing is launched, or it has no key."""
+    coordinator = _coordinator()
+    if coordinator is None or knobs.runtime.interpret or kwargs.get("warmup") or len(configs) < 2:
+        return None
+    name = autotuner.base_fn.__name__
+    try:
+        pairs = [(choice_key.config_digest(config), config) for config in configs]
+        pairs.sort(key=lambda pair: pair[0])  # by its configurations, in whatever order pruning leaves them
+        digests, configs = [digest for digest, _ in pairs], [config for _, config in pairs]
+        target = driver.active.get_current_target()
+        call = choice_key.call_factors(autotuner, key, args, kwargs, configs)
+        found = choice_key.choice_key(choice_key.kernel_factors(autotuner, target), call, digests, name)
+    except KeyFactorError as error:
+        notices.tell(f"{name} is tuned by each rank for itself: {error}")
+        return None
+    device = DeviceKey(GPUTarget(target.backend, target.arch, target.warp_size), driver.active.get_current_device())
+    scope = scope_factors(Scope.MODEL, device)
+    found = found.with_factors(**scope).with_details(
+        {"configs": [str(config)[: triton_choice.LONGEST_TEXT] for config in configs]}
+    )
+    return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, call, device, scope["device_model"])
+
+
+@fails_open(lambda tuning: None)
+def _found(tuning: _Tuning) -> Any | None:
+    return tuning.find()
+
+
+def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) -> None:
+    """Put what holds where Triton has just put what it chose."""
+    autotuner = tuning.autotuner
+    if tuning_key not in autotuner.cache:
+        return  # a subclass keeps it elsewhere
+    mine = autotuner.cache[tuning_key]
+    winner = _settled(tuning, mine, timings)
+    if winner is not mine:
+        autotuner.cache[tuning_key] = winner
+        if autotuner.user_defined_pre_hook:  # Triton has called it with what this rank chose
+            autotuner.pre_hook(tuning.bound_with(winner), reset_only=True)
+
+
+@fails_open(lambda tuning, config, timings: config)
+def _settled(tuning: _Tuning, config: Any, timings: dict[Any, Any] | None) -> Any:
+    return tuning.settle(config, timings if isinstance(timings, dict) else None)
+
+
+class _Joined(dict[Any, Any]):
+    """The choices of an autotuner that this thread was measuring for when kcoord came, until it puts one in.
+
+    It takes part from then on: where only Triton's cache manager is set, the first compile brings kcoord, and is often there.
+    """
+
+    def __init__(self, autotuner: Autotuner) -> None:
+        super().__init__(autotuner.cache)
+        self._autotuner, self._known = autotuner, autotuner.cache
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self._autotuner.cache = self._known
+        frame = sys._getframe(1)
+        if _measures(frame):
+            found = frame.f_locals
+            tuning = _tuning(self._autotuner, key, found["pruned_configs"], found["args"], found["kwargs"])
+            config = config if tuning is None else _settled(tuning, config, found["timings"])
+        self._known[key] = config
+
+
+def _measures(frame: FrameType) -> bool:
+    """Whether it is that of the function inside `Autotuner.run` which measures."""
+    wanted = {"self", "args", "kwargs", "pruned_configs"}
+    return frame.f_globals.get("__name__") == Autotuner.__module__ and wanted <= set(frame.f_code.co_freevars)
+
+
+@fails_open(lambda frame: None)
+def _join(frame: FrameType | None) -> None:
+    while frame is not None and not _measures(frame):
+        frame = frame.f_back
+    if frame is not None and type(frame.f_locals["self"].cache) is dict:
+        autotuner = frame.f_locals["self"]
+        autotuner.cache = _Joined(autotuner)
+
+
+# Profiles.
+
+
+def _resolve(module: str, qualname: str) -> Autotuner | None:
+    """Raises ImportError, and what importing raises."""
+    found: Any = import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    while found is not None and not isinstance(found, Autotuner):
+        found = getattr(found, "fn", None)  # heuristics around it
+    return found
+
+
+def _coordinator() -> Coordinator | None:
+    """None if kcoord is off, or its settings cannot be used, which the first compile has told."""
+    try:
+        coordinator = connect()
+    except SettingsError:
+        return None
+    return None if coordinator.settings.disable else coordinator
+
+
+def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+    """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled, and there is nothing to wait for.
+
+    A choice of another GPU than `target`, or of a kernel, a compiler or configurations that have changed since, is a choice of
+    something else, and is left alone. Raises what importing raises, and KeyError or TypeError for what is no recipe.
+    """
+    coordinator, call = _coordinator(), recipe.call
+    if coordinator is None or target is None or str(target) != recipe.target:
+        return "loaded"
+    autotuner = _resolve(recipe.module, recipe.qualname)
+    if autotuner is None:
+        return "loaded"
+    try:
+        key = _key_of(autotuner, call, target)
+    except KeyFactorError:
+        return "loaded"
+    content = call["choice"]
+    is_of_now = key is not None and key.digest == call["digest"] and triton_choice.chosen_in(content) in call["configs"]
+    if key is not None and is_of_now and coordinator.choice(key) is None:
+        coordinator.offer(key, content, recipe.seconds, recipe.target)
+    return "loaded"
+
+
+def _key_of(autotuner: Autotuner, call: Any, target: GPUTarget) -> CacheKey | None:
+    """The key that a recorded call has now, on the device model that it was recorded on, which need not be here."""
+    if not {choice_key.config_digest(config) for config in autotuner.configs} >= set(call["configs"]):
+        return None  # or pruning made them up, and only a call can tell
+    kernel = choice_key.kernel_factors(autotuner, TritonTarget(target.backend, target.arch, target.warp_size))
+    key = choice_key.choice_key(kernel, call["call"], call["configs"], autotuner.base_fn.__name__)
+    return key.with_factors(target=target, device_model=call["model"])

@@ -1,0 +1,389 @@
+"""What a Triton kernel depends on and Triton's own key leaves open, folded into the hash of its source.
+
+Left open are: constants read through a module or an object (``hp.TILE``), globals that are no constexpr, helpers and values that
+are exchanged in mid-process, variables of the environment that a kernel in memory was not compiled under, the content of
+ptxas and its like, types of constants (``1`` and ``"1"``), and a kernel's name.
+
+Two places are hooked. ``ASTSource.hash`` gets these inputs as a suffix, so that all of Triton and of Inductor, who look for the
+kernel's files under its hash, agree. ``JITFunction.device_caches``, which a launch passes before it looks its kernel up, drops
+what was compiled when an input has changed since: the launch compiles under a new key. That is a dictionary's look-up made
+0.2 to 0.5 µs longer; nothing else is added to a launch.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import time
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from triton.compiler.compiler import ASTSource, IRSource
+from triton.runtime import jit
+from triton.runtime.jit import JITFunction
+
+from kcoord.backends.base import fails_open, notices
+from kcoord.backends.triton.own_key import TOOL_VARIABLES, libraries_moved, tool_factors
+from kcoord.errors import KeyFactorError, SettingsError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.environment import VARIABLES, Environment, variables
+from kcoord.keys.function.lookup import wrapped_by
+from kcoord.keys.function.walk import Content, content_of, content_of_value
+from kcoord.keys.packages import Owner, module_of, owner_of
+from kcoord.rank.connect import connect
+
+JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
+_CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
+_LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
+_ENVIRONMENT = Environment(VARIABLES["triton"])
+_changes = [0]
+"""How often this process changed its environment."""
+_last: dict[str, Any] = {}
+_others: dict[int, tuple[Any, Inputs]] = {}
+"""Of what is no JITFunction, and was passed to one as a constant: few, and they live as long as its kernels."""
+_watched_variables = set(VARIABLES["triton"] | TOOL_VARIABLES)
+_OFTEN = 16  # launches of a kernel, after which making a class for it pays
+_stock_names: dict[str, str] = {}
+_due = [0.0]
+"""When a launch looks at the tools' files again (monotonic seconds)."""
+
+
+class Inputs:
+    """The open inputs of one kernel, or of a constant of one, as they were when this was made.
+
+    `problem` says why they cannot be told; then nobody shares.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._seen = _changes[0]
+        self.problem = ""
+        self.content = Content()
+        self.functions: list[Any] = []
+        try:
+            self.content = (content_of if isinstance(function, _CODE) else content_of_value)(function, skip=_is_triton)
+            self.functions = self.content.jit_functions
+            named = _repr(function)
+        except KeyFactorError as error:
+            self.problem, named = str(error), None
+        _watched_variables.update(self.content.variables)
+        self.surroundings = _surroundings(self.content.variables)
+        factors = self.content.factors() | {"repr": named, "surroundings": self.surroundings.digest}
+        self.key = CacheKey.of("triton", "inputs", **factors)
+        self._unchanged = self.content.watch.unchanged()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It hangs on Triton's functions, which others copy and pickle: they are to find nothing there."""
+        return type(None), ()
+
+    def hold(self) -> bool:
+        """Whether they are still so."""
+        if self._seen != _changes[0] or time.monotonic() > _due[0]:
+            changes = _changes[0]
+            if _surroundings(self.content.variables).digest != self.surroundings.digest:
+                return False
+            self._seen = changes
+        return self._unchanged()
+
+    def details(self) -> dict[str, Any]:
+        """The inputs by name, for people who ask why two keys differ."""
+        return self.content.factors() | self.surroundings.factors
+
+
+class _Caches(defaultdict[Any, Any]):
+    """A JITFunction's kernels per device, dropped when an input of theirs has changed.
+
+    This class looks closely at each access. A kernel that is launched often gets a subclass, made for its very inputs, which
+    knows the few values that matter; a change of the environment takes the object back to this one.
+    """
+
+    __slots__ = ("__weakref__", "_accesses", "_function", "_inputs", "_passed", "_quick")
+
+    def watch(self, function: Any) -> None:
+        self._function = function
+        self._passed: list[Any] = []  # functions and objects that were passed as constants
+        self._inputs: list[Inputs] = []
+        self._quick: type[_Caches] | None = None
+        self._hold()
+        _all_caches[id(self)] = self
+
+    def __getitem__(self, device: Any) -> Any:
+        return self._closely(device)
+
+    def _closely(self, device: Any) -> Any:
+        self._look()
+        try:
+            return _look_up(self, device)
+        except KeyError:
+            return self.__missing__(device)
+
+    @fails_open(lambda self: dict.clear(self))  # what cannot be watched is compiled anew
+    def _look(self) -> None:
+        if hasattr(self, "_function"):
+            before = [each.key.digest for each in self._inputs]
+            self._hold()
+            if before != [each.key.digest for each in self._inputs]:
+                self.clear()
+
+    def passed(self, function: Any) -> None:
+        if not any(function is known for known in self._passed):
+            self._passed.append(function)
+            self._hold()
+
+    def _hold(self) -> None:
+        """Know the inputs as they are now."""
+        changes = _changes[0]
+        inputs = [inputs_of(function) for function in (self._function, *self._passed)]
+        if len(inputs) != len(self._inputs) or any(a is not b for a, b in zip(inputs, self._inputs, strict=True)):
+            self._inputs, self._quick, self._accesses = inputs, None, 0
+        self._accesses += 1
+        if self._quick is None and self._accesses > _OFTEN:
+            self._quick = self._made_for(inputs)
+        if self._quick is not None:
+            self.__class__ = self._quick
+            if changes != _changes[0]:
+                self.__class__ = _Caches
+
+    def _made_for(self, inputs: list[Inputs]) -> type[_Caches]:
+        first, *others = inputs
+        look_up = first.content.watch.compile(
+            "self, device",
+            "if {condition}: return look_up(self, device)",
+            "return self._closely(device)",
+            ("monotonic() < due[0]", *(f"hold{n}()" for n in range(len(others)))),
+            look_up=dict.__getitem__,
+            monotonic=time.monotonic,
+            due=_due,
+            **{f"hold{n}": each.hold for n, each in enumerate(others)},
+        )
+        return type(_Caches.__name__, (_Caches,), {"__slots__": (), "__getitem__": look_up})
+
+    def __copy__(self) -> Any:
+        """Plain, as a pickle is: nobody watches a copy."""
+        return defaultdict(self.default_factory, self)
+
+    copy = __copy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return defaultdict, (self.default_factory,), None, None, iter(self.items())
+
+
+_look_up = dict.__getitem__
+_all_caches: weakref.WeakValueDictionary[int, _Caches] = weakref.WeakValueDictionary()
+
+
+def inputs_of(function: Any) -> Inputs:
+    """The live inputs of a JITFunction. Triton's memorized hashes of it and its helpers are dropped if they are outdated."""
+    known: Inputs | None = vars(function).get("_kcoord_inputs") if isinstance(function, JITCallable) else None
+    if not isinstance(function, JITCallable):
+        kept = _others.get(id(function))
+        known = kept[1] if kept is not None and kept[0] is function else None
+    if known is not None and known.hold():
+        return known
+    inputs = Inputs(function)
+    if known is None or known.key.digest != inputs.key.digest:
+        for each in inputs.functions:
+            if each.hash is not None:
+                each.hash = None
+                each.used_global_vals = {}  # up to 3.7 a caller would merge the old ones
+    if isinstance(function, JITCallable):
+        function._kcoord_inputs = inputs
+    else:
+        _others[id(function)] = function, inputs
+    if inputs.problem:
+        name = getattr(function, "__name__", f"a kernel with a constant of type {type(function).__qualname__}")
+        notices.tell(f"{name} is compiled by each rank for itself: {inputs.problem}")
+    return inputs
+
+
+def inputs_of_source(source: Any) -> list[Inputs]:
+    """The live inputs of what is compiled: of the kernel, and of functions and objects that are passed to it as constants."""
+    function = getattr(source, "fn", None)
+    if not isinstance(function, JITFunction):
+        return []
+    return [inputs_of(each) for each in (function, *_with_content(source.constants.values()))]
+
+
+def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
+    """What among a kernel's constants its text says too little of: functions, classes and objects."""
+    for constant in constants:
+        if type(constant) in (tuple, list, set, frozenset):
+            yield from _with_content(constant)
+        elif type(constant).__name__ == "constexpr":
+            yield from _with_content([constant.value])
+        elif isinstance(constant, _CODE) or wrapped_by(constant) is not None or not _is_its_text(type(constant)):
+            yield constant
+
+
+def _is_its_text(kind: type) -> bool:
+    """Whether an object of this class is, as a constant, what its text says, which is in Triton's key."""
+    module = module_of(kind)
+    return owner_of(module) is Owner.PYTHON or module.partition(".")[0] in ("numpy", "torch", "triton")
+
+
+def _is_triton(module: str) -> bool:
+    """Triton's own code is in its key."""
+    return module.partition(".")[0] in ("triton", "builtins", "math")
+
+
+def _repr(function: Any) -> Any:
+    """What gives a kernel its name in the binary, if that is not the function's own name."""
+    chosen = getattr(function, "_repr", None) if isinstance(function, JITCallable) else None
+    return None if chosen is None else content_of(chosen, skip=_is_triton).factors()
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """The environment and the tools."""
+
+    digest: str
+    factors: dict[str, Any]
+
+
+def _surroundings(read: Collection[str] = ()) -> _Surroundings:
+    """As they are now, with what host functions `read` of the environment. A change of the tools is told to all kernels."""
+    tools, known, moved = _tools(), _last.get("tools"), _libraries_moved()
+    _due[0] = time.monotonic() + _LOOK_AT_TOOLS
+    token = _ENVIRONMENT.token(), tuple((n, os.environ.get(n)) for n in sorted(read)), tuple(tools.items())
+    _last["tools"] = token[2]
+    if moved:
+        for caches in _known_caches():
+            caches.clear()  # a launch is known by the paths of its libraries
+    if known is not None and known != token[2]:
+        _tell_of_a_change()
+    return _described(token)
+
+
+@functools.lru_cache(maxsize=64)
+def _described(token: tuple[bytes, tuple[tuple[str, str | None], ...], tuple[tuple[str, str], ...]]) -> _Surroundings:
+    environment, read, tools = token
+    env = variables(environment) | {name: value for name, value in read if value is not None}
+    factors = {"env": env, "tools": dict(tools)}
+    return _Surroundings(CacheKey.of("triton", "surroundings", **factors).digest, factors)
+
+
+def _tools() -> dict[str, Any]:
+    try:
+        return tool_factors(connect().settings.local_dir)
+    except SettingsError:
+        return {}
+
+
+def _libraries_moved() -> bool:
+    try:
+        return libraries_moved(connect().settings.local_dir)
+    except SettingsError:
+        return False
+
+
+def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
+    """`ASTSource.hash`, with the source's open inputs."""
+
+    @functools.wraps(stock)
+    def hash(self: Any) -> str:
+        suffix = _suffix(self)
+        found = stock(self)
+        if suffix:
+            folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
+            self._kcoord_hash = folded
+            _stock_names[base32(folded)], found = base32(found), folded
+        return found
+
+    hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
+    return hash
+
+
+@fails_open(lambda source: "")
+def _suffix(source: Any) -> str:
+    inputs = inputs_of_source(source)
+    if not inputs:  # IR that was read from a file
+        return _surroundings().digest
+    function = source.fn
+    if type(function.device_caches) is defaultdict:
+        caches = _Caches(function.device_caches.default_factory, function.device_caches)
+        caches.watch(function)
+        function.device_caches = caches
+    for constant in _with_content(source.constants.values()) if isinstance(function.device_caches, _Caches) else ():
+        function.device_caches.passed(constant)
+    types_of = {str(path): _type(constant) for path, constant in source.constants.items()}
+    digests = [each.key.digest for each in inputs]
+    return CacheKey.of("triton", source.name, inputs=digests, types=types_of).digest
+
+
+def _type(constant: Any) -> Any:
+    """Triton has the texts of constants in its key, in a row: ``1`` and ``"1"`` are one, and so are "a-b", "c" and "a", "b-c"."""
+    if isinstance(constant, (tuple, list)):
+        return [_type(c) for c in constant]
+    if isinstance(constant, str):
+        return [type(constant).__qualname__, str(constant)]
+    return [type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__]
+
+
+def base32(digest: str) -> str:
+    """A hash in hex, as Triton names directories by it."""
+    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
+
+
+def stock_name(name: str) -> str:
+    """The directory that Triton without kcoord dumps a source to, and looks for overrides in: people fill it by hand."""
+    return _stock_names.get(name, name)
+
+
+def true_text(text: str, source: Any) -> str | None:
+    """The text of Triton's key with the inputs folded in; None if it cannot be had.
+
+    The very first compile of a process has made its text before kcoord was imported (by ``TRITON_CACHE_MANAGER``).
+    """
+    if "_kcoord_hash" not in vars(source):
+        source.hash()
+    folded = vars(source).get("_kcoord_hash")
+    if folded is None:
+        return None  # its inputs could not be read
+    if folded in text:
+        return text
+    stock = type(source).hash.__kcoord_stock__(source)
+    return text.replace(stock, folded, 1) if stock in text else None
+
+
+def _count_changes_of_the_environment() -> None:
+    """`os.environ` writes through these two; the wrappers call them, and count."""
+    for name in ("putenv", "unsetenv"):
+        original = getattr(os, name)
+        if not hasattr(original, "__wrapped__"):
+            setattr(os, name, _counting(original))
+
+
+def _counting(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def change(name: Any, *value: Any) -> None:
+        original(name, *value)
+        if os.fsdecode(name) in _watched_variables:
+            _tell_of_a_change()
+
+    return change
+
+
+@fails_open(lambda: None)
+def _tell_of_a_change() -> None:
+    """All kernels are to look closely, once."""
+    _changes[0] += 1
+    for caches in _known_caches():
+        caches.__class__ = _Caches
+
+
+def _known_caches() -> list[_Caches]:
+    """Other threads go on compiling: the list is of one moment."""
+    return [caches for reference in _all_caches.valuerefs() if (caches := reference()) is not None]
+
+
+def hook() -> None:
+    """Fold the open inputs into every source's hash from now on. Idempotent."""
+    _count_changes_of_the_environment()
+    for kind in (ASTSource, IRSource):
+        if not hasattr(kind.hash, "__kcoord_stock__"):
+            kind.hash = _folded(kind.hash)

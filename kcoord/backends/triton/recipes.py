@@ -1,0 +1,154 @@
+"""A Triton kernel's recipe: where its function is, and how it was specialized. Enough to compile it without the script.
+
+A recipe names what to compile; its key is computed anew where it is replayed, so a profile outlives a change of Triton, of the
+kernel's source and, with another target, of the GPU. Options are kept only where they differ from the target's defaults.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget as TritonTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from kcoord.backends.triton import launchers as triton_launchers
+from kcoord.errors import KcoordError
+from kcoord.keys.device import GPUTarget
+from kcoord.keys.function.lookup import jit_function
+from kcoord.profiles.recipe import Recipe
+
+_SCALARS = (type(None), bool, int, float, str)
+
+
+class Settled(BaseException):
+    """Ends a replayed compile that has nothing to compile: `how` is ``loaded`` or ``busy``. No hook's guard may catch it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class _Replaying(threading.local):
+    """Whether the current thread replays a recipe, and then whether it waits for other ranks."""
+
+    active = False
+    waits = True
+
+
+replaying = _Replaying()
+
+
+class Unreplayable(KcoordError):
+    """A recipe that does not lead to a kernel here. The message says why."""
+
+
+def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int) -> Recipe | None:
+    """The recipe of a compile; None if it could not be replayed: the kernel cannot be imported, or a constant is not plain."""
+    function = getattr(source, "fn", None)
+    if type(source) is not ASTSource or not isinstance(function, JITFunction):
+        return None
+    try:
+        module, qualname = _place(function)
+        constants = [[list(path), _plain(value)] for path, value in source.constants.items()]
+        chosen = _chosen(target, options)
+    except Unreplayable:
+        return None
+    call = {
+        "signature": dict(source.signature),
+        "constants": constants,
+        "attributes": [[list(path), value] for path, value in source.attrs.items()],
+        "options": chosen,
+    }
+    try:
+        return Recipe("triton", module, qualname, call, f"{target.backend}:{target.arch}", seconds, order)
+    except ValueError:
+        return None
+
+
+def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
+    """Compile `recipe`, unless it is there (``loaded``) or, without `waits`, another rank is at it (``busy``).
+
+    Raises what importing and compiling raise, and `Unreplayable`.
+    """
+    function = _resolve(recipe.module, recipe.qualname)
+    call = recipe.call
+    constants = {tuple(path): _value(value) for path, value in call["constants"]}
+    attributes = {tuple(path): value for path, value in call["attributes"]}
+    missing = set(call["signature"]) ^ {p.name for p in function.params}
+    if missing:
+        raise Unreplayable(f"its parameters are others now: {', '.join(sorted(missing))}")
+    source = ASTSource(function, call["signature"], constants, attributes)
+    there = TritonTarget(target.backend, target.arch, target.warp_size)
+    before = replaying.active, replaying.waits
+    replaying.active, replaying.waits = True, waits
+    try:
+        triton.compile(source, target=there, options=dict(call["options"]))
+    except Settled as settled:
+        if settled.how == "loaded":
+            triton_launchers.build(source, there)
+        return settled.how
+    finally:
+        replaying.active, replaying.waits = before
+    triton_launchers.build(source, there)
+    return "compiled"
+
+
+def _place(function: Any) -> tuple[str, str]:
+    module, qualname = function.fn.__module__, function.fn.__qualname__
+    if sys.modules.get(module) is None:  # what has this name elsewhere is not to be run in the middle of a job
+        raise Unreplayable(f"{module} was not imported under this name")
+    if _resolve(module, qualname) is not function:
+        raise Unreplayable(f"{module}.{qualname} is another kernel")
+    return module, qualname
+
+
+def _resolve(module: str, qualname: str) -> Any:
+    if module == "__main__" or "<locals>" in qualname:
+        raise Unreplayable(f"{module}.{qualname} cannot be imported: move it out of the script, or of the function")
+    found: Any = import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    function = jit_function(found)
+    if not isinstance(function, JITFunction):
+        raise Unreplayable(f"{module}.{qualname} is no kernel")
+    return function
+
+
+def _chosen(target: Any, options: Any) -> dict[str, Any]:
+    """The options that are not what the target gives by itself."""
+    backend = make_backend(target)
+    defaults = vars(backend.parse_options({}))
+    chosen = {name: _plain(value) for name, value in vars(options).items() if defaults.get(name) != value}
+    if backend.parse_options(dict(chosen)).hash() != options.hash():
+        raise Unreplayable("its options are more than their names and values")
+    return chosen
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, triton.language.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, triton.language.constexpr):
+        return {"constexpr": _plain(value.value)}
+    if isinstance(value, JITFunction):
+        return {"function": list(_place(value))}
+    raise Unreplayable(f"a constant of type {type(value).__name__}")
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, tuple):
+        return tuple(_value(p) for p in plain)
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, inner),) = plain.items()
+    if kind == "dtype":
+        return triton.language.dtype(inner)
+    return triton.language.constexpr(_value(inner)) if kind == "constexpr" else _resolve(*inner)

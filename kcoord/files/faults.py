@@ -1,0 +1,36 @@
+"""An operating system error as one line that names the path and the remedy."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from kcoord.errors import StoreError
+
+_REMEDIES = {
+    errno.EXDEV: "it is on another file system than its staging directory: make it one directory of one file system",
+    errno.EACCES: "permission denied: let this user write to it",
+    errno.EPERM: "not permitted: let this user write to it",
+    errno.EROFS: "it is on a read-only file system: mount it read-write, or unset it",
+    errno.ENOSPC: "its file system is full: free space, or run 'kcoord gc'",
+    errno.EDQUOT: "the quota is used up: free space, or run 'kcoord gc'",
+    errno.ENOENT: "it has vanished: create it, or mount it",
+    errno.ENOTDIR: "a part of its path is a file: name a directory",
+    errno.ESTALE: "its NFS handle is stale: mount it again",
+    errno.EIO: "input/output error: look at the file system's log",
+    errno.ENAMETOOLONG: "its path is too long: use a shorter one",
+}
+
+
+_WRONG = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # the path is: nobody mends that while the job runs
+
+
+def store_error(error: OSError, where: Path) -> StoreError:
+    """`error` as one line that names the path and the remedy."""
+    remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+    return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG)
+
+
+def fault_of(root: Path, error: StoreError) -> str:
+    """What a notice about `error` is about: equal for all that one fault of one disk does, whichever file it hits."""
+    return f"{root}: {error.remedy}"

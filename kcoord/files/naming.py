@@ -1,0 +1,33 @@
+"""Names of staging directories: they tell the host, the process and the pid namespace of their owner."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import uuid
+from pathlib import Path
+
+
+def staging_name() -> str:
+    """A name for a staging directory that tells whose it is and that nobody else has: ``<host>-<pid>-<token>``.
+
+    The token begins with `place`: hosts, and containers of one host, may have one name, and then the same pids.
+    """
+    return f"{os.uname().nodename}-{os.getpid()}-{place()}{uuid.uuid4().hex[:12]}"
+
+
+def place() -> str:
+    """Eight hex digits for this boot of this kernel and this pid namespace; within it a pid names one process at a time."""
+    return _place(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _place(pid: int) -> str:
+    """`pid` is our own: a forked child may be in another namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return uuid.uuid4().hex[:8]  # nobody else's: not to be judged by its pid
+    return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:8]

@@ -1,0 +1,228 @@
+"""The types of torch, NumPy and Triton that occur as arguments, known by their qualified names: nothing is imported here.
+
+As arguments, tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the
+alignment of their address up to 16 bytes, which is what Triton specializes on. Nothing is copied, exported or synchronized to
+read it. What a program hangs on a tensor does not count, nor what a sparse tensor holds beside its layout, shape and dtype.
+
+Those that code *holds* (a global, a closure value, a default) it may well read: they count by content, if they are small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from kcoord.keys.arguments.argument_types import (
+    Code,
+    Described,
+    Fields,
+    Form,
+    Text,
+    Token,
+    Unkeyed,
+    Walk,
+    qualified,
+    value_of,
+)
+
+_ALIGNMENT = 16  # bytes: no compiler here asks for more
+_LARGEST = 16 << 20  # bytes: each call reads them again, which takes about 10 ms
+_PASS_IT = "pass it as an argument, which counts by its shape and dtype"
+
+
+class Tensor(Form):
+    """A tensor. Its token: head, dtype, shape, strides, address modulo 16, device, and its layout if that is not strided."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        try:
+            address = value.data_ptr() % _ALIGNMENT
+            return (self, value.dtype, value.shape, value.stride(), address, value.device)
+        except (RuntimeError, ValueError):
+            return self.without_address(value)
+
+    def without_address(self, value: Any) -> Token:
+        """For another layout, or no storage."""
+        layout = str(value.layout)
+        other = () if layout == "torch.strided" else (layout,)
+        try:
+            shape, strides = value.shape, () if other else value.stride()
+        except (RuntimeError, ValueError):
+            raise Unkeyed(f"this {self.name} has no shape (nested, or not initialized): pass its parts") from None
+        _check_sizes((*shape, *strides))
+        return (self, value.dtype, shape, strides, None, value.device, *other)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        _, dtype, shape, strides, address, device, *layout = token
+        fields = {"dtype": str(dtype), "shape": tuple(shape), "strides": strides, "device": _placed(device, device_id)}
+        if address is not None:
+            fields["alignment"] = (address | _ALIGNMENT) & -(address | _ALIGNMENT)
+        if layout:
+            fields["layout"] = layout[0]
+        return Described(self.name, fields)
+
+    def generalized(self, token: Token) -> Token:
+        _, dtype, shape, strides, *rest = token
+        return (self, dtype, _classes(shape), _classes(strides), *rest)
+
+    def content(self, value: Any) -> Token:
+        """A token of what `value` holds. Raises `Unkeyed` for what is not plain, not in the CPU's memory, or too large."""
+        plain = type(value).__name__ in ("Tensor", "Parameter") and str(value.layout) == "torch.strided"
+        if not plain or value.device.type != "cpu" or value.is_quantized:
+            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+        size = value.numel() * value.element_size()
+        _check_size(size)
+        flat = value.detach().resolve_conj().resolve_neg().contiguous()
+        data = ctypes.string_at(flat.data_ptr(), size) if size else b""
+        return _contents(self, str(value.dtype), value.shape, value.stride(), data)
+
+
+class JitFunction(Code):
+    """Triton's function: by content, as any other; where no code is followed, by what Triton says of it."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        return (self, value.cache_key) if walk.functions is None else super().token(value, walk, depth)
+
+
+class Storageless(Tensor):
+    """A tensor that stands for another while a program is traced: its address means nothing, and reading it may warn."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        return self.without_address(value)
+
+    def content(self, value: Any) -> Token:
+        raise Unkeyed(f"a {self.name} holds nothing that could be read: {_PASS_IT}")
+
+
+class Array(Tensor):
+    """A NumPy array; its strides are in bytes."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        address = value.__array_interface__["data"][0] % _ALIGNMENT
+        return (self, _dtype_text(value.dtype), value.shape, value.strides, address, None)
+
+    def content(self, value: Any) -> Token:
+        if self.name not in ("numpy.ndarray", "numpy.memmap", "numpy.matrix") or value.dtype.hasobject:
+            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+        _check_size(value.nbytes)
+        return _contents(self, _dtype_text(value.dtype), value.shape, value.strides, value.tobytes())
+
+
+class Contents(Form):
+    """A tensor or an array that counts by what it holds."""
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, dict(zip(("dtype", "shape", "strides", "sha256"), token[1:], strict=True)))
+
+
+def _contents(form: Form, dtype: str, shape: Any, strides: Any, data: bytes) -> Token:
+    return (Contents(form.kind), dtype, tuple(shape), tuple(strides), hashlib.sha256(data).hexdigest())
+
+
+def _check_size(size: int) -> None:
+    if size > _LARGEST:
+        raise Unkeyed(
+            f"it holds {size >> 20} MiB, and each call would hash them (at most {_LARGEST >> 20}): {_PASS_IT}"
+        )
+
+
+def _check_sizes(sizes: Any) -> None:
+    if not all(type(size) is int for size in sizes):
+        raise Unkeyed(f"a size is not known yet: {tuple(map(str, sizes))}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _classes(sizes: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple("1" if n == 1 else "other" if n % 16 else "multiple of 16" for n in sizes)
+
+
+def _placed(device: Any, device_id: int) -> str:
+    """Eight equal ranks share what each compiles for its own GPU, so the current one's index does not count."""
+    if device is None:
+        return "cpu"
+    if device.type == "cuda" and device.index == device_id:
+        return "cuda:current"
+    return str(device)
+
+
+class Device(Form):
+    """A torch.device; the current GPU under whatever index."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        return (self, value)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, {"name": _placed(token[1], device_id)})
+
+
+class Sizes(Form):
+    """A torch.Size."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        _check_sizes(value)
+        return (self, value)
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, {"sizes": tuple(token[1])})
+
+
+class Dtype(Text):
+    """A numpy.dtype, under one name whatever NumPy's version calls its class."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind)
+        self.name = "numpy.dtype"
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        return (self, _dtype_text(value))
+
+
+def _dtype_text(dtype: Any) -> str:
+    """`str` is quick, and says too little of structures and of types that others have added."""
+    return str(dtype.str if dtype.kind in "biufcmMOSU" and dtype.type.__module__ == "numpy" else dtype)
+
+
+class Scalar(Form):
+    """A NumPy scalar, by value and dtype."""
+
+    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+        item = value.item()
+        if type(item) not in (bool, int, float, complex, str, bytes):
+            item = str(value)  # long doubles, and times with their units
+        return (self, _dtype_text(value.dtype), walk.inner(item, depth))
+
+    def canonical(self, token: Token, device_id: int) -> Any:
+        return Described(self.name, {"dtype": token[1], "value": value_of(token[2], device_id)})
+
+
+def _tensor(kind: type) -> Form | None:
+    """None for a subclass that gives operations another meaning: its metadata do not say what it is."""
+    plain: Any = next(base for base in kind.__mro__ if qualified(base) == "torch.Tensor")
+    subclass: Any = kind
+    return Tensor(kind) if subclass.__torch_dispatch__ is plain.__torch_dispatch__ else None
+
+
+FORMS: dict[str, Callable[[type], Form | None]] = {
+    "torch.Tensor": _tensor,
+    "torch._subclasses.fake_tensor.FakeTensor": Storageless,
+    "torch._subclasses.functional_tensor.FunctionalTensor": Storageless,
+    "torch.Size": Sizes,
+    "torch.device": Device,
+    "torch.dtype": Text,
+    "torch.layout": Text,
+    "torch.memory_format": Text,
+    "torch.qscheme": Text,
+    "numpy.ndarray": Array,
+    "numpy.dtype": Dtype,
+    "numpy.generic": Scalar,
+    "triton.language.core.constexpr": lambda kind: Fields(kind, ("value",)),
+    "triton.language.core.dtype": lambda kind: Fields(kind, ("name",)) if kind.__qualname__ == "dtype" else None,
+    "triton.language.core.pointer_type": lambda kind: Fields(kind, ("element_ty", "address_space", "const")),
+    "triton.language.core.block_type": lambda kind: Fields(kind, ("element_ty", "shape")),
+    "triton.language.core.tuple": lambda kind: Fields(kind, ("values",)),
+    "triton.runtime.jit.JITCallable": JitFunction,
+    "triton.runtime.jit.JITFunction": JitFunction,  # before 3.5 it has no such base
+}
+"""Forms by the qualified name of a class or a base; None: nothing can be said of this subclass."""

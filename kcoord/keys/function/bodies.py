@@ -1,0 +1,189 @@
+"""What a function itself says: its code, its defaults, and whatever it reads, followed to the values and the callables there."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import resolve_name
+from typing import Any
+
+from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
+from kcoord.keys.function.lookup import (
+    COMPUTED,
+    REMEDY,
+    Lookup,
+    Receiver,
+    is_method,
+    is_project,
+)
+from kcoord.keys.function.reads import Read, reads_of
+from kcoord.keys.function.source import said_by
+from kcoord.keys.function.values import (
+    OR_IGNORE,
+    Content,
+    Values,
+    is_callable,
+)
+from kcoord.keys.function.visits import Agenda
+from kcoord.keys.function.watch import MISSING
+from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_of, portable_name
+
+
+@dataclass
+class Bodies:
+    """Puts what functions say into `content`. ``callable(thing, receiver)`` is the label of what is called, which it says, too.
+
+    `ignore` names what does not count, `skip` the modules of which nothing does; `owner` is the class that the outermost function
+    is called on, if it is a method.
+    """
+
+    content: Content
+    agenda: Agenda
+    lookup: Lookup
+    values: Values
+    callable: Callable[..., str]
+    ignore: frozenset[str]
+    skip: Callable[[str], bool]
+    owner: type | None
+
+    def visit(
+        self, function: types.FunctionType, label: str, receiver: Receiver | None, says: tuple[str, ...] | None
+    ) -> None:
+        code = function.__code__
+        self.content.watch.function(function, code=says is None)
+        name = f"{portable_name(module_of(function))}.{function.__qualname__}"
+        self.content.code[label] = says or said_by(code, name)
+        self._defaults(function, label)
+        first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
+        cells = dict(_closure(function))
+        for read in reads_of(code, first):
+            if read.name not in self.ignore and str(read) not in self.ignore:
+                self._read(read, function, label, receiver, cells)
+
+    def _defaults(self, function: types.FunctionType, label: str) -> None:
+        code = function.__code__
+        values = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+        for name, value in (*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()):
+            if name not in self.ignore:
+                self.values.add("defaults", f"{label}.{name}", value)
+        if function.__kwdefaults__:
+            self.values.watch(function.__kwdefaults__, label)
+
+    def _read(
+        self, read: Read, function: types.FunctionType, label: str, receiver: Receiver | None, cells: dict[str, Any]
+    ) -> None:
+        if read.kind == "global":
+            namespace = function.__globals__
+            if isinstance(module := namespace.get(read.name), types.ModuleType) and self.skip(module.__name__):
+                return
+            value = self.content.watch.item(namespace, read.name)
+            if value is MISSING:
+                found = _builtins_of(namespace)
+                value = found.get(read.name, MISSING)
+                if value is not MISSING and found is vars(builtins):
+                    self.content.watch.builtin(read.name)
+                if value is MISSING or not is_callable(value) or not is_project(value):
+                    return  # Python's own; or a name that is not there, and would raise
+            home = portable_name(str(namespace.get("__name__", module_of(function))))
+            self._follow("globals", f"{home}.{read.name}", value, read)
+        elif read.kind == "closure":
+            if read.name in cells:
+                self._follow("closure", f"{label}.{read.name}", cells[read.name], read)
+        elif read.kind in ("import", "imported"):
+            self._imported(read, function)
+        elif receiver is not None:
+            self._of_receiver(read, function, label, receiver)
+
+    def _follow(self, part: str, name: str, value: Any, read: Read) -> None:
+        if isinstance(value, types.ModuleType) and self.skip(value.__name__):
+            return
+        if isinstance(value, types.ModuleType) and read.path and owner_of(value.__name__) is Owner.PROJECT:
+            self.content.globals[name] = ("module", portable_name(value.__name__))
+        found = self.lookup.resolve(name, value, read.path)
+        if read.key and _is_environment(found.value):
+            self.content.variables.add(read.key)
+            return
+        if found.name in self.ignore:
+            return
+        part = part if found.name.startswith(name) else "globals"
+        if found.value is COMPUTED:
+            if not self.agenda.lenient:
+                raise KeyFactorError(f"{part} {found.name}: {REMEDY}; {OR_IGNORE}")
+            self.values.keep(part, found.name, "computed")
+        elif found.installed:
+            self.values.keep("globals", found.name, found.installed)
+        elif found.receiver is not None:
+            self.values.keep("globals", found.name, self.callable(found.value, found.receiver))
+        elif not (isinstance(found.value, types.ModuleType) and self.skip(found.value.__name__)):
+            self.values.add(part, found.name, found.value)
+
+    def _imported(self, read: Read, function: types.FunctionType) -> None:
+        """A module that the function imports when it runs. Only a project's own is imported for the key."""
+        package = str(function.__globals__.get("__package__") or "")
+        try:
+            name = resolve_name(read.name, package or None)
+        except (ImportError, ValueError):
+            return  # the function may have another way
+        if self.skip(name):
+            return
+        if owner_of(name) is not Owner.PROJECT and name != "os":
+            self.content.globals[".".join((name, *read.path))] = identity_of(name)
+            return
+        try:
+            module = import_module(name)
+            if read.kind == "imported" and read.path and not hasattr(module, read.path[0]):
+                import_module(f"{name}.{read.path[0]}")  # from . import part
+        except Exception as error:  # noqa: BLE001 - a module may raise anything when it is imported: OSError for a library
+            let_through(error)
+            return  # the function may have another way, or never come here
+        if read.kind == "import":
+            self.content.globals[name] = ("module", portable_name(name))
+        else:
+            self._follow("globals", name, module, read)
+
+    def _of_receiver(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
+        kind, name = receiver.kind, label_of(receiver.kind)
+        if read.kind == "super":
+            found = self.lookup.after(function, kind, read.path[0]) if read.path else MISSING
+            if is_method(found):
+                self.content.globals[f"{label} super {read.path[0]}"] = self.callable(found, receiver)
+        elif receiver.known:
+            name = self.agenda.label((id(receiver.value), kind, -1), receiver.value, f"{name} object")
+            if read.path:
+                self._follow("globals", name, receiver.value, read)
+            else:
+                self.values.add("globals", name, receiver.value, whole=True)
+        elif not read.path:
+            self.content.escapes = self.content.escapes or kind is self.owner
+        else:
+            if kind is self.owner:
+                self.content.attributes.add(read.path)  # the object has it, or hides what its class has
+            found = self.lookup.static(kind, read.path[0])
+            if is_method(found):
+                self.values.keep("globals", f"{name}.{read.path[0]}", self.callable(found, receiver))
+            elif found is not MISSING and not hasattr(type(found), "__get__"):
+                self._follow("globals", f"{name}.{read.path[0]}", found, Read("", "", read.path[1:]))
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not bound yet: it cannot have been read
+
+
+def _builtins_of(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = namespace.get("__builtins__", {})
+    return vars(found) if isinstance(found, types.ModuleType) else found
+
+
+def _is_environment(value: Any) -> bool:
+    """``os.environ``, its methods and ``os.getenv``: looked up by a constant, they read one variable."""
+    return value is os.environ or value is os.getenv or getattr(value, "__self__", None) is os.environ

@@ -1,0 +1,106 @@
+"""The content of a function, and how the values in it are described."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcoord.errors import KeyFactorError
+from kcoord.keys.arguments.signature import Held
+from kcoord.keys.cache_key import encode
+from kcoord.keys.function.lookup import (
+    PLAIN,
+    call_of,
+    is_method,
+    is_open,
+)
+from kcoord.keys.function.visits import Agenda
+from kcoord.keys.function.watch import MISSING, Watch
+from kcoord.keys.packages import module_of
+
+NO_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
+OR_IGNORE = "or name it in ignore=… if it changes nothing"
+
+
+@dataclass
+class Content:
+    """What a function says. Each mapping is a key factor; their names are the same in every process.
+
+    `code` maps functions to their text, `globals` ``module.NAME`` to values, `closure` and `defaults` ``function.name`` to
+    values; `variables` are the environment variables that are read by a constant name; `attributes` the paths that a method
+    reads from its own object, `escapes` whether it also hands that object on; `jit_functions` Triton's functions among the code.
+    `watch` knows whether any of it has changed.
+    """
+
+    function: str = ""
+    code: dict[str, Any] = field(default_factory=dict)
+    globals: dict[str, Any] = field(default_factory=dict)
+    closure: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    variables: set[str] = field(default_factory=set)
+    attributes: set[tuple[str, ...]] = field(default_factory=set)
+    escapes: bool = False
+    jit_functions: list[Any] = field(default_factory=list)
+    watch: Watch = field(default_factory=Watch)
+
+    def factors(self) -> dict[str, Any]:
+        parts = {"code": self.code, "globals": self.globals, "closure": self.closure, "defaults": self.defaults}
+        return {"function": self.function} | {name: part for name, part in parts.items() if part}
+
+
+class Values:
+    """Puts values into a content, and under its watch. ``functions(f)`` is the label of a function, a class or a module."""
+
+    def __init__(self, content: Content, agenda: Agenda, functions: Callable[[Any], str]) -> None:
+        self._content, self._agenda, self._functions = content, agenda, functions
+        self._held = Held(functions)
+
+    def add(self, part: str, name: str, value: Any, whole: bool = False) -> None:
+        """Keep what `name` is, and watch it. The functions in a value are watched by themselves, and keep their labels."""
+        described = "missing"
+        if value is not MISSING:
+            described = self.describe(value, f"{part} {name}", self._agenda.lenient, whole)
+            self.watch(value, name, whole)
+        self.keep(part, name, described)
+
+    def watch(self, value: Any, name: str, whole: bool = False) -> None:
+        """`value` may be changed in place; it is described anew then, as leniently as now."""
+        lenient = self._agenda.lenient
+        if whole or not is_callable(value):
+            self._content.watch.content(value, lambda: encode(self.describe(value, name, lenient, whole)))
+
+    def keep(self, part: str, name: str, described: Any) -> None:
+        """Two values of one name (modules made by exec, say) are numbered."""
+        mapping: dict[str, Any] = getattr(self._content, part)
+        number, unique = 1, name
+        while unique in mapping and encode(mapping[unique]) != encode(described):
+            number += 1
+            unique = f"{name}#{number}"
+        mapping[unique] = described
+
+    def describe(self, value: Any, name: str, lenient: bool, whole: bool = False) -> Any:
+        """`value` in terms that can be encoded; functions in it by content. `whole`: not as something that is called."""
+        try:
+            if is_callable(value) and not whole:
+                return ("function", self._functions(value))
+            if isinstance(value, types.ModuleType):
+                return ("module", self._functions(value))
+            described = self._held.describe(value, name)
+            encode(described)
+        except KeyFactorError as error:
+            if not lenient:
+                raise KeyFactorError(f"{error}; {OR_IGNORE}") from None
+            return ("type", f"{module_of(type(value))}.{type(value).__qualname__}")
+        return described
+
+
+def is_callable(value: Any) -> bool:
+    """What is followed as code. An object with a signature of its own says itself what it is."""
+    if isinstance(value, PLAIN):
+        return False
+    if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type, *NO_CODE)) or is_method(value):
+        return True
+    return isinstance(call_of(value), types.FunctionType) and is_open(value)

@@ -1,0 +1,141 @@
+"""What is costly to find out and depends on files alone: found out once per machine, and kept.
+
+Whether a file changed is told by its `Stamp`, never by reading it. An entry in ``<local_dir>/toolchain/`` holds what was found
+and the stamps that it rests on; one process finds out while the others wait for it. Entries only save work: one that is
+missing, torn or foreign is found out again, and a disk that refuses, or a process that hangs, makes every process do its own.
+
+Not seen: a file rewritten with its old size and mtime on a file system that keeps no change times; on NFS, a change that
+the client's attribute cache does not show yet, and one within seconds of a look if the server's clock is late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
+
+from kcoord.errors import StoreError
+
+T = TypeVar("T")
+
+Stamp = tuple[int, int, int, int]
+"""Inode, size, mtime and ctime (ns). No device: a mount's number changes with every boot, and ctime cannot be set back."""
+
+_patience = [60.0]  # seconds that this process may still wait for others, for all entries together
+_RACY = 2_000_000_000  # ns, the coarsest clock of a file system: a younger file may change and keep its stamp
+_FORMAT = b"kcoord-kept-1\n"
+_DIGEST = hashlib.sha256().digest_size
+_CHUNK = 1 << 20
+
+_log = logging.getLogger("kcoord")
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_settled(stamp: Stamp, now: int) -> bool:
+    """Whether a change after `now` (ns since the epoch) must give the file another stamp: git's "racy" question."""
+    _, _, mtime, ctime = stamp
+    return ctime < now - _RACY and not abs(mtime - now) <= _RACY
+
+
+def hash_file(path: str | bytes | os.PathLike[str]) -> tuple[str, Stamp | None]:
+    """The SHA-256 of a file, and the stamp by which to know it again: None if it may change unseen. Raises OSError."""
+    now, digest = time.time_ns(), hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a plain path: a tree has thousands
+        found = os.fstat(file.fileno())
+        stamp = stamp_of(found)  # of before the first byte: a change while it is read gives another
+        buffer = memoryview(bytearray(min(_CHUNK, found.st_size + 1)))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest(), stamp if is_settled(stamp, now) else None
+
+
+def once(local_dir: Path, name: str, recall: Callable[[Any], T | None], find: Callable[[Any], tuple[T, Any]]) -> T:
+    """What `recall` makes of the entry `name`; or else what `find` finds, in one process of this machine at a time.
+
+    `recall(entry)` is None if the entry does not hold any more. `find(entry)` gets the last entry (None: there is none) and
+    returns what it found, and the new entry of plain values (None: nothing that may be kept). Raises what these two raise;
+    not guaranteed: that `find` runs in one process alone.
+    """
+    path = _place(local_dir, name)
+    if path is None:
+        return find(None)[0]
+    entry = _read(path)
+    known = None if entry is None else recall(entry)
+    if known is not None:
+        return known
+    with _alone(path):
+        entry = _read(path)
+        known = None if entry is None else recall(entry)
+        if known is not None:
+            return known
+        found, entry = find(entry)
+        if entry is not None:
+            _write(path, entry)
+    return found
+
+
+def _place(local_dir: Path, name: str) -> Path | None:
+    """Where an entry lies; None if others could write there, or nobody can."""
+    from kcoord.files.private import (
+        make_private,  # keys lie below artifacts; only a first look needs it
+    )
+
+    try:
+        make_private(local_dir)
+        make_private(local_dir / "toolchain")
+    except StoreError as error:
+        _log.debug("nothing is kept: %s", error)
+        return None
+    return local_dir / "toolchain" / name
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    from filelock import FileLock  # slow to import, and a warm process never comes here
+
+    lock, started = FileLock(f"{path}.lock"), time.monotonic()
+    try:
+        lock.acquire(timeout=max(0.0, _patience[0]))
+    except (OSError, NotImplementedError) as error:  # a time-out is an OSError; no flock is NotImplementedError
+        _log.debug("not waiting for another process: %s", error)
+    _patience[0] -= time.monotonic() - started
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+def _read(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    start = len(_FORMAT) + _DIGEST
+    body = content[start:]
+    if content[:start] != _FORMAT + hashlib.sha256(body).digest():
+        return None  # torn, or another version's
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
+def _write(path: Path, entry: Any) -> None:
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.part")
+    try:
+        body = msgpack.packb(entry)
+        part.write_bytes(_FORMAT + hashlib.sha256(body).digest() + body)
+        part.replace(path)
+    except (OSError, OverflowError) as error:  # a time of after the year 2554 has no encoding
+        _log.debug("%s is not kept: %s", path, error)
+        with contextlib.suppress(OSError):
+            part.unlink()

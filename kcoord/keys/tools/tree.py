@@ -1,0 +1,144 @@
+"""A directory of source files by its content, for compilers that read templates or headers from disk.
+
+A fingerprint holds the relative names and the contents of the files, and not where the directory lies. Each file's hash is
+kept for this machine under its stamp (`kcoord.keys.tools.machine_cache`): a look at an unchanged tree lists and stats
+it, and reads nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kcoord.errors import KeyFactorError
+from kcoord.keys.tools.machine_cache import (
+    Stamp,
+    hash_file,
+    once,
+    stamp_of,
+)
+
+_COMPILED = (b".pyc", b".pyo")
+_LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
+
+Listed = tuple[bytes, bytes, "Stamp | None"]
+"""A relative name, the path of a file and its stamp; or what else the name stands for, and None."""
+
+_known: dict[tuple[str, tuple[str, ...]], tuple[list[Listed], str]] = {}
+"""The last listing of a root and its fingerprint, if none of its files may still change unseen."""
+
+
+def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tuple[str, ...] = ("*",)) -> str:
+    """The SHA-256, in hex, of the files below `root`, or of the one file `root`; equal wherever an equal tree lies.
+
+    `patterns` are of file names (``*.h``). Left out are hidden directories, ``__pycache__``, compiled Python and what is no
+    plain file. A symbolic link counts as what it leads to; loops end. `local_dir` is `Settings.local_dir`.
+
+    Raises `KeyFactorError` if `root` is missing or something cannot be read. Not guaranteed: that all files are looked at in
+    one moment.
+    """
+    root = os.path.abspath(root)  # noqa: PTH100 - what follows is about names by the thousand
+    known = _known.get((root, patterns))
+    try:
+        listing = listing_of(root, patterns)
+        if known is not None and known[0] == listing:
+            return known[1]
+        hashes, settled = _hashes(root, patterns, listing, local_dir)
+    except OSError as error:
+        raise KeyFactorError(_unreadable(error, root)) from error
+    digest = hashlib.sha256()
+    for name, stands_for, stamp in listing:
+        value = stands_for if stamp is None else hashes[name].encode()
+        digest.update(b"%d:%b%d:%b" % (len(name), name, len(value), value))
+    fingerprint = digest.hexdigest()
+    if settled:
+        _known[root, patterns] = listing, fingerprint
+    return fingerprint
+
+
+def listing_of(root: str, patterns: tuple[str, ...]) -> list[Listed]:
+    """What `tree_fingerprint` looks at, in the order of names. Raises OSError."""
+    found = os.stat(root)  # noqa: PTH116
+    if stat.S_ISREG(found.st_mode):
+        return [(b"", os.fsencode(root), stamp_of(found))]
+    if not stat.S_ISDIR(found.st_mode):  # to open a pipe would wait for ever
+        raise OSError(errno.EINVAL, "it is neither a file nor a directory", root)
+    matches = re.compile(os.fsencode("|".join(map(fnmatch.translate, patterns)))).match
+    return list(_walk(os.fsencode(root), b"", matches, {(found.st_dev, found.st_ino): b"."}))
+
+
+def _walk(
+    directory: bytes, prefix: bytes, matches: Callable[[bytes], object], seen: dict[tuple[int, int], bytes]
+) -> Iterator[Listed]:
+    """What `directory` holds, in the order of names; a directory met again, as in a loop, is named and not walked."""
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name = prefix + entry.name
+        try:
+            is_directory = entry.is_dir()
+            if not (is_directory or matches(entry.name)):
+                continue
+            status = entry.stat()
+        except OSError as error:
+            if error.errno not in _LEADS_NOWHERE:
+                raise
+            if entry.is_symlink():
+                yield name, b"leads nowhere", None
+            continue  # or it vanished just now
+        if is_directory:
+            if entry.name.startswith(b".") or entry.name == b"__pycache__":
+                continue
+            first = seen.setdefault((status.st_dev, status.st_ino), name)
+            if first is name:
+                yield from _walk(entry.path, name + b"/", matches, seen)
+            else:
+                yield name, b"the same directory as " + first, None
+        elif entry.is_file() and not entry.name.endswith(_COMPILED):
+            yield name, entry.path, stamp_of(status)
+
+
+def _hashes(
+    root: str, patterns: tuple[str, ...], listing: list[Listed], local_dir: Path
+) -> tuple[dict[bytes, str], bool]:
+    """Each file's SHA-256 by its name, and whether all may be trusted while their stamps stay. Raises OSError."""
+
+    def held(entry: Any, name: bytes, stamp: Stamp) -> str | None:
+        kept, sha256 = (entry or {}).get(name, ((), None))
+        return sha256 if tuple(kept) == stamp else None
+
+    def recall(entry: Any) -> tuple[dict[bytes, str], bool] | None:
+        hashes = {name: held(entry, name, stamp) for name, _, stamp in listing if stamp is not None}
+        found = {name: sha256 for name, sha256 in hashes.items() if sha256 is not None}
+        return (found, True) if len(found) == len(hashes) else None
+
+    def find(entry: Any) -> tuple[tuple[dict[bytes, str], bool], Any]:
+        hashes, keep = {}, {}
+        for name, path, stamp in listing:
+            if stamp is None:
+                continue
+            sha256 = held(entry, name, stamp)
+            settled: Stamp | None = stamp
+            if sha256 is None:
+                sha256, settled = hash_file(path)
+            hashes[name] = sha256
+            if settled is not None:
+                keep[name] = (settled, sha256)
+        return (hashes, len(keep) == len(hashes)), keep
+
+    entry_name = hashlib.sha256(os.fsencode("\0".join((root, *patterns)))).hexdigest()[:32]
+    return once(local_dir, f"tree-{entry_name}", recall, find)
+
+
+def _unreadable(error: OSError, root: str) -> str:
+    path = os.fsdecode(error.filename or root)
+    if error.errno == errno.ENOENT:
+        return f"{path} is missing: name a directory or file that exists when the key is made"
+    return f"{path} cannot be read ({error.strerror}): let this user read it, or leave it out with patterns=…"

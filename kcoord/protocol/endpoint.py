@@ -1,0 +1,115 @@
+"""The agent socket as a file: where it is bound, locked, connected to and removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from kcoord.files.private import (
+    make_private,
+)
+from kcoord.protocol.own_socket import OwnSocket
+from kcoord.protocol.peer import peer_of
+from kcoord.settings import Settings
+
+BACKLOG = 4096  # clients that may wait to be let in; the kernel may allow fewer
+
+
+def connect(path: Path, timeout: float) -> socket.socket:
+    """A connection to the agent at `path`.
+
+    Raises OSError (nobody listens), TimeoutError (backlog full) or PermissionError (another user listens there).
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(os.fspath(path))
+        except OSError as error:
+            connection.close()
+            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)  # the backlog is full: the agent is alive and busy
+            continue
+        if (uid := peer_of(connection).uid) != os.getuid():
+            connection.close()
+            raise PermissionError(errno.EPERM, f"user {uid} listens there", os.fspath(path))
+        return connection
+
+
+def make_directory(settings: Settings) -> None:
+    """Where the socket is to be, for this user alone. Raises `StoreError`."""
+    directory = settings.socket_path.parent
+    if settings.socket is None:
+        make_private(directory)
+    else:
+        make_private(directory, "set KCOORD_SOCKET to a name in a directory of your own")
+
+
+@contextmanager
+def agent_lock(path: Path, timeout: float) -> Iterator[None]:
+    """Held by whoever binds or unlinks the socket at `path`. Raises TimeoutError (an OSError)."""
+    from filelock import FileLock
+
+    with FileLock(f"{path}.lock", timeout=timeout):
+        yield
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`.
+
+    Raises OSError, also if a file is there that is no socket.
+    """
+    if path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no socket", os.fspath(path))
+    path.unlink(missing_ok=True)
+    listener = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would hit the other threads' files, too
+    try:
+        listener.bind(os.fspath(path))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(BACKLOG)
+    return listener
+
+
+def log_of(path: Path) -> Path:
+    """Where the agent logs whose socket is `path`, if no launcher has started it."""
+    return path.with_suffix(".log")
+
+
+def log_to_file(path: Path) -> None:
+    """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
+    with _append_to(log_of(path)) as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+
+
+def _append_to(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError:  # a full disk, most likely: an agent without a log is better than none
+        return Path(os.devnull).open("ab")
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Tells a socket's name from a later one at the same path; an inode alone is used again at once. None: no name."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def unlink_own(path: Path, identity: tuple[int, int] | None) -> None:
+    """Remove the socket's name if it is still the one with `identity`. Call it under `agent_lock`."""
+    if identity is not None and identity_of(path) == identity:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""A rank's recipes on their way to the agent, which keeps the node's profile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from kcoord.errors import StoreError
+from kcoord.profiles.parts import roots, save_part
+from kcoord.profiles.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe
+from kcoord.rank.client import AgentClient
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+
+_FRAME_BYTES = 1 << 20  # a frame may have four times as many, and a recipe's own bound is far below
+
+
+class Outbox:
+    """The recipes of the profile `settings.profile`. Thread-safe. Not guaranteed: that a killed process's last ones arrive."""
+
+    def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:
+        self._settings, self._client, self._notices = settings, client, notices
+        # protects the two below; a signal's handler may come while its thread is in here
+        self._lock = threading.RLock()
+        self._seen: set[str] = set()
+        self._waiting: dict[str, Recipe] = {}
+        self._delivering = threading.Lock()
+
+    def put(self, recipe: Recipe) -> None:
+        """Keep `recipe` for the next delivery, unless it was put before. Costs microseconds."""
+        digest = recipe.digest
+        with self._lock:
+            if digest not in self._seen and len(self._seen) < MOST_RECIPES:
+                self._seen.add(digest)
+                self._waiting[digest] = recipe
+
+    def deliver(self) -> bool:
+        """False: there is something to deliver, and no agent to take it; none is started for it."""
+        name = self._settings.profile
+        if name is None or not self._waiting or not self._delivering.acquire(blocking=False):
+            return True  # another thread is at it, and the next delivery has the rest
+        try:
+            for batch in _batches(self._snapshot()):
+                if not self._client.record(name, [recipe.to_wire() for recipe in batch]):
+                    return False
+                self._delivered(batch)
+        finally:
+            self._delivering.release()
+        return True
+
+    def keep(self) -> None:
+        """Without an agent: a part of its own, on this node. Only agents write to the store, which may hang."""
+        name, recipes = self._settings.profile, self._snapshot()
+        if name is None or not recipes:
+            return
+        try:
+            save_part(roots(None, self._settings.local_dir)[0] / name, recipes)
+        except StoreError as error:
+            self._notices.tell(f"the profile {name} is not kept: {error}")
+        else:
+            self._delivered(recipes)
+
+    def _snapshot(self) -> list[Recipe]:
+        with self._lock:
+            return list(self._waiting.values())
+
+    def _delivered(self, recipes: list[Recipe]) -> None:
+        with self._lock:
+            for recipe in recipes:
+                self._waiting.pop(recipe.digest, None)
+
+
+def _batches(recipes: list[Recipe]) -> Iterator[list[Recipe]]:
+    batch: list[Recipe] = []
+    size = 0
+    for recipe in recipes:
+        if batch and (len(batch) == MOST_AT_ONCE or size + recipe.size > _FRAME_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(recipe)
+        size += recipe.size
+    if batch:
+        yield batch

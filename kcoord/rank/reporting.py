@@ -1,0 +1,157 @@
+"""What a process has to say of its requests: counters, spans and recipes, and their way to the agent.
+
+They are delivered after each compile, since a compile worker may be killed without a warning, at most a second after a wait while
+others follow, and at the end. Never on a warm request's way of its own, and never at the price of an agent's start.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.identity import (
+    Identity,
+)
+from kcoord.rank.client import AgentClient
+from kcoord.rank.compilation import Compilation
+from kcoord.rank.outbox import Outbox
+from kcoord.settings import Settings
+from kcoord.telemetry.counters import OUTCOMES, Counters, by_backend
+from kcoord.telemetry.events import Notices
+from kcoord.telemetry.ledger import Ledger
+from kcoord.telemetry.span_files import write_own
+from kcoord.telemetry.spans import SHORTEST_WAIT, Process, Spans
+
+_EVERY = 1.0  # seconds, at most, from a wait's end to its arrival at the agent while others follow
+
+
+@dataclass(frozen=True)
+class _Report:
+    number: int
+    counters: dict[str, float]
+    spans: list[list[Any]]
+    dropped: int
+
+
+class Account:
+    """Thread-safe and fork-safe. `counters` are the job's; a request that is counted in others is none of its kernels.
+
+    ``usable()`` is false if kcoord is off here: then nothing is delivered. Not guaranteed: that the last report of a process is
+    counted once if its agent had it, hung before it answered, and went on after the process had ended.
+    """
+
+    def __init__(self, settings: Settings, client: AgentClient, notices: Notices, usable: Callable[[], bool]) -> None:
+        self._settings, self._client, self._notices, self._usable = settings, client, notices, usable
+        self.forget_after_fork()
+
+    def forget_after_fork(self) -> None:
+        """What the parent counted is the parent's to deliver."""
+        self.counters, self.spans = Counters(), Spans()
+        self.outbox = Outbox(self._settings, self._client, self._notices)
+        self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
+        self._deliver_at = 0.0
+        self._process, self._number = uuid.uuid4().hex, 0
+        self._sent: _Report | None = None  # it was sent, and nobody knows whether it arrived
+
+    def loaded(self, artifact: Artifact, outcome: str, counters: Counters, begun: float) -> None:
+        """A request that began to load at `begun` ended with `artifact`; `outcome` names its counter."""
+        saved = artifact.manifest.compile_seconds
+        counters.add(requests=1, **{outcome: 1, by_backend(outcome, artifact.key.backend): 1}, saved_seconds=saved)
+        aside, took = counters is not self.counters, time.perf_counter() - begun
+        many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside)
+        if many or (outcome != "local_hits" and time.monotonic() >= self._deliver_at):
+            self.deliver()  # a rank that only waits may be killed without a warning, too
+
+    def waited(
+        self, outcome: str, key: CacheKey, counters: Counters, begun: float, took: float, note: str = ""
+    ) -> None:
+        """The agent took so long to answer: ``ok`` and ``fetch`` if the artifact was there then, else what the rank does now."""
+        counters.add(wait_seconds=took)
+        kind, ended = ("fetch", "ok") if outcome == "fetch" else ("wait", outcome)
+        if ended == "ok" or took >= SHORTEST_WAIT or ended == "failed":
+            self.spans.add(kind, ended, key, begun, took, aside=counters is not self.counters, note=note)
+
+    def ended(self, compilation: Compilation, amounts: dict[str, float]) -> None:
+        """A request is counted with its outcome, and told at once."""
+        backends = {by_backend(name, compilation.key.backend): amounts[name] for name in OUTCOMES if name in amounts}
+        compilation.counters.add(requests=1, **amounts, **backends)
+        if self._usable() and not (compilation.outcome == "given up" and compilation.failed is not None):
+            took = amounts.get("compile_seconds", time.perf_counter() - compilation.started)
+            coordinated = compilation.lead is not None or compilation.failed is not None
+            outcome = "alone" if compilation.outcome == "ok" and not coordinated else compilation.outcome
+            aside = compilation.counters is not self.counters
+            self.spans.add(
+                "compile", outcome, compilation.key, compilation.started, took, aside=aside, note=compilation.note
+            )
+        self.deliver()
+        self.outbox.deliver()
+
+    def record(self, recipe: Recipe) -> None:
+        """Keep `recipe` for the profile that this job records, if it records one. Costs microseconds."""
+        if self._settings.profile is not None and self._usable():
+            self.outbox.put(recipe)
+
+    def deliver(self) -> bool:
+        """False: there is something to deliver, and no agent to take it. Counters and spans travel together."""
+        if not (self.counters.undelivered() or self.spans) or not self._usable():
+            return True
+        if not self._delivering.acquire(blocking=False):
+            return True  # another thread is at it, and the next delivery has the rest
+        self._deliver_at = time.monotonic() + _EVERY
+        try:
+            for report in self._reports():
+                sender = self._process, report.number
+                if not self._client.report(report.counters, report.spans, report.dropped, sender):
+                    return False
+                self._sent = None
+                self.counters.delivered(report.counters)
+                self.spans.delivered(len(report.spans), report.dropped)
+        finally:
+            self._delivering.release()
+        return True
+
+    def _reports(self) -> Iterator[_Report]:
+        """What there is to deliver; first, unchanged, what was sent and not answered: it is known by its number."""
+        if self._sent is not None:
+            yield self._sent
+        for spans, dropped in self.spans.batches():
+            counters = self.counters.undelivered()
+            if not (counters or spans or dropped):
+                return
+            self._number += 1
+            self._sent = _Report(self._number, counters, spans, dropped)
+            yield self._sent
+
+    def close(self) -> None:
+        """Deliver everything, or keep it on this node."""
+        if not self.deliver():
+            self._keep()
+        if not self.outbox.deliver():
+            self.outbox.keep()
+
+    def _keep(self) -> None:
+        """A warm process needed no agent, and starts none to say so: its counters go where the agent's would lie."""
+        counters = self.counters.undelivered()
+        name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        ledger, who = Ledger(self._settings.local_dir, name), Identity.here(self._settings.job)
+        ledger.add(who.job, counters)
+        try:
+            ledger.save()
+            if self.spans:
+                spans, dropped = self.spans.undelivered()
+                write_own(self._settings.local_dir, who.job, name, Process.here(who.rank), spans, dropped)
+                self.spans.delivered(len(spans), dropped)
+        except OSError as error:
+            self._notices.tell(f"statistics are not kept: {error}")
+        else:
+            self.counters.delivered(counters)
+            self._sent = None

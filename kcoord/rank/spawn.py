@@ -1,0 +1,111 @@
+"""Finding this node's agent, or starting it: ten processes that start at once get one agent.
+
+Whoever starts an agent binds and listens *before* the agent's process exists, and hands it the socket: clients may connect
+at once, their connections wait in the backlog. The decision is taken under a file lock beside the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from kcoord.errors import AgentUnavailable, StoreError
+from kcoord.protocol.endpoint import _append_to, agent_lock, bind, connect, log_of, make_directory
+from kcoord.settings import FIELDS, Settings, variable
+
+
+def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
+    """A connection to this node's agent; if there is none it is started, unless `start` or a setting forbids it.
+
+    Raises `AgentUnavailable`.
+    """
+    path = settings.socket_path
+    try:
+        return connect(path, settings.agent_timeout)
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        if not (settings.spawn and start):
+            raise AgentUnavailable(f"no agent listens at {path}, and KCOORD_SPAWN=0: {error}") from error
+    except OSError as error:
+        raise AgentUnavailable(f"the agent at {path} does not answer: {error}") from error
+    try:
+        make_directory(settings)
+        with agent_lock(path, settings.agent_timeout):
+            try:
+                return connect(path, settings.agent_timeout)  # another process was faster
+            except (FileNotFoundError, ConnectionRefusedError):
+                listener = bind(path)
+            with listener:
+                start_daemon(listener, settings)
+        try:
+            return connect(path, settings.agent_timeout)
+        except ConnectionRefusedError as error:
+            raise AgentUnavailable(f"the agent ended as soon as it had started; see {log_of(path)}") from error
+    except (OSError, StoreError, subprocess.SubprocessError) as error:
+        raise AgentUnavailable(f"no agent could be started at {path}: {error}") from error
+
+
+def start_daemon(listener: socket.socket, settings: Settings) -> None:
+    """Start a detached agent on `listener`. It logs to a file beside the socket, or nowhere if that cannot be written.
+
+    One that is killed as it starts is started once more. Raises `AgentUnavailable`.
+    """
+    log = log_of(settings.socket_path)
+    with _append_to(log) as output:
+        for _ in range(2):
+            starter = start_process(listener, ["--daemon"], settings, output.fileno())
+            try:
+                code = starter.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                starter.kill()
+                starter.wait()
+                break
+            if code == 0:
+                return
+            if code > 0:  # it says in its log why
+                break
+    raise AgentUnavailable(f"the agent did not start: see {log}")
+
+
+def start_process(
+    listener: socket.socket, arguments: list[str], settings: Settings, output: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start an agent's process on `listener`, in a session of its own. Raises OSError and `AgentUnavailable`."""
+    fd = listener.fileno()
+    return subprocess.Popen(
+        [interpreter(), "-m", "kcoord.agent", "--fd", str(fd), *arguments],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd="/",
+        env=agent_environment(settings),
+        start_new_session=True,
+    )
+
+
+def interpreter() -> str:
+    """What runs Python modules, as this process does. Raises `AgentUnavailable`."""
+    if getattr(sys, "frozen", False):  # its executable is the program itself, which would run once more
+        raise AgentUnavailable("this program is frozen: start 'kcoord agent' beside it")
+    if not sys.executable:
+        raise AgentUnavailable("this Python does not know its own executable")
+    return sys.executable
+
+
+def agent_environment(settings: Settings) -> dict[str, str]:
+    """This environment with every setting spelled out, and without what makes a process a rank."""
+    package_root = str(Path(__file__).absolute().parents[2])
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))
+    for spec in FIELDS:
+        value = getattr(settings, spec.name)
+        environment.pop(variable(spec.name), None)
+        if value is not None and spec.name != "job":
+            environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    for name in settings.optional:
+        if getattr(settings, name) is None:  # a mounted Secret lacks it: the agent says so
+            environment[variable(name)] = os.environ.get(variable(name), "")
+    return environment

@@ -1,0 +1,77 @@
+"""What a store holds, as the last pass that counted it found: one small file, ``<store>/v1/holdings``, for the agents' metrics.
+
+A pass is made by one agent of all, or by `kcoord gc`; whoever wants the figures reads them here. They are as old as the file,
+whose modification time the file server sets. Not trusted: whoever can write to the store can forge them; they steer nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from kcoord.errors import ArtifactInvalid
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    refresh_names,
+)
+
+_FORMAT = "kcoord-holdings-1"
+_LARGEST = 1024  # bytes
+_NAME = "holdings"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """`size` in bytes, in whole blocks; `files` are files and directories; `at`: Unix seconds, by the file system's clock."""
+
+    artifacts: int
+    size: int
+    files: int
+    at: float
+
+
+def note_holdings(store: Path, artifacts: int, size: int, files: int) -> None:
+    """Raises OSError: on a full disk it is not noted."""
+    fresh = store / "v1" / "staging" / f"{staging_name()}.part"
+    try:
+        fresh.write_bytes(msgpack.packb([_FORMAT, artifacts, size, files]))
+        fresh.replace(store / "v1" / _NAME)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def read_holdings(store: Path) -> Holdings | None:
+    """None: nobody has counted yet, or what is there tells nothing. Raises `StoreError`."""
+    path = store / "v1" / _NAME
+    try:
+        try:
+            content = read_plain(path, _LARGEST, afresh=True)
+        except FileNotFoundError:
+            refresh_names(path.parent)  # an NFS client remembers for a while that it was missing
+            content = read_plain(path, _LARGEST, afresh=True)
+        at = path.lstat().st_mtime
+    except (FileNotFoundError, ArtifactInvalid):
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # NFS v3: it is being replaced
+            return None
+        raise store_error(error, path) from error
+    try:
+        said, *figures = msgpack.unpackb(content)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return None
+    if said != _FORMAT or len(figures) != 3 or not all(type(n) is int and 0 <= n < 1 << 63 for n in figures):
+        return None
+    artifacts, size, files = figures
+    return Holdings(artifacts, size, files, at)

@@ -1,0 +1,116 @@
+"""Pins: profiles whose artifacts are never removed from the store.
+
+A pin is ``<store>/v1/pins/<profile>.pin``: the digests that the profile's jobs had asked for when it was last looked at.
+What they have asked for since is added by each `kcoord gc` (`kcoord.profiles.requested`), so that a pin outlives the files that
+it was made of.
+
+Fails closed: while a pin cannot be read, nothing is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import (
+    write_files,
+)
+from kcoord.settings import profile_name
+
+_FORMAT = b"kcoord-pin-1\n"
+_CHECK = hashlib.sha256().digest_size
+_DIGEST = 32  # bytes
+_MOST_DIGESTS = 1_000_000
+_MOST_PINS = 10_000
+_SUFFIX = ".pin"
+
+
+def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True) -> set[str]:
+    """Pin `profile`, or add `digests` to its pin; returns all that it holds then. Raises `StoreError`.
+
+    Without `anew` a profile that is not pinned stays so: somebody has unpinned it meanwhile. Not guaranteed: that who unpins it
+    in the very moment of the rename need not do so again.
+    """
+    path = _path(store, profile)
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir()
+        held = _read(path) if path.name in _names(path.parent) else set()
+        wanted = held | set(digests)
+        if wanted != held or not path.exists():
+            if len(wanted) > _MOST_DIGESTS:
+                raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
+            body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
+            staging = store / "v1" / "staging"
+            fresh = staging / f"{staging_name()}.part"
+            try:
+                write_files(staging, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
+                if anew or path.exists():
+                    fresh.replace(path)
+            finally:
+                with suppress(OSError):
+                    fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise store_error(error, path.parent) from error
+    return wanted
+
+
+def unpin(store: Path, profile: str) -> bool:
+    """False: it was not pinned. Raises `StoreError`."""
+    path = _path(store, profile)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise store_error(error, path) from error
+    return True
+
+
+def load_pins(store: Path) -> dict[str, set[str]]:
+    """The digests that each pinned profile holds. Raises `StoreError` if any of it cannot be read."""
+    directory = store / "v1" / "pins"
+    found = {}
+    try:
+        for name in sorted(_names(directory)):
+            with suppress(FileNotFoundError):  # unpinned in this very moment
+                found[name[: -len(_SUFFIX)]] = _read(directory / name)
+    except OSError as error:
+        raise store_error(error, directory) from error
+    return found
+
+
+def _path(store: Path, profile: str) -> Path:
+    return store / "v1" / "pins" / f"{profile_name(profile)}{_SUFFIX}"
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        names = [p.name for p in directory.iterdir() if p.name.endswith(_SUFFIX)]
+    except FileNotFoundError:
+        return []
+    if len(names) > _MOST_PINS:
+        raise StoreError(f"{directory}: {len(names)} pins are too many: unpin some")
+    return names
+
+
+def _read(path: Path) -> set[str]:
+    try:
+        content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_DIGESTS * _DIGEST)
+    except ArtifactInvalid as error:
+        raise StoreError(f"{error}: unpin it, and pin it again") from error
+    start = len(_FORMAT) + _CHECK
+    body = content[start:]
+    if content[:start] != _FORMAT + hashlib.sha256(body).digest() or len(body) % _DIGEST:
+        raise StoreError(f"{path}: it is torn, or another version's: unpin it, and pin it again")
+    return {body[n : n + _DIGEST].hex() for n in range(0, len(body), _DIGEST)}

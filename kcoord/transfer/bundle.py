@@ -1,0 +1,289 @@
+"""A bundle: artifacts and profiles of a store in one file, for a store that is elsewhere.
+
+=========================================== ================================================================
+``kcoord-bundle-1\n``                       16 bytes
+length of the index                         8 bytes, big-endian
+the index, signed if there is a key         msgpack: what follows, in its order, with its size and SHA-256
+the blobs                                   each artifact's two files as they are in the store, then profiles
+=========================================== ================================================================
+
+Nothing but the index says what a blob is; there are no paths, no times and no hosts but what the manifests hold. Equal artifacts
+and profiles make equal bytes (with one version of zstd, and one key).
+
+Not trusted: the index is judged before anything else is read, every read is bounded by what it states, and all blobs are verified
+before anything is written. Each is verified again, in memory, before it goes into the store.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.payload import unpack
+from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.faults import (
+    store_error,
+)
+from kcoord.files.naming import (
+    staging_name,
+)
+from kcoord.files.reading import open_unwaiting
+from kcoord.files.sweep import sweep_beside
+from kcoord.transfer.bundle_index import (
+    Blob,
+    BundleInvalid,
+    Index,
+    Packed,
+)
+
+_MAGIC = b"kcoord-bundle-1\n"
+_LENGTH = 8
+_SMALL, _MOST_TIMES = 64 << 20, 1000  # an artifact unpacks to so many bytes, and so many times its payload, at most
+_LARGEST_INDEX = 256 << 20  # bytes
+
+Progress = Callable[[int, int], object]
+"""``progress(bytes done, bytes in all)``."""
+
+
+# Export.
+
+
+@dataclass
+class Exported:
+    """Counts of artifacts and profiles, and the file's bytes. `left_out`: digests, and why."""
+
+    artifacts: int = 0
+    profiles: int = 0
+    size: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def export(
+    store: Store, digests: Iterable[str], profiles: dict[str, bytes], out: Path, progress: Progress = lambda a, b: None
+) -> Exported:
+    """Write a bundle to `out`, in whose place it comes when it is whole; what the store lacks, or does not verify, is left out.
+
+    Signed if the store's `trust` has a key. Memory holds one artifact at a time; each is read twice, since the index comes first.
+    Raises `StoreError` if the store or the file's disk fails, or an artifact is replaced meanwhile.
+    """
+    done = Exported()
+    packed = []
+    for digest in sorted(set(digests)):
+        try:
+            found = store.files(digest)
+        except ArtifactInvalid as error:
+            done.left_out[digest] = str(error)
+            continue
+        if found is None:
+            done.left_out[digest] = "it is not in the store"
+            continue
+        _, encoded, payload = found
+        packed.append(Packed(digest, Blob.of(encoded), Blob.of(payload)))
+    blobs = tuple((name, Blob.of(text)) for name, text in sorted(profiles.items()))
+    index = Index(tuple(packed), blobs)
+    sealed = store.trust.seal(BUNDLE, index.encode())
+    head = _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
+    part = out.with_name(f".{out.name}.{staging_name()}.part")
+    written = 0
+    try:
+        if out.exists() and not out.is_file():  # a device or a pipe would be gone by the rename
+            raise StoreError(f"{out}: it is there, and no plain file: name another")
+        with suppress(OSError):  # a directory may take files, and list none
+            sweep_beside(out)
+        with part.open("wb") as file:
+            file.write(head)
+            for content in _contents(store, index, profiles):
+                file.write(content)
+                written += len(content)
+                progress(written, index.size)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(out)
+    except OSError as error:
+        raise store_error(error, out) from error
+    finally:
+        with suppress(OSError):  # it was never there: a part of its path is none, or must not be looked at
+            part.unlink(missing_ok=True)
+    done.artifacts, done.profiles, done.size = len(packed), len(blobs), len(head) + written
+    return done
+
+
+def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterator[bytes]:
+    """Raises `StoreError` if an artifact is not what it was a moment ago."""
+    for entry in index.artifacts:
+        why = "it was removed meanwhile"
+        try:
+            found = store.files(entry.digest)
+        except ArtifactInvalid as error:
+            found, why = None, str(error)
+        if found is not None and Blob.of(found[1]) != entry.manifest:
+            found, why = None, "it was replaced meanwhile"
+        if found is None:
+            raise StoreError(
+                f"{store.home(entry.digest)} cannot be exported: {why}: see 'kcoord verify', and export again"
+            )
+        yield found[1]
+        yield found[2]
+    for name, _ in index.profiles:
+        yield profiles[name]
+
+
+# Import.
+
+
+@dataclass
+class Imported:
+    """Counts of artifacts: published now, and there already."""
+
+    published: int = 0
+    kept: int = 0
+
+
+class Bundle:
+    """An open bundle whose index is trusted, and whose size is the one that it states. Close it, or use it in a ``with``.
+
+    Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt` is why no key of ours vouches for it, under a
+    policy that lets it pass; `vouched` whether one does, under any policy: only then may its content be signed anew.
+    """
+
+    def __init__(self, path: Path, trust: Trust) -> None:
+        self._path, self._trust = path, trust
+        self.doubt: ArtifactDistrusted | None = None
+        self.vouched = False
+        try:
+            self._file: BinaryIO = open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise store_error(error, path) from error
+        try:
+            self.index, self._start = self._read_index()
+        except OSError as error:
+            self.close()
+            raise store_error(error, path) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def verify(self, progress: Progress = lambda a, b: None) -> None:
+        """Read and check every byte, and write nothing. Raises `BundleInvalid`."""
+        for _ in self._artifacts(progress):
+            pass
+        for _ in self.profiles():
+            pass
+
+    def publish(self, store: Store, progress: Progress = lambda a, b: None, *, dry_run: bool = False) -> Imported:
+        """Publish the artifacts into `store`, each verified once more; those that are there already, and verify, are kept.
+
+        Call `verify` first. May be interrupted and begun again: each artifact comes by one rename. `dry_run`: only count.
+        Raises `BundleInvalid` if the file has changed since, and `StoreError`.
+        """
+        done = Imported()
+        for digest, encoded, payload in self._artifacts(progress):
+            try:
+                there = store.files(digest) is not None
+            except ArtifactDistrusted as error:
+                there = error.foreign  # not ours to replace
+            except ArtifactInvalid:
+                there = False
+            if there:
+                done.kept += 1
+                continue
+            done.published += 1
+            if not dry_run:
+                store.publish_files(digest, self._resealed(encoded), payload)
+        return done
+
+    def profiles(self) -> Iterator[tuple[str, bytes]]:
+        """Names and documents of the profiles. Raises `BundleInvalid`."""
+        self._seek(self._start + sum(p.manifest.size + p.payload.size for p in self.index.artifacts))
+        for name, blob in self.index.profiles:
+            yield name, self._blob(f"the profile {name}", blob)
+
+    def _read_index(self) -> tuple[Index, int]:
+        found = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise BundleInvalid(f"{self._path}: it is no plain file")
+        start = len(_MAGIC) + _LENGTH
+        head = self._file.read(start)
+        length = int.from_bytes(head[len(_MAGIC) :], "big")
+        if len(head) != start or not head.startswith(_MAGIC):
+            raise BundleInvalid(f"{self._path}: it is no bundle of this version: make one with 'kcoord export'")
+        if length > min(_LARGEST_INDEX, found.st_size - start):
+            raise BundleInvalid(f"{self._path}: it ends before its index does: copy it again")
+        try:
+            sealed = self._file.read(length)
+            self.doubt = self._trust.doubt(BUNDLE, sealed)
+            self.vouched = self._trust.verifies(BUNDLE, sealed)
+            if self.doubt is not None and self._trust.required:
+                raise BundleInvalid(f"{self._path}: {self.doubt.fault}: {_REMEDY}")
+            plain, _ = split(sealed)
+            index = Index.decode(plain)
+        except ArtifactInvalid as error:
+            raise BundleInvalid(f"{self._path}: {error}") from error
+        stated = start + length + index.size
+        if found.st_size != stated:
+            raise BundleInvalid(
+                f"{self._path}: it has {found.st_size} bytes, and its index states {stated}: copy it again"
+            )
+        return index, start + length
+
+    def _artifacts(self, progress: Progress) -> Iterator[tuple[str, bytes, bytes]]:
+        """Digest, manifest's file and payload of each, every byte verified. Raises `BundleInvalid`."""
+        self._seek(self._start)
+        done, size = 0, self.index.size
+        for entry in self.index.artifacts:
+            what = f"the artifact {entry.digest[:12]}"
+            encoded, payload = self._blob(what, entry.manifest), self._blob(what, entry.payload)
+            try:
+                manifest = Manifest.decode(encoded)
+                if manifest.key.digest != entry.digest:
+                    raise ArtifactInvalid("it is another key's")
+                if manifest.size > _SMALL + _MOST_TIMES * len(payload):
+                    raise ArtifactInvalid(f"{len(payload)} bytes would unpack to {manifest.size}")
+                unpack(manifest, payload)
+            except ArtifactInvalid as error:
+                raise BundleInvalid(f"{self._path}: {what}: {error}") from error
+            yield entry.digest, encoded, payload
+            done += len(encoded) + len(payload)
+            progress(done, size)
+
+    def _blob(self, what: str, blob: Blob) -> bytes:
+        try:
+            content = self._file.read(blob.size)
+        except OSError as error:
+            raise store_error(error, self._path) from error
+        if Blob.of(content) != blob:
+            raise BundleInvalid(f"{self._path}: {what} is not what the index states: copy the file again")
+        return content
+
+    def _seek(self, position: int) -> None:
+        try:
+            self._file.seek(position)
+        except OSError as error:
+            raise store_error(error, self._path) from error
+
+    def _resealed(self, encoded: bytes) -> bytes:
+        """Signed by us, if the bundle's signature, which covers it, is one of ours, and its own is not."""
+        if not self.vouched or self._trust.verifies(MANIFEST, encoded):
+            return encoded
+        content, _ = split(encoded)
+        return self._trust.seal(MANIFEST, content)
+
+
+_REMEDY = "export it with a key that is known here, or import it with KCOORD_TRUST=off if you know where it comes from"

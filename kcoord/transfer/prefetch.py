@@ -1,0 +1,201 @@
+"""Filling the local tier before a job starts: what its profile's jobs needed is fetched from the store, in one bounded go.
+
+For an init container, or a prologue. It speaks to no agent and no Redis: it reads the store, and installs into the local tier
+what verifies, as an agent would when a rank asks. What it leaves out is fetched when it is asked for, as ever: so whatever it
+meets (no store, a store that hangs, a full disk) ends it early, and no job with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.signing import OFF, Trust
+from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.cgroups import free_memory
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.files import private
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.requested import Need, load_needs, needs_directory
+from kcoord.settings import Settings
+from kcoord.units import bytes_text
+
+_AT_ONCE = 8  # artifacts; an NFS server's answers overlap
+_IN_MEMORY = 3  # times the bytes of its files: what an artifact takes while it is unpacked and checked
+_MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
+_EVERY = 5.0  # seconds between two lines of progress
+
+
+@dataclass
+class Fetched:
+    """What came of it: counts of artifacts, and bytes of their files. `why` it ended early; empty: it did not."""
+
+    needed: int = 0
+    fetched: int = 0
+    size: int = 0
+    there: int = 0
+    missing: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.fetched} artifacts ({self.size / 1e6:.1f} MB) fetched in {self.seconds:.1f} s, {self.there} were there"
+        if self.missing:
+            text += f", {self.missing} are not in the store"
+        left = self.needed - self.fetched - self.there - self.missing
+        if self.why:
+            text += f"; {left} left for when they are asked for: {self.why}"
+        return text
+
+
+def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[str], object]) -> Fetched:
+    """Fetch what the profile `settings.profile` needs: for at most `timeout` seconds, and `most` bytes.
+
+    It holds what it fetches in memory for a moment, half of a container's free memory at most: an init container that is killed
+    for its memory fails its pod. What is larger is left out.
+
+    Returns in time also from a store that hangs: its threads are left behind, so end the process by `os._exit`. Raises nothing
+    for the sake of the store, the profile or the disk; ``say(line)`` hears of progress. The profile's recipes are copied to this
+    node, too: then a warm-up beside the agent needs no store of its own.
+    """
+    begun = time.monotonic()
+    work = _Prefetch(settings, most)
+    threading.Thread(target=work.run, daemon=True).start()
+    next_line = begun + _EVERY
+    while not work.done.wait(max(0.0, min(begun + timeout, next_line) - time.monotonic())):
+        now = time.monotonic()
+        if now >= begun + timeout:
+            work.stop(f"{timeout:g} s are over")
+            break
+        if now >= next_line:
+            next_line = now + _EVERY
+            told = work.so_far()
+            say(f"{told.fetched + told.there} of {told.needed} artifacts are on this node, {told.size / 1e6:.1f} MB")
+    found = work.so_far()
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+class _Prefetch:
+    def __init__(self, settings: Settings, most: int) -> None:
+        self.done = threading.Event()
+        self._settings, self._most, self._trust = settings, most, OFF
+        self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
+        self._changed = threading.Condition()  # protects those below; and there may be room again
+        self._found = Fetched()
+        self._left: list[Need] = []
+        self._taken = 0  # bytes of memory
+        self._begun = 0  # bytes of artifacts that are being fetched
+
+    def so_far(self) -> Fetched:
+        with self._changed:
+            return replace(self._found)
+
+    def stop(self, why: str) -> None:
+        """Begin no other artifact; the first reason is kept."""
+        with self._changed:
+            self._found.why = self._found.why or why
+            self._left = []
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except (KcoordError, OSError) as error:
+            self.stop(str(error))
+        finally:
+            self.done.set()
+
+    def _run(self) -> None:
+        root, name = self._settings.store_root, self._settings.profile
+        if name is None or root is None:
+            unset = "KCOORD_PROFILE is not set, so nothing says what is needed"
+            self.stop(unset if name is None else "KCOORD_STORE is not set, so there is nothing to fetch from")
+            return
+        self._trust = Trust.of(self._settings)
+        private.make_private(self._settings.local_dir)
+        self._copy_profile(name)  # first: it is small, and what is left out below can be compiled together
+        needs = load_needs(needs_directory(root, name))
+        with self._changed:
+            self._found.needed = len(needs)
+            self._left = needs[::-1]
+        threads = [threading.Thread(target=self._fetch_all, args=(root,), daemon=True) for _ in range(_AT_ONCE)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _copy_profile(self, name: str) -> None:
+        """A first job has none."""
+        try:
+            recipes = load_profile(self._settings, name)
+        except StoreError:
+            raise
+        except KcoordError:
+            return
+        save_part(self._settings.local_dir / "profiles" / name, recipes)
+
+    def _fetch_all(self, root: Path) -> None:
+        store = Store(root, self._trust)
+        try:
+            while (need := self._next()) is not None:
+                self._fetch(store, need)
+        except (StoreError, OSError) as error:
+            self.stop(str(error))
+
+    def _next(self) -> Need | None:
+        with self._changed:
+            return self._left.pop() if self._left else None
+
+    def _fetch(self, store: Store, need: Need) -> None:
+        home = self._settings.local_dir / need.place
+        if local.is_whole(home, need.digest):
+            self._count(there=1)
+            return
+        try:
+            stated = store.manifest_file(need.digest)
+            size = Manifest.decode(stated).size if stated is not None else 0
+            if stated is None or not self._may_take(size):
+                self._count(missing=int(stated is None))
+                return
+            try:
+                found = store.fetch(need.digest, manifest_digest(stated))
+                if found is not None:
+                    local.install(found[0], found[1], home)
+                    self._count(fetched=1, size=size)
+            finally:
+                self._gives_back(size)
+        except ArtifactInvalid:
+            found = None  # a rank that needs it compiles it, and is told why
+        if found is None:
+            self._count(missing=1)
+
+    def _may_take(self, size: int) -> bool:
+        """Wait until there is memory for an artifact of `size` bytes. False: it would never fit, or would be too much."""
+        needed = _IN_MEMORY * size
+        with self._changed:
+            if needed > self._room:
+                self._found.why = (
+                    self._found.why or f"an artifact of {bytes_text(size)} needs more memory than there is"
+                )
+                return False
+            self._changed.wait_for(lambda: self._taken + needed <= self._room)
+            if self._found.size + self._begun + size > self._most:
+                self._found.why, self._left = self._found.why or f"{self._most >> 20} MiB are enough", []
+                return False
+            self._taken, self._begun = self._taken + needed, self._begun + size
+            return True
+
+    def _gives_back(self, size: int) -> None:
+        with self._changed:
+            self._taken, self._begun = self._taken - _IN_MEMORY * size, self._begun - size
+            self._changed.notify_all()
+
+    def _count(self, **more: int) -> None:
+        with self._changed:
+            for name, count in more.items():
+                setattr(self._found, name, getattr(self._found, name) + count)

@@ -1,0 +1,348 @@
+"""The pod of the Indexed Job, run as processes with what its manifest says: agent, probes, prefetch, and a job of two ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from kcoord.artifacts.store import Store
+from kcoord.profiles.requested import load_needs, needs_directory
+from tests.cluster.k8s.lint import SECRETS
+from tests.cluster.k8s.manifests import objects, pods
+from tests.cluster.k8s.running import RunningPod
+from tests.support.redis_server import RedisServer
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+RANK = PROGRAMS / "generic_rank.py"
+KERNELS = 12
+
+
+@pytest.fixture
+def pod(sandbox: Sandbox, server: RedisServer, secrets: dict[str, str]) -> Iterator[RunningPod]:
+    changed = {
+        "--nnodes=2": ["--nnodes=1"],
+        "--nproc-per-node=8": ["--nproc-per-node=2"],
+        "--rdzv-endpoint=train-0.train:29500": ["--rdzv-endpoint=localhost:0"],
+        "train.py": [str(RANK), str(KERNELS), "0.3"],
+    }
+    (template,) = pods([each for each in objects("indexed-job") if each["kind"] == "Job"])
+    running = RunningPod(template, sandbox.root, server, secrets, changed)
+    yield running
+    running.end()
+
+
+def started(pod: RunningPod, *before: str, **more: str) -> subprocess.Popen[str]:
+    """The sidecar, once its startup probe lets the others start."""
+    agent = pod.start("kcoord-agent", *before, **more)
+    assert pod.probe("kcoord-agent", "startupProbe") == 0
+    if not pod.socket.exists():
+        agent.kill()
+        pytest.fail(f"the agent does not listen: {finish(agent).stderr}")
+    return agent
+
+
+def ended(agent: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
+    """What it said, after SIGTERM, which it must obey."""
+    agent.send_signal(number)
+    done = finish(agent, 60)
+    assert done.returncode == (0 if number == signal.SIGTERM else -number), done.stderr
+    return done.stderr
+
+
+def status(pod: RunningPod) -> dict[str, Any]:
+    done = finish(pod.start("kcoord-agent", command=["kcoord", "status", "--json"]))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rank(pod: RunningPod, n: int, kernels: int, seconds: float = 0, *before: str, **more: str) -> subprocess.Popen[str]:
+    """A process of the trainer's container."""
+    command = ["python", str(RANK), str(kernels), str(seconds)]
+    return pod.start("trainer", *before, command=command, RANK=str(n), LOCAL_RANK=str(n), **more)
+
+
+def reports(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def test_the_probes_and_a_job_of_two_ranks_and_an_agent_that_is_started_again(pod: RunningPod) -> None:
+    pytest.importorskip("torch")
+    agent = started(pod)
+    assert pod.probe("kcoord-agent", "livenessProbe") == 0
+    prefetched = finish(pod.start("kcoord-prefetch"))
+    assert prefetched.returncode == 0
+    assert "0 artifacts" in prefetched.stderr, "the first job finds nothing"
+    trainer = pod.start("trainer")
+    store = pod.path("/kcoord-store")
+    eventually(lambda: len(list(store.glob("v1/objects/??/*"))) >= 3, 60, "kernels are published")
+    assert status(pod)["coordinates"] == "Redis"
+    ended(agent)
+    assert not pod.socket.exists()
+    agent = started(pod)  # as the kubelet does
+    done = finish(trainer)
+    assert done.returncode == 0, done.stderr
+    found = reports(done.stdout)
+    assert len(found) == 2
+    compiled = sum(len(report["compiled"]) for report in found)
+    assert KERNELS <= compiled <= KERNELS + 1, "one more for the fault, at most"
+    assert "kcoord report train" in done.stderr, "the summary names the job as the controller does"
+    ended(agent)
+    assert len(load_needs(needs_directory(store, "train"))) == KERNELS
+
+
+def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None:
+    agent = started(pod)
+    assert finish(rank(pod, 0, 5)).returncode == 0
+    ended(agent)
+    shutil.rmtree(pod.node)  # the emptyDir of another pod
+    agent = started(pod)
+    assert "5 artifacts" in finish(pod.start("kcoord-prefetch")).stderr
+    (report,) = reports(finish(rank(pod, 0, 5)).stdout)
+    assert (report["counters"]["local_hits"], report["compiled"]) == (5, [])
+    ended(agent)
+
+
+def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod, secrets: dict[str, str]) -> None:
+    agent = started(pod)
+    begun = pod.path("/kcoord/begun")
+    waits = rank(pod, 0, 1, 600, BEGUN=str(begun))
+    eventually(begun.exists, what="the rank compiles")
+    theirs = psutil.Process(waits.pid).environ()
+    assert not {*SECRETS} & theirs.keys()
+    password = secrets["redis-url"].partition("kcoord:")[2].partition("@")[0]
+    assert password not in str(theirs)
+    assert password not in str(psutil.Process(agent.pid).environ())
+    assert status(pod)["coordinates"] == "Redis", "and the agent has it"
+    assert not [p for p in pod.path("/kcoord").rglob("*") if p.is_file() and password.encode() in p.read_bytes()]
+    if pod.is_another_user:  # root reads everything
+        look = pod.start("trainer", command=["python", "-c", f"open('/proc/{agent.pid}/environ').read()"])
+        assert "PermissionError" in finish(look).stderr
+    waits.kill()
+    finish(waits)
+    ended(agent)
+
+
+@pytest.fixture
+def without_secrets(sandbox: Sandbox, server: RedisServer) -> Iterator[RunningPod]:
+    """A pod in a namespace whose Secret is not there, as it may be: what is mounted is empty."""
+    (template,) = pods([each for each in objects("indexed-job") if each["kind"] == "Job"])
+    running = RunningPod(template, sandbox.root, server, {}, {})
+    yield running
+    running.end()
+
+
+def test_without_its_secret_the_agent_serves_and_says_what_it_lacks(without_secrets: RunningPod) -> None:
+    pod = without_secrets
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    found = status(pod)
+    assert found["coordinates"] == "lease files"
+    assert finish(pod.start("kcoord-prefetch")).returncode == 0
+    said = ended(agent)
+    for key in ("KCOORD_REDIS_URL_FILE", "KCOORD_SIGNING_KEY_FILE"):
+        assert len([line for line in said.splitlines() if key in line and "has no such key" in line]) == 1
+    assert Store(pod.path("/kcoord-store")).manifests(), "nothing is signed, as without a key anywhere"
+
+
+def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_secrets: RunningPod) -> None:
+    """Nor does it take to a store that nobody vouches for; and the pod starts."""
+    pod = without_secrets
+    agent = pod.start("kcoord-agent", KCOORD_TRUST="require")
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"], KCOORD_TRUST="require")
+    assert finish(waits).returncode == 0
+    prefetched = finish(pod.start("kcoord-prefetch", KCOORD_TRUST="require"))
+    assert prefetched.returncode == 0
+    assert "0 artifacts" in prefetched.stderr
+    assert "KCOORD_TRUST=require needs a signing key" in prefetched.stderr
+    assert not pod.socket.exists()
+    assert "KCOORD_TRUST=require needs a signing key" in ended(agent)
+
+
+def test_what_the_agent_publishes_is_signed_with_the_secrets_key(pod: RunningPod, secrets: dict[str, str]) -> None:
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    doctor = finish(pod.start("kcoord-agent", command=["kcoord", "doctor", "--json"]))
+    found = {each["what"]: each for each in json.loads(doctor.stdout)["findings"]}
+    key_id = secrets["signing-key"].split()[0]
+    assert found["trust"]["finding"] == f"require: the key {key_id} signs"
+    assert found["Redis"]["state"] == "ok", found["Redis"]
+    verified = finish(pod.start("kcoord-agent", command=["kcoord", "verify"]))
+    assert verified.returncode == 0, verified.stdout
+    ended(agent)
+
+
+def test_a_signing_key_that_is_added_to_the_secret_signs_without_a_new_pod(
+    pod: RunningPod, secrets: dict[str, str]
+) -> None:
+    looks_often = "import kcoord.agent.watch.signing_keys as watch; watch.EVERY = 0.1"
+    pod.path("/kcoord/site").mkdir()
+    pod.path("/kcoord/site/sitecustomize.py").write_text(looks_often)
+    pod.path("/kcoord/site").chmod(0o755)
+    path = pod.environment(pod.container("kcoord-agent"))["PYTHONPATH"]
+    agent = started(pod, PYTHONPATH=f"{pod.path('/kcoord/site')}:{path}")
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    store = Store(pod.path("/kcoord-store"))
+    eventually(lambda: len(store.manifests()) == 1, what="it is published")
+    pod.change_secrets(signing_key=f"new {'c' * 64}\n{secrets['signing-key']}")
+
+    def signed_by_the_new_one() -> bool:
+        numbers = len(store.manifests()) + 1
+        assert finish(rank(pod, 0, numbers)).returncode == 0
+        eventually(lambda: len(store.manifests()) == numbers, what="it is published")
+        return any(b"\xa3new" in path.read_bytes()[:64] for path in store.root.glob("v1/objects/??/*/manifest.msgpack"))
+
+    eventually(signed_by_the_new_one, 60, what="new keys are taken")
+    assert "new signing keys: new signs" in ended(agent)
+
+
+def test_the_nightly_job_has_the_key_and_not_the_password(pod: RunningPod, secrets: dict[str, str]) -> None:
+    agent = started(pod)
+    assert finish(rank(pod, 0, 1)).returncode == 0
+    ended(agent)
+    shutil.rmtree(pod.path("/kcoord-secrets"))
+    (template,) = pods(objects("gc"))
+    nightly = RunningPod(template, pod.path("/"), pod.server, secrets, {})
+    assert {path.name for path in pod.path("/kcoord-secrets").iterdir() if path.name[0] != "."} == {"signing-key"}
+    done = finish(nightly.start("gc"))
+    assert done.returncode == 0, done.stderr
+    assert "not merged" not in done.stderr
+    assert len(Store(pod.path("/kcoord-store")).manifests()) == 1, "it was used a moment ago"
+
+
+_LASTS = "import time, kcoord.cli as c; c.cli = lambda **k: (print('begun', flush=True), time.sleep(600)); c.main()"
+
+
+def test_a_command_that_is_a_containers_first_process_ends_when_it_is_told_to() -> None:
+    """Such a process hears no signal that it does not handle: a drained node would wait for `kcoord gc` to be killed."""
+    apart = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make pid namespaces")
+    with subprocess.Popen([*apart, sys.executable, "-c", _LASTS], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        try:
+            assert started.stdout.readline() == "begun\n"
+            (first,) = psutil.Process(started.pid).children()
+            first.terminate()
+            assert started.wait(60) == 143
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("shares_pids", [False, True], ids=["pids apart", "pids shared"])
+def test_a_rank_that_is_killed_is_followed_by_the_next_one(pod: RunningPod, shares_pids: bool) -> None:
+    """With pids apart, as in a pod by default, the agent learns it from the socket's end."""
+    apart = () if shares_pids else ("unshare", "--pid", "--fork", "--kill-child")
+    if apart and subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make pid namespaces")
+    agent = started(pod, *apart)
+    begun = pod.path("/kcoord/begun")
+    first = rank(pod, 0, 1, 600, *apart, BEGUN=str(begun))
+    eventually(begun.exists, what="the first rank compiles")
+    second = rank(pod, 1, 1, 0, *apart)
+    eventually(lambda: [f["waiting"] for f in status(pod)["flights"]] not in ([], [[]]), what="the second one waits")
+    killed = psutil.Process(first.pid).children() or [psutil.Process(first.pid)]
+    killed[0].kill()
+    (report,) = reports(finish(second, 60).stdout)
+    assert report["compiled"] == [0]
+    finish(first)
+    (leader,) = psutil.Process(agent.pid).children() if apart else [psutil.Process(agent.pid)]
+    leader.terminate()
+    finish(agent)
+
+
+def test_a_socket_that_a_killed_agent_left_is_replaced(pod: RunningPod) -> None:
+    ended(started(pod), signal.SIGKILL)
+    assert pod.socket.exists()
+    assert pod.probe("kcoord-agent", "livenessProbe") == 1
+    agent = started(pod)
+    assert pod.probe("kcoord-agent", "livenessProbe") == 0
+    ended(agent)
+
+
+def test_an_agent_that_hangs_fails_its_liveness_probe(pod: RunningPod) -> None:
+    agent = started(pod)
+    agent.send_signal(signal.SIGSTOP)
+    assert pod.probe("kcoord-agent", "livenessProbe") == 1
+    agent.send_signal(signal.SIGCONT)
+    ended(agent)
+
+
+def test_publishes_finish_and_leases_are_released_when_the_agent_is_told_to_end(pod: RunningPod) -> None:
+    agent = started(pod)
+    begun = pod.path("/kcoord/begun")
+    compiles = rank(pod, 0, 1, 600, BEGUN=str(begun))
+    eventually(begun.exists, what="the rank compiles")
+    ended(agent)
+    agent = started(pod)  # with a lease that lasts 15 s it would have to wait
+    second = finish(rank(pod, 1, 1))
+    assert reports(second.stdout)[0]["compiled"] == [0]
+    compiles.kill()
+    finish(compiles)
+    assert Store(pod.path("/kcoord-store")).manifests(), "and what it compiled is in the store"
+    ended(agent)
+
+
+BAD = [
+    ("KCOORD_LEASE_TTL", "soon", "KCOORD_LEASE_TTL"),
+    ("KCOORD_LOCAL_DIR", "/proc/nowhere", "KCOORD_LOCAL_DIR"),
+    ("KCOORD_SOCKET", "/proc/nowhere/agent.sock", "cannot listen"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), BAD, ids=[name for name, _, _ in BAD])
+def test_an_agent_that_cannot_work_does_not_keep_the_pod_from_starting(
+    pod: RunningPod, name: str, value: str, said: str
+) -> None:
+    agent = pod.start("kcoord-agent", **{name: value})
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"], **{name: value})
+    assert finish(waits).returncode == 0, "the startup probe lets the others start"
+    trainer = finish(rank(pod, 0, 2))
+    assert trainer.returncode == 0, trainer.stderr
+    assert reports(trainer.stdout)[0]["compiled"] == [0, 1]
+    assert agent.poll() is None, "it would be restarted over and over"
+    assert said in ended(agent)
+
+
+def test_a_store_that_is_not_there_yet_is_used_once_it_is(pod: RunningPod) -> None:
+    store = pod.path("/kcoord-store")
+    hidden = store.with_name("hidden")
+    store.rename(hidden)
+    store.write_text("no directory")
+    agent = started(pod)
+    assert "the store cannot be used" in status(pod)["notices"][0]
+    assert finish(rank(pod, 0, 1)).returncode == 0, "it keeps its kernel"
+    store.unlink()
+    hidden.rename(store)
+    eventually(lambda: "is back" in " ".join(status(pod)["notices"]), 30, what="the agent tries again")
+    assert finish(rank(pod, 0, 2)).returncode == 0
+    eventually(lambda: Store(store).manifests(), what="it is published")
+    ended(agent)
+
+
+def test_a_launcher_beside_a_sidecar_starts_no_agent(pod: RunningPod) -> None:
+    """Also when there is none at the moment: the socket's name is the sidecar's."""
+    launch = ["kcoord", "exec", "--", pod.python, str(RANK), "1"]
+    done = finish(pod.start("trainer", command=launch, KCOORD_AGENT_TIMEOUT="1"))
+    assert done.returncode == 0, done.stderr
+    assert "none is started" in done.stderr
+    assert not pod.socket.exists()
+    agent = started(pod)
+    done = finish(pod.start("trainer", command=launch))
+    assert done.returncode == 0, done.stderr
+    assert "kernels asked for" in done.stderr
+    assert agent.poll() is None
+    ended(agent)

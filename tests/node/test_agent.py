@@ -1,0 +1,790 @@
+"""A real agent, real ranks, and what happens when one of them dies, hangs, fails or lies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kcoord.agent.server import Agent
+from kcoord.artifacts import local
+from kcoord.artifacts.store import Store
+from kcoord.leases.base import Wait, Won
+from kcoord.leases.local import LocalLeases
+from kcoord.protocol import endpoint
+from kcoord.rank.client import (
+    BUSY,
+    Alone,
+    Failed,
+    Lead,
+    Ready,
+)
+from kcoord.telemetry.events import Notices
+from tests.support.agents import (
+    Node,
+    Rank,
+    closed_port,
+    end_agent,
+    in_thread,
+    key_of,
+    stage,
+    until,
+    watching,
+)
+from tests.support.cluster import start_agent
+
+BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
+
+LEADER = """
+lead = claim(client, "k")
+listen()
+publish(client, lead, "k")
+say("done")
+"""
+WAITER = """
+answer = claim(client, "k")
+listen()
+if isinstance(answer, Lead):
+    publish(client, answer, "k")
+say("done")
+"""
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        node.start()
+        yield node
+
+
+def leader_and_waiter(node: Node, leader: str = LEADER) -> tuple[Rank, Rank]:
+    first = node.rank(leader)
+    first.expect("Lead")
+    second = node.rank(WAITER)
+    node.until_waiting("k", 1)
+    return first, second
+
+
+# The way of a claim.
+
+
+def test_one_leads_and_the_others_wait_until_it_is_ready(node: Node) -> None:
+    leader = node.rank(LEADER)
+    leader.expect("Lead")
+    waiters = [node.rank(WAITER) for _ in range(3)]
+    node.until_waiting("k", 3)
+    assert node.flight("k")["state"] == "compiling"
+    leader.tell()
+    for waiter in waiters:
+        assert waiter.expect("Ready") == {"source": "wait"}
+    leader.expect("done")
+    assert node.read("k") == "a kernel"
+    assert node.status()["flights"] == []
+
+
+def test_what_is_there_already_is_ready_for_a_later_claim(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    assert node.publish(client, lead, "k")
+    assert isinstance(node.claim(client, "k"), Ready)
+
+
+def test_keys_do_not_wait_for_each_other(node: Node) -> None:
+    client = node.client()
+    leads = [node.claim(client, name) for name in ("a", "b", "c")]
+    assert all(isinstance(lead, Lead) for lead in leads)
+    for lead, name in zip(leads, ("a", "b", "c"), strict=True):
+        assert node.publish(client, lead, name)
+
+
+def test_each_waiter_gets_a_copy_where_it_wants_it(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k", "one")
+    others = [node.claiming(node.client(), "k", tier) for tier in ("one", "two", "three")]
+    node.until_waiting("k", 3)
+    assert node.publish(client, lead, "k", "one")
+    assert [other.result(20) for other in others] == [Ready("wait")] * 3
+    assert [node.read("k", tier) for tier in ("one", "two", "three")] == ["a kernel"] * 3
+
+
+def test_a_waiter_whose_home_cannot_be_written_goes_on_alone(node: Node) -> None:
+    (node.directory / "file").write_text("no directory")
+    client = node.client()
+    lead = node.claim(client, "k")
+    other = node.claiming(node.client(), "k", "file")
+    node.until_waiting("k", 1)
+    assert node.publish(client, lead, "k")
+    assert isinstance(other.result(20), Alone)
+
+
+def test_an_artifact_that_was_compiled_without_a_lead_is_for_all_who_wait(node: Node) -> None:
+    client, stranger = node.client(), node.client()
+    lead = node.claim(client, "k")
+    waiter = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    assert node.publish(stranger, None, "k")
+    assert waiter.result(20) == Ready("wait")
+    assert node.publish(client, lead, "k"), "the leader's own publish is harmless"
+
+
+# Claims that do not wait.
+
+
+def test_a_claim_that_does_not_wait_is_busy_while_another_rank_compiles(node: Node) -> None:
+    leader, waiter = leader_and_waiter(node)
+    hurried, home = node.client(), node.home("k")
+    assert hurried.claim(key_of("k"), home, wait=False) is BUSY
+    assert isinstance(lead := hurried.claim(key_of("other"), node.home("other"), wait=False), Lead), (
+        "it is free for more"
+    )
+    assert node.publish(hurried, lead, "other")
+    leader.kill()
+    waiter.expect("Lead")
+    assert hurried.claim(key_of("k"), home, wait=False) is BUSY
+    waiter.tell()
+    waiter.expect("done")
+    until(
+        lambda: isinstance(hurried.claim(key_of("k"), home, wait=False), Ready)
+    )  # its lease is given back a moment later
+
+
+def test_of_many_that_do_not_wait_one_leads_and_it_is_waited_for(node: Node) -> None:
+    clients = [node.client() for _ in range(8)]
+    claims = [in_thread(lambda c=c: c.claim(key_of("k"), node.home("k"), wait=False)) for c in clients]
+    answers = [c.result(20) for c in claims]
+    assert sorted(type(a).__name__ for a in answers) == ["Busy"] * 7 + ["Lead"]
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    ((client, lead),) = [(c, a) for c, a in zip(clients, answers, strict=True) if isinstance(a, Lead)]
+    assert node.publish(client, lead, "k")
+    assert waiting.result(20) == Ready("wait")
+
+
+def test_the_death_of_a_leader_that_did_not_wait_is_no_different(node: Node) -> None:
+    leader = node.rank("lead = client.claim(key_of('k'), home_of('k'), wait=False); say('asked'); listen()")
+    leader.expect("asked")
+    assert str(leader.pid) in node.flight("k")["leader"]
+    waiter = node.rank(WAITER)
+    node.until_waiting("k", 1)
+    leader.kill()
+    waiter.expect("Lead")
+
+
+def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    client.fail(lead, key_of("k"), "out of registers")
+    assert isinstance(client.claim(key_of("k"), node.home("k"), wait=False), Failed)
+
+
+# Leaders that do not make it.
+
+
+def test_the_next_rank_leads_when_the_leader_is_killed(node: Node) -> None:
+    leader, waiter = leader_and_waiter(node)
+    killed = leader.kill()
+    waiter.expect("Lead")
+    assert time.monotonic() - killed < BOUND
+
+
+def test_the_next_rank_leads_when_the_leader_is_killed_whose_child_keeps_the_socket(node: Node) -> None:
+    leader, waiter = leader_and_waiter(
+        node,
+        """
+        import ctypes
+        lead = claim(client, "k")
+        child = ctypes.PyDLL(None).fork()  # as a C library forks: Python's hooks, which close the copy, do not run
+        if child == 0:
+            listen()
+            os._exit(0)
+        say("forked", child=child, inode=os.fstat(lead.connection.fileno()).st_ino)
+        listen()
+        """.replace("import ctypes", "import ctypes, os"),
+    )
+    forked = leader.expect("forked")
+    with watching(forked["child"]) as ended:
+        killed = leader.kill()
+        waiter.expect("Lead")
+        assert time.monotonic() - killed < BOUND
+        assert not ended(0), "the child kept nothing open: the test shows nothing"
+        kept = [os.fspath(d.readlink()) for d in Path(f"/proc/{forked['child']}/fd").iterdir()]
+        assert f"socket:[{forked['inode']}]" in kept
+        os.kill(forked["child"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", ["os._exit(7)", "raise SystemExit(7)", "del lead", "os.kill(os.getpid(), 9)"])
+def test_the_next_rank_leads_however_the_leader_leaves(node: Node, end: str) -> None:
+    leader, waiter = leader_and_waiter(
+        node, f"import os, warnings\nlead = claim(client, 'k')\nlisten()\nwarnings.simplefilter('ignore')\n{end}\n"
+    )
+    told = time.monotonic()
+    leader.tell()
+    waiter.expect("Lead")
+    assert time.monotonic() - told < BOUND
+
+
+def test_every_waiter_leads_in_turn_if_all_before_it_die(node: Node) -> None:
+    ranks = [node.rank(WAITER)]
+    ranks[0].expect("Lead")
+    for count in (1, 2, 3):
+        ranks.append(node.rank(WAITER))
+        node.until_waiting("k", count)
+    for dying, heir in itertools.pairwise(ranks):
+        dying.kill()
+        heir.expect("Lead")
+    ranks[-1].tell()
+    ranks[-1].expect("done")
+    assert node.read("k") == "a kernel"
+
+
+def test_a_failure_is_told_to_all_at_once(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    others = [node.claiming(node.client(), "k") for _ in range(4)]
+    node.until_waiting("k", 4)
+    client.fail(lead, key_of("k"), "out of registers")
+    start = time.monotonic()
+    answers = [other.result(20) for other in others]
+    assert time.monotonic() - start < BOUND
+    assert all(isinstance(a, Failed) and a.log == "out of registers" and str(os.getpid()) in a.where for a in answers)
+    assert isinstance(node.claim(client, "k"), Failed), "and is remembered for a while"
+
+
+def test_a_long_log_with_odd_bytes_arrives_as_its_end(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    client.fail(lead, key_of("k"), "x" * (8 << 20) + "\udcff the end")
+    answer = node.claim(client, "k")
+    assert isinstance(answer, Failed)
+    assert answer.log.endswith("? the end")
+    assert len(answer.log) < 1 << 20
+
+
+def test_a_leader_that_gives_up_is_followed_by_the_next(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    other = node.client()
+    waiting = node.claiming(other, "k")
+    node.until_waiting("k", 1)
+    client.give_up(lead, key_of("k"))
+    heir = waiting.result(20)
+    assert isinstance(heir, Lead)
+    assert node.publish(other, heir, "k")
+
+
+def test_a_publish_that_is_refused_frees_the_waiters_and_leaves_the_files(node: Node) -> None:
+    (node.directory / "file").write_text("no directory")
+    client = node.client()
+    lead = node.claim(client, "k", "file")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k", "file")
+    node.until_waiting("k", 1)
+    staging = stage(node.home("k"))
+    assert not client.publish(lead, key_of("k"), staging, node.home("k", "file"), 0.5, "")
+    assert isinstance(waiting.result(20), Alone), "the kernel compiles, only this disk is no good"
+    assert (staging / "kernel.txt").read_text() == "a kernel"
+    assert node.status()["flights"] == []
+
+
+def test_a_publish_of_nothing_is_refused(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    empty = local.new_staging(node.home("k"))
+    assert not client.publish(lead, key_of("k"), empty, node.home("k"), 0.5, "")
+    assert any("wrote no file" in line for line in node.status()["notices"])
+
+
+def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    staging = stage(node.home("k"))
+    (staging / os.fsdecode(b"name\xff")).write_text("a name that is no UTF-8")
+    start = time.monotonic()
+    client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, "")
+    answer = waiting.result(20)
+    assert isinstance(answer, Alone)
+    assert "could not publish it" in answer.why
+    assert time.monotonic() - start < BOUND
+    assert node.status()["flights"] == []
+
+
+def test_a_leader_s_time_is_bounded() -> None:
+    with Node(lease_ttl="1", lease_limit="1") as node:
+        node.start()
+        client, other = node.client(), node.client()
+        lead = node.claim(client, "k")
+        heir = node.claiming(other, "k").result(20)
+        assert isinstance(heir, Lead)
+        assert node.publish(other, heir, "k")
+        assert node.publish(client, lead, "k"), "the late one is harmless"
+
+
+def test_a_child_cannot_claim_for_a_parent_that_has_ended(node: Node) -> None:
+    """A lead that nobody watches would block its key for fifteen minutes."""
+    parent = node.rank(
+        """
+        import ctypes
+        from tests.support.agents import Wire
+        wire = Wire(client._settings.socket_path)
+        wire.hello()
+        child = ctypes.PyDLL(None).fork()
+        if child:
+            say("forked", child=child)
+            listen()
+            sys.exit()
+        listen()
+        request = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n", "home": str(home_of("k"))}
+        say("answered", op=wire.ask(request)["op"])
+        """.replace("import ctypes", "import ctypes, sys")
+    )
+    child = parent.expect("forked")["child"]
+    with watching(child) as ended:
+        parent.kill()
+        until(lambda: node.status()["clients"] == 1)
+        parent.tell()
+        assert parent.expect("answered") == {"op": "refused"}
+        assert ended(20)
+
+
+# Agents that do not make it.
+
+
+def test_a_killed_agent_is_replaced_and_takes_the_leader_s_work() -> None:
+    with Node() as node:
+        agent = node.start()
+        leader = node.rank(LEADER)
+        leader.expect("Lead")
+        clients = [node.client() for _ in range(3)]
+        waiting = {client: node.claiming(client, "k") for client in clients}
+        node.until_waiting("k", 3)
+        killed = time.monotonic()
+        agent.kill()
+        agent.wait()
+        first = next(iter(wait(waiting.values(), 20, "FIRST_COMPLETED").done)).result()
+        assert isinstance(first, Lead), "of those that asked the new agent, one leads"
+        assert time.monotonic() - killed < 10
+        node.until_waiting("k", 2)
+        leader.tell()
+        leader.expect("done")
+        answers = {client: future.result(20) for client, future in waiting.items()}
+        assert sorted(type(a).__name__ for a in answers.values()) == ["Lead", "Ready", "Ready"]
+        for client, answer in answers.items():
+            if isinstance(answer, Lead):
+                assert node.publish(client, answer, "k")
+        assert node.read("k") == "a kernel"
+        assert len(node.agent_pids()) == 1
+
+
+def test_without_a_successor_those_who_wait_go_on_alone() -> None:
+    with Node(spawn="0", agent_timeout="1") as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        assert isinstance(lead, Lead)
+        waiting = [node.claiming(node.client(), "k") for _ in range(3)]
+        node.until_waiting("k", 3)
+        agent.kill()
+        agent.wait()
+        assert all(isinstance(w.result(5), Alone) for w in waiting)
+        assert not node.publish(client, lead, "k")
+
+
+def test_an_agent_that_is_stopped_is_given_up_in_time() -> None:
+    with Node(agent_timeout="1") as node:
+        agent = node.start()
+        client, other = node.client(), node.client()
+        lead = node.claim(client, "k")
+        waiting = node.claiming(other, "k")
+        node.until_waiting("k", 1)
+        agent.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        assert isinstance(waiting.result(20), Alone)
+        assert isinstance(node.claim(node.client(), "new"), Alone)
+        assert time.monotonic() - stopped < 3.5
+        agent.send_signal(signal.SIGCONT)
+        assert node.publish(client, lead, "k")
+
+
+def test_a_short_agent_timeout_does_not_shorten_a_wait() -> None:
+    with Node(agent_timeout="0.6") as node:
+        node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        waiting = node.claiming(node.client(), "k")
+        node.until_waiting("k", 1)
+        assert not wait([waiting], 1.6).done
+        assert node.publish(client, lead, "k")
+        assert waiting.result(20) == Ready("wait")
+
+
+def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, tempfile.TemporaryDirectory() as store:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with Node(agent_timeout="1.5", redis_url=url, store=store) as node:
+            node.start()
+            client = node.client()
+            assert client.report({"requests": 1})
+            silent.settimeout(20)
+            asked, _ = silent.accept()  # the agent shares counters with Redis now, and waits
+            assert isinstance(lead := node.claim(client, "k"), Lead), "heartbeats came until the breaker opened"
+            assert node.publish(client, lead, "k")
+            asked.close()
+
+
+def test_a_wait_is_bounded() -> None:
+    with Node(max_wait="1") as node:
+        node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        start = time.monotonic()
+        answer = node.claim(node.client(), "k")
+        assert isinstance(answer, Alone)
+        assert "KCOORD_MAX_WAIT" in answer.why
+        assert 0.9 < time.monotonic() - start < 1 + BOUND
+        assert node.publish(client, lead, "k")
+
+
+# What people ask.
+
+
+def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
+    leader = node.rank(LEADER, RANK="3")
+    leader.expect("Lead")
+    waiter = node.rank(WAITER, RANK="5")
+    node.until_waiting("k", 1)
+    status = node.status()
+    (flight,) = status["flights"]
+    assert (flight["name"], flight["state"], flight["key"]) == ("test:k", "compiling", key_of("k").digest)
+    assert f"rank 3, pid {leader.pid}" in flight["leader"]
+    assert [f"rank 5, pid {waiter.pid}" in w for w in flight["waiting"]] == [True]
+    assert status["pid"] == node.agent_pids()[0]
+    assert status["clients"] == 3
+    assert status["coordinates"] == "this node"
+    assert status["settings"]["local_dir"] == str(node.directory)
+    leader.tell()
+    waiter.expect("Ready")
+
+
+def test_stats_add_up_what_ranks_report(node: Node) -> None:
+    for job in ("one", "one", "two"):
+        client = node.client(job=job)
+        assert client.report({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
+    reply = node.client().ask({"op": "stats", "job": "one"})
+    assert reply is not None
+    assert (reply["counters"]["requests"], reply["counters"]["compile_seconds"]) == (4, 1.0)
+    assert reply["counters"]["waits"] == 0
+    assert "nonsense" not in reply["counters"]
+    everything = node.client().ask({"op": "stats"})
+    assert everything is not None
+    assert everything["counters"]["requests"] == 6
+
+
+NOTICES = """
+client.publish(None, key_of("k"), local.new_staging(home_of("k")), home_of("k"), 0.5, "")
+client.ask({"op": "status"})
+say("notices", lines=notices.since(0)[0])
+"""
+
+
+def test_a_notice_reaches_the_ranks_that_are_first_on_their_node() -> None:
+    with Node() as node:  # the agent is a daemon, whose own log nobody looks at
+        (line,) = node.rank(NOTICES, RANK="0", LOCAL_RANK="0").expect("notices")["lines"]
+        assert "not published" in line
+        assert node.rank(NOTICES, RANK="1", LOCAL_RANK="1").expect("notices")["lines"] == []
+        assert node.status()["notices"] == [line]
+        status = node.client().ask({"op": "status"})
+        assert status is not None
+        assert status["notices"] == [line], "what people ask for is not mixed up with what they are told unasked"
+
+
+def test_a_supervised_agent_tells_its_supervisor_s_log_alone(node: Node) -> None:
+    assert node.rank(NOTICES, RANK="0", LOCAL_RANK="0").expect("notices")["lines"] == []
+    assert len(node.status()["notices"]) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user for a moment")
+def test_another_user_is_refused(node: Node) -> None:
+    node.directory.chmod(0o755)
+    node.path.chmod(0o666)
+    stranger = node.rank(
+        """
+        import os
+        from tests.support.agents import Wire
+        path = client._settings.socket_path
+        os.setuid(65534)
+        client.close()
+        try:
+            with Wire(path) as wire:
+                pass
+        except PermissionError as error:
+            say("the client refuses", why=str(error))
+        import socket
+        raw = socket.socket(socket.AF_UNIX)
+        raw.connect(str(path))
+        with raw:
+            wire = Wire.__new__(Wire)
+            wire.socket = raw
+            say("the agent answers", **wire.hello())
+        """
+    )
+    assert "user 0" in stranger.expect("the client refuses")["why"]
+    answer = stranger.expect("the agent answers")
+    assert answer["op"] == "refused"
+    assert "user 65534" in answer["why"]
+    assert node.status()["clients"] == 1
+
+
+def test_an_agent_is_small() -> None:
+    with Node(redis_url=f"redis://127.0.0.1:{closed_port()}/0") as node:
+        store = node.directory / "store"
+        node.settings = node.with_flags(store=str(store))  # the socket's default name depends on it
+        agent = node.start()
+        with node.wire() as wire:
+            wire.hello()
+            claim = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n"}
+            assert wire.ask({**claim, "home": str(node.home("k"))})["op"] == "lead"
+        assert node.status()["coordinates"] == "lease files", "Redis was not tried: the test shows nothing"
+        assert "redis" in node.status()["notices"][0].lower()
+        process = psutil.Process(agent.pid)
+        assert process.memory_info().rss < 60e6
+        maps = {m.path for m in process.memory_maps()}
+        assert not any("/site-packages/torch/" in m or "/site-packages/triton/" in m for m in maps)
+
+
+# The agent's end.
+
+
+def test_an_idle_daemon_ends_and_removes_its_socket() -> None:
+    with Node(idle_timeout="0.5") as node:
+        client = node.client()
+        lead = node.claim(client, "k")
+        assert isinstance(lead, Lead)
+        (pid,) = node.agent_pids()
+        with watching(pid) as ended:
+            assert not ended(2), "it ended while a rank was connected"
+            client.give_up(lead, key_of("k"))
+            client.close()
+            assert ended(20)
+        assert not node.path.exists()
+
+
+def test_a_supervised_agent_does_not_end_when_it_is_idle() -> None:
+    with Node(idle_timeout="0.2") as node:
+        agent = node.start()
+        assert node.status()["clients"] == 1
+        with watching(agent.pid) as ended:
+            assert not ended(2)
+
+
+def test_an_agent_ends_with_its_parent() -> None:
+    with Node() as node:
+        parent = node.rank("say('here'); listen()")
+        parent.expect("here")
+        agent = node.start("--parent", str(parent.pid))
+        node.status()
+        parent.kill()
+        assert agent.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_agent_that_is_told_to_stop_lets_everybody_go(number: signal.Signals) -> None:
+    with Node(spawn="0") as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        assert isinstance(lead, Lead)
+        waiting = node.claiming(node.client(), "k")
+        node.until_waiting("k", 1)
+        agent.send_signal(number)
+        assert agent.wait(20) == 0
+        assert isinstance(waiting.result(20), Alone)
+        client.give_up(lead, key_of("k"))
+        lead.connection.close()
+
+
+def test_an_agent_under_nohup_outlives_its_terminal() -> None:
+    with Node() as node:
+        agent = start_agent(node, "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n")
+        node.status()
+        agent.send_signal(signal.SIGHUP)
+        assert node.status()["pid"] == agent.pid
+        assert agent.poll() is None
+
+
+def test_an_agent_that_is_told_to_stop_finishes_what_is_being_published() -> None:
+    with Node(spawn="0") as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        assert isinstance(lead, Lead)
+        staging = stage(node.home("k"))
+        for number in range(40):
+            (staging / f"{number}.bin").write_bytes(os.urandom(1 << 20))
+        publishing = in_thread(lambda: client.publish(lead, key_of("k"), staging, node.home("k"), 0.5, ""))
+        until(lambda: node.flight("k").get("state") == "publishing" or publishing.done())
+        assert not publishing.done(), "it was published too fast: the test shows nothing"
+        agent.send_signal(signal.SIGTERM)
+        assert publishing.result(20) is True
+        assert agent.wait(20) == 0
+        assert node.read("k") == "a kernel"
+
+
+async def served(node: Node, leases: LocalLeases, store: Store | None = None) -> tuple[Agent, asyncio.Task[None]]:
+    """An agent in this process, so that its lease service can be looked at when it has gone."""
+    agent = Agent(node.settings, leases, store, Notices())
+    return agent, asyncio.create_task(agent.serve(endpoint.bind(node.path)))
+
+
+def test_an_agent_that_is_told_to_stop_gives_its_leases_back() -> None:
+    async def scenario(node: Node) -> None:
+        leases = LocalLeases(60, 60, 60)
+        agent, serving = await served(node, leases)
+        lead = await asyncio.to_thread(node.claim, node.client(), "k")
+        assert isinstance(lead, Lead)
+        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Wait)
+        agent.stop()
+        await asyncio.wait_for(serving, 20)
+        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won)
+        lead.connection.close()
+
+    with Node(spawn="0") as node:
+        asyncio.run(scenario(node))
+
+
+def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_compiles() -> None:
+    async def scenario(node: Node) -> None:
+        leases, key = LocalLeases(60, 60, 60), key_of("k")
+        agent, serving = await served(node, leases)
+        assert isinstance(await leases.acquire(key.digest, "other", "another node"), Won)
+        hurried = node.client()
+        for _ in range(3):
+            assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
+        assert agent.status()["flights"] == []
+        patience = time.monotonic() + BOUND
+        while leases._watchers:
+            assert time.monotonic() < patience, "it is still subscribed"
+            await asyncio.sleep(0.01)
+
+        waiting = asyncio.create_task(asyncio.to_thread(node.claim, node.client(), "k"))
+        while not any(f["waiting"] for f in agent.status()["flights"]):
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
+        assert await leases.release(key.digest, "other")
+        lead = await asyncio.wait_for(waiting, 20)
+        assert isinstance(lead, Lead), "who waits is heir to the lease"
+        agent.stop()
+        await asyncio.wait_for(serving, 20)
+        lead.connection.close()
+
+    with Node(spawn="0") as node:
+        asyncio.run(scenario(node))
+
+
+def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nobody_foresaw() -> None:
+    class BrokenStore(Store):
+        def fetch(self, digest: str, announced: str | None = None) -> None:
+            return None
+
+        def publish(self, manifest: object, contents: object) -> str:
+            raise ZeroDivisionError
+
+    async def scenario(node: Node) -> None:
+        leases = LocalLeases(0.3, 60, 60)
+        store = BrokenStore(node.directory / "store")
+        store.open()
+        agent, serving = await served(node, leases, store)
+        client = node.client()
+        lead = await asyncio.to_thread(node.claim, client, "k")
+        assert await asyncio.to_thread(node.publish, client, lead, "k")
+        start = time.monotonic()
+        while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won):
+            assert time.monotonic() < start + BOUND, "it is renewed for ever"
+            await asyncio.sleep(0.01)
+        assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
+        agent.stop()
+        await asyncio.wait_for(serving, 20)
+
+    with Node(spawn="0", lease_ttl="0.3") as node:
+        asyncio.run(scenario(node))
+
+
+def test_stop_is_a_request_too() -> None:
+    with Node() as node:
+        agent = node.start()
+        client = node.client()
+        assert client.ask({"op": "stop"}) == {"op": "done", "id": 1}
+        assert agent.wait(20) == 0
+
+
+def test_a_setting_that_cannot_be_used_is_exit_code_2() -> None:
+    with Node() as node, endpoint.bind(node.path) as listener:
+        fd = listener.fileno()
+        agent = subprocess.run(
+            [sys.executable, "-m", "kcoord.agent", "--fd", str(fd)], pass_fds=[fd],
+            env=node.environ(KCOORD_LEASE_TTL="soon"), capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+        assert agent.returncode == 2
+        assert "KCOORD_LEASE_TTL" in agent.stderr
+
+
+def test_end_agent_ends_a_stopped_one_too() -> None:
+    with Node() as node:
+        agent = node.start()
+        node.status()
+        agent.send_signal(signal.SIGSTOP)
+        end_agent(agent.pid)
+        agent.wait(20)
+
+
+def test_an_agent_whose_pulse_fails_ends_so_that_the_next_one_is_started() -> None:
+    async def scenario(node: Node) -> None:
+        agent, serving = await served(node, LocalLeases(60, 60, 60))
+
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        agent._permits.look = broken  # type: ignore[method-assign]
+        await asyncio.wait_for(serving, 20)
+        assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
+
+    with Node(spawn="0") as node:
+        asyncio.run(scenario(node))
+
+
+def test_an_agent_that_has_seen_many_keys_knows_the_latest_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcoord.agent.claims._NAMES_REMEMBERED", 3)
+
+    async def scenario(node: Node) -> None:
+        agent, serving = await served(node, LocalLeases(60, 60, 60))
+        client = node.client()
+        for n in range(5):
+            lead = await asyncio.to_thread(node.claim, client, f"k{n}")
+            assert isinstance(lead, Lead)
+            assert [f["name"] for f in agent.status()["flights"]] == [f"test:k{n}"]
+            await asyncio.to_thread(client.give_up, lead, key_of(f"k{n}"))
+        agent.stop()
+        await asyncio.wait_for(serving, 20)
+
+    with Node(spawn="0") as node:
+        asyncio.run(asyncio.wait_for(scenario(node), 60))

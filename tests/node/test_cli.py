@@ -1,0 +1,312 @@
+"""The kcoord command, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kcoord.cli import _COMMANDS
+from tests.support.living import agents_of, words_of
+from tests.support.redis_server import RedisServer
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+KCOORD = ("-c", "from kcoord.cli import main; main()")
+RANK = PROGRAMS / "generic_rank.py"
+
+
+def kcoord(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None) -> subprocess.CompletedProcess[str]:
+    done = sandbox.run(*KCOORD, *arguments, COLUMNS="200", **more)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def as_json(sandbox: Sandbox, *arguments: str, **more: str | None) -> Any:
+    return json.loads(kcoord(sandbox, *arguments, "--json", **more).stdout)
+
+
+@pytest.fixture
+def agent(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
+    process = sandbox.start(*KCOORD, "agent")
+    eventually(lambda: list(sandbox.local.glob("*.sock")) or process.poll() is not None)
+    sandbox.run(*KCOORD, "status", "--json")  # it answers once it serves, and minds signals
+    yield process
+    if process.poll() is None:
+        process.terminate()
+    finish(process)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_explains_itself(sandbox: Sandbox, name: str) -> None:
+    assert "Usage: kcoord" in kcoord(sandbox, name, "--help").stdout
+    assert name in kcoord(sandbox, "--help").stdout
+
+
+def test_an_unknown_command_is_a_usage_error(sandbox: Sandbox) -> None:
+    kcoord(sandbox, "conquer", code=2)
+
+
+def test_the_agent_ends_on_sigterm_and_takes_its_socket_with_it(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+    agent.send_signal(signal.SIGTERM)
+    assert finish(agent).returncode == 0
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_sidecar_without_an_agent_ends_on_a_signal_whichever_of_its_threads_is_given_it(
+    sandbox: Sandbox, number: signal.Signals
+) -> None:
+    code = f"""
+import os, signal, sys, threading, time
+from kcoord.cli import main
+def given():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), {int(number)})
+threading.Thread(target=given, daemon=True).start()
+sys.argv = ["kcoord", "agent", "--sidecar", "--lease-ttl", "soon"]
+main()
+"""
+    sidecar = sandbox.start("-c", code)
+    assert sidecar.stderr is not None
+    assert "the job runs without an agent" in sidecar.stderr.readline()
+    (sandbox.root / "go").touch()
+    done = finish(sidecar, 20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_second_agent_is_refused_and_stop_ends_the_first(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+    assert "listens" in kcoord(sandbox, "agent", code=1).stderr
+    kcoord(sandbox, "agent", "--stop")
+    assert finish(agent).returncode == 0
+    assert "no agent listens" in kcoord(sandbox, "agent", "--stop", code=1).stderr
+
+
+def test_an_agent_with_a_store_that_cannot_be_written_does_not_start(sandbox: Sandbox) -> None:
+    line = kcoord(sandbox, "agent", "--store", "/proc/nowhere", code=2).stderr
+    assert line.startswith("kcoord: KCOORD_STORE=/proc/nowhere")
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["status"], ["agent", "--stop"]], ids=" ".join)
+def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
+    sandbox: Sandbox, agent: subprocess.Popen[str], command: list[str]
+) -> None:
+    agent.send_signal(signal.SIGSTOP)
+    said = kcoord(sandbox, *command, code=1, KCOORD_AGENT_TIMEOUT="0.5").stderr
+    agent.send_signal(signal.SIGCONT)
+    assert said.startswith("kcoord: no agent answers at ")
+    assert "timed out" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+    ranks = [sandbox.start(RANK, "1", "600", RANK=str(r)) for r in range(3)]
+    try:
+        eventually(lambda: any(len(f["waiting"]) == 2 for f in as_json(sandbox, "status")["flights"]))
+        (flight,) = as_json(sandbox, "status")["flights"]
+        assert (flight["name"], flight["state"]) == ("test:k0", "compiling")
+        assert "rank" in flight["leader"]
+        assert flight["seconds"] > 0
+        shown = kcoord(sandbox, "status").stdout
+        assert "test:k0" in shown
+        assert "compiling" in shown
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    eventually(lambda: not as_json(sandbox, "status")["flights"])
+
+
+def test_status_without_an_agent_says_where_it_looked(sandbox: Sandbox) -> None:
+    assert str(sandbox.local) in kcoord(sandbox, "status", code=1).stderr
+
+
+def test_exec_passes_the_exit_code_on_and_prints_a_summary(sandbox: Sandbox) -> None:
+    done = sandbox.run(*KCOORD, "exec", "--", "bash", "-c", f"{sys.executable} {RANK} 3 && exit 9")
+    assert done.returncode == 9
+    assert "3 kernels asked for, 3 compiled" in done.stderr
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+def test_exec_tells_a_signals_death_as_a_shell_does(sandbox: Sandbox) -> None:
+    assert sandbox.run(*KCOORD, "exec", "--", "bash", "-c", "kill -9 $$").returncode == 128 + 9
+    assert sandbox.run(*KCOORD, "exec", "--", "no-such-command").returncode == 127
+    assert sandbox.run(*KCOORD, "exec").returncode == 2
+
+
+def test_exec_forwards_signals(sandbox: Sandbox) -> None:
+    up = sandbox.root / "up"
+    trap = f"trap 'exit 5' TERM; touch {up}; while :; do sleep 0.05; done"
+    job = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", trap)
+    eventually(up.exists)
+    job.send_signal(signal.SIGTERM)
+    assert finish(job).returncode == 5
+
+
+def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(sandbox: Sandbox) -> None:
+    gate = sandbox.root / "gate"
+    wait = f"until [ -e {gate} ]; do sleep 0.05; done"
+    first = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", wait)
+    eventually(lambda: list(sandbox.local.glob("*.sock")))
+    later = f"{wait}; while kill -0 {first.pid} 2>/dev/null; do sleep 0.05; done; {sys.executable} {RANK} 2"
+    second = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", later)
+    eventually(lambda: ["bash", "-c", later] in map(words_of, sandbox.processes()))
+    assert len(agents_of(sandbox.processes())) == 1
+    gate.touch()
+    assert finish(first).returncode == 0
+    done = finish(second)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+
+
+def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
+    done = sandbox.run(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
+    assert "TRITON_CACHE_MANAGER" not in done.stdout
+    assert done.stderr == ""
+    assert not sandbox.local.exists()
+
+
+def test_stats_outlast_the_agent_and_hold_the_documented_counters(sandbox: Sandbox) -> None:
+    for _ in range(2):
+        sandbox.run(*KCOORD, "exec", "--job", "my job", "--", sys.executable, str(RANK), "4")
+    stats = as_json(sandbox, "stats", "--job", "my job")
+    assert (stats["requests"], stats["compiles"], stats["local_hits"]) == (8, 4, 4)
+    assert stats["saved_seconds"] > 0
+    for name in ("memory_hits", "store_hits", "waits", "failures", "alone", "compile_seconds"):
+        assert name in stats
+    assert as_json(sandbox, "stats", "--job", "another")["requests"] == 0
+    assert "8 kernels asked for" in kcoord(sandbox, "stats").stdout
+
+
+def test_stats_are_summed_over_nodes_through_redis(sandbox: Sandbox) -> None:
+    with RedisServer() as server:
+        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_JOB": "j"}
+        for node in (1, 2):
+            local = {"KCOORD_LOCAL_DIR": str(sandbox.root / f"local{node}")}
+            done = sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "4", **shared, **local)
+            assert done.returncode == 0
+        assert "8 kernels asked for, 4 compiled" in done.stderr
+        assert "4 loaded" in done.stderr
+
+
+def test_ls_lists_artifacts_and_explain_says_why_two_differ(sandbox: Sandbox) -> None:
+    sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "2")
+    listed = as_json(sandbox, "ls")
+    assert sorted(a["name"] for a in listed) == ["k0", "k1"]
+    assert all(a["bytes"] > 0 and a["files"] == ["kernel.bin"] for a in listed)
+    assert [a["name"] for a in as_json(sandbox, "ls", "k1")] == ["k1"]
+    shown = kcoord(sandbox, "ls").stdout
+    assert listed[0]["digest"][:12] in shown
+    first, second = sorted(listed, key=lambda a: a["name"])
+    difference = as_json(sandbox, "explain", first["digest"][:10], second["digest"][:10])["differences"]
+    assert {"factor": "n", "from": "1", "to": "0"} in difference
+    assert "n: 1 → 0" in kcoord(sandbox, "explain", first["digest"][:10], second["digest"][:10]).stdout
+    assert "no other key" in kcoord(sandbox, "explain", "k0").stdout
+    assert "no artifact has the key" in kcoord(sandbox, "explain", "nothing", code=1).stderr
+
+
+def test_a_kernels_name_is_no_command_to_the_terminal(sandbox: Sandbox) -> None:
+    code = "import kcoord; kcoord.connect().get_or_compile(kcoord.CacheKey.of('b', '\\x1b[2J[red]k[/]', a=1), "
+    code += "lambda staging: (staging / 'f').write_text('x'))"
+    done = sandbox.run("-c", code)
+    assert done.returncode == 0, done.stderr
+    digest = as_json(sandbox, "ls")[0]["digest"]
+    for shown in (kcoord(sandbox, "ls").stdout, kcoord(sandbox, "explain", digest).stdout):
+        assert "\x1b" not in shown
+        assert "[2J[red]k[/]" in shown
+
+
+@pytest.mark.parametrize("job", ["x" * 201, "a\nb"], ids=["long", "newline"])
+def test_a_jobs_name_that_cannot_be_shown_is_refused_where_it_is_set(sandbox: Sandbox, job: str) -> None:
+    done = kcoord(sandbox, "exec", "--job", job, "--", "true", code=2)
+    assert "at most 200 characters" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store")}
+    sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "2", **store)
+    elsewhere = {"KCOORD_LOCAL_DIR": str(sandbox.root / "elsewhere")}
+    assert len(as_json(sandbox, "ls", **store, **elsewhere)) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["explain", "k"], ["verify"], ["verify", "f" * 64], ["gc"], ["gc", "--dry-run"], ["gc", "--pins"],
+     ["export", "--all", "out"], ["export", "job", "out"], ["export", "--key", "f" * 64, "out"]],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("what", ["nothing", "a file", "a directory"])
+def test_where_there_is_no_store_every_command_says_so(sandbox: Sandbox, what: str, arguments: list[str]) -> None:
+    place = sandbox.root / "place"
+    if what == "a file":
+        place.touch()
+    elif what == "a directory":
+        place.mkdir()
+    done = kcoord(sandbox, *arguments, code=1, KCOORD_STORE=str(place))
+    line = f"kcoord: {place}: there is no store here: set KCOORD_STORE to one, or look at its mount\n"
+    assert (done.stdout, done.stderr) == ("", line)
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["doctor"], ["explain", "--help"]], ids=" ".join)
+def test_output_that_has_no_room_is_one_line(sandbox: Sandbox, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, *KCOORD, *arguments], env=sandbox.env(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "kcoord: No space left on device: look at where the output goes\n")
+
+
+def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
+    with RedisServer() as server:
+        settings = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
+        findings = as_json(sandbox, "doctor", **settings)["findings"]
+        assert not [f for f in findings if f["state"] == "fail"]
+        assert any("published and fetched" in f["finding"] for f in findings)
+        assert any("a lease was taken" in f["finding"] for f in findings)
+        assert not list((sandbox.root / "store" / "v1" / "objects").glob("*/*")), "the probe is removed"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "what"),
+    [
+        ("KCOORD_STORE", "/proc/nowhere", "store"),
+        ("KCOORD_REDIS_URL", "redis://:secret@127.0.0.1:1/0", "Redis"),
+        ("KCOORD_LOCAL_DIR", "/proc/nowhere", "local directory"),
+    ],
+)
+def test_doctor_names_what_is_wrong_and_the_remedy(sandbox: Sandbox, setting: str, value: str, what: str) -> None:
+    done = kcoord(sandbox, "doctor", "--json", code=1, **{setting: value})
+    failed = [f for f in json.loads(done.stdout)["findings"] if f["state"] == "fail"]
+    assert any(f["what"] == what and f["remedy"] for f in failed)
+    assert "secret" not in done.stdout
+
+
+def test_brackets_are_text_and_not_markup(sandbox: Sandbox) -> None:
+    shown = kcoord(sandbox, "doctor", KCOORD_LOCAL_DIR=str(sandbox.root / "local[red]")).stdout
+    assert "local[red]" in shown
+
+
+def test_a_path_is_not_cut_where_the_terminal_is_narrow(sandbox: Sandbox) -> None:
+    settings = {"KCOORD_LOCAL_DIR": str(sandbox.root / ("l" * 60)), "KCOORD_SOCKET": str(sandbox.root / ("s" * 60))}
+    shown = sandbox.run(*KCOORD, "doctor", COLUMNS="80", **settings).stdout
+    assert "…" not in shown
+    assert shown.count("s") > 60
+
+
+def test_a_bad_setting_is_one_line_without_the_password(sandbox: Sandbox) -> None:
+    done = kcoord(sandbox, "status", code=2, KCOORD_REDIS_URL="redi://user:secret@host")
+    assert len(done.stderr.splitlines()) == 1
+    assert "KCOORD_REDIS_URL" in done.stderr
+    assert "secret" not in done.stderr

@@ -1,0 +1,464 @@
+"""A rank's side: many threads, forks, agents that come and go, and no agent at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+
+from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import fields, frames
+from kcoord.protocol.own_socket import OwnSocket
+from kcoord.rank import connection_pool as links
+from kcoord.rank.client import (
+    AgentClient,
+    Alone,
+    Lead,
+    Ready,
+)
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.support.agents import (
+    SOON,
+    Node,
+    end_agent,
+    in_thread,
+    key_of,
+    stage,
+    until,
+)
+from tests.support.sandbox import Sandbox
+
+THREADS = 16
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        node.start()
+        yield node
+
+
+RESTORED_SIGPIPE = """
+import signal, socket
+from kcoord.rank.client import AgentClient
+from kcoord.protocol.own_socket import OwnSocket
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is piped into another program
+client = AgentClient(Settings.from_environ(), Notices())
+ours, theirs = socket.socketpair()
+theirs.close()
+client._links.give_back(OwnSocket(ours))
+print(client.ask({"op": "status"}))
+"""
+
+
+def test_an_agent_that_has_gone_does_not_end_a_rank_that_restored_sigpipe(sandbox: Sandbox) -> None:
+    done = sandbox.run("-c", RESTORED_SIGPIPE, KCOORD_SPAWN="0")
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+@pytest.mark.parametrize("answer", [{}, {"op": 1}, {"op": "done", "told": 1}])
+def test_an_answer_that_is_none_is_as_good_as_no_agent(answer: dict[str, object], sandbox: Sandbox) -> None:
+    client = AgentClient(Settings.from_environ(sandbox.env(KCOORD_SPAWN="0")), Notices())
+    ours, theirs = socket.socketpair()
+    client._links.give_back(OwnSocket(ours))
+    theirs.sendall(frames.encode_frame(answer))
+    assert isinstance(client.claim(key_of("k"), sandbox.root / "k"), Alone)
+    theirs.close()
+
+
+# Threads.
+
+
+def test_threads_that_claim_different_keys_all_lead(node: Node) -> None:
+    client = node.client()
+
+    def compile(number: int) -> bool:
+        lead = node.claim(client, f"k{number}")
+        assert isinstance(lead, Lead)
+        return node.publish(client, lead, f"k{number}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(compile, range(4 * THREADS)))
+    assert [node.read(f"k{n}") for n in range(4 * THREADS)] == ["a kernel"] * 4 * THREADS
+    assert node.status()["clients"] <= THREADS + 1, "connections are used again"
+
+
+def test_threads_that_claim_one_key_have_one_leader(node: Node) -> None:
+    client = node.client()
+    for name in ("a", "b", "c"):
+        claims = [node.claiming(client, name) for _ in range(THREADS)]
+        node.until_waiting(name, THREADS - 1)
+        (first,) = wait(claims, 20, "FIRST_COMPLETED").done
+        assert node.publish(client, first.result(), name)
+        answers = [c.result(20) for c in claims]
+        assert sum(isinstance(a, Lead) for a in answers) == 1
+        assert sum(a == Ready("wait") for a in answers) == THREADS - 1
+
+
+def test_a_long_wait_holds_up_no_other_thread(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "slow")
+    waiting = node.claiming(client, "slow")
+    node.until_waiting("slow", 1)
+    other = node.claim(client, "quick")
+    assert node.publish(client, other, "quick")
+    assert not waiting.done()
+    assert node.publish(client, lead, "slow")
+    assert waiting.result(20) == Ready("wait")
+
+
+# Forks.
+
+FORK = """
+import os, time
+lead = claim(client, "k")
+client.ask({"op": "status"})  # an idle connection, too
+child = os.fork()
+if child == 0:
+    %s
+    os._exit(0)
+listen()
+os.waitpid(child, 0)
+listen()
+say("published", well=publish(client, lead, "k"))
+"""
+
+
+INTERRUPTED = """
+import signal
+
+class TooLong(Exception):
+    pass
+
+def ring(number, frame):
+    raise TooLong
+
+signal.signal(signal.SIGALRM, ring)
+try:
+    claim(client, "k")
+except TooLong as error:
+    kept = error  # and with it every frame that it passed through, as a notebook or a log does
+    say("interrupted")
+listen()
+"""
+
+
+def test_a_wait_that_was_interrupted_is_not_led_to(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    interrupted = node.rank(INTERRUPTED)
+    node.until_waiting("k", 1)
+    heir = node.claiming(node.client(), "k")
+    node.until_waiting("k", 2)
+    os.kill(interrupted.pid, signal.SIGALRM)
+    interrupted.expect("interrupted")
+    client.give_up(lead, key_of("k"))
+    leads = heir.result(20)
+    assert isinstance(leads, Lead), "the first who waited compiles nothing"
+    client.give_up(leads, key_of("k"))
+
+
+def test_the_end_of_a_forked_child_does_not_end_its_parent_s_lead(node: Node) -> None:
+    parent = node.rank(FORK % "pass")
+    parent.expect("Lead")
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    parent.tell()
+    assert node.status()["clients"] == 4, "the parent's two, the waiter's, and ours"
+    assert str(parent.pid) in node.flight("k")["leader"]
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+    assert waiting.result(20) == Ready("wait")
+
+
+def test_a_forked_child_s_interpreter_that_ends_in_order_does_not_end_its_parent_s_lead(node: Node) -> None:
+    parent = node.rank(FORK % "client.close(); sys.exit(0)".replace("sys", "__import__('sys')"))
+    parent.expect("Lead")
+    parent.tell()
+    assert str(parent.pid) in node.flight("k")["leader"]
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+def test_a_forked_child_claims_by_itself_and_is_a_process_of_its_own(node: Node) -> None:
+    parent = node.rank(FORK % "own = claim(client, 'own'); say('pid', pid=os.getpid()); time.sleep(60)")
+    parent.expect("Lead")
+    parent.expect("Lead")
+    child = parent.expect("pid")["pid"]
+    assert child != parent.pid
+    assert f"pid {child})" in node.flight("own")["leader"]
+    assert f"pid {parent.pid})" in node.flight("k")["leader"]
+    os.kill(child, signal.SIGKILL)  # its lead is free; its parent's is not
+    until(lambda: not node.flight("own"))
+    assert f"pid {parent.pid})" in node.flight("k")["leader"]
+    parent.tell()
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+def test_a_forked_child_may_wait_for_its_parent(node: Node) -> None:
+    parent = node.rank(FORK % "claim(client, 'k')")
+    parent.expect("Lead")
+    node.until_waiting("k", 1)
+    assert node.publish(node.client(), None, "k")
+    assert parent.expect("Ready") == {"source": "wait"}
+    parent.tell()
+    parent.tell()
+    assert parent.expect("published") == {"well": True}
+
+
+CLOSES_ALL = """
+import os, socket
+lead = claim(client, "k")
+client.ask({"op": "status"})  # an idle connection, too
+os.closerange(3, 4096)
+mine = [end for _ in range(8) for end in socket.socketpair()]  # by the numbers that were ours
+well = publish(client, lead, "k")
+claim(client, "other")
+client.close()
+for end in mine:
+    end.setblocking(False)
+    end.send(b"x")
+say("done", published=well, received=[end.recv(100).decode() for end in mine])
+"""
+
+
+def test_a_script_that_closes_all_descriptors_finds_nothing_of_ours_in_those_that_it_opens_then(node: Node) -> None:
+    rank = node.rank(CLOSES_ALL, PYTHONWARNINGS="ignore")
+    rank.expect("Lead")
+    rank.expect("Lead")
+    assert rank.expect("done") == {"published": True, "received": ["x"] * 16}
+
+
+def test_a_forked_child_keeps_no_connection_of_its_parent_open(node: Node) -> None:
+    """Neither an idle one, nor one that leads, nor one that another thread waits on."""
+    parent = node.rank(
+        """
+        import os, stat, threading
+        lead = claim(client, "k")
+        client.ask({"op": "status"})
+        waiter = threading.Thread(target=lambda: claim(client, "k"))
+        waiter.start()
+        listen()
+        if os.fork() == 0:
+            sockets = [d for d in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{d}")]
+            say("open", sockets=[d for d in sockets if stat.S_ISSOCK(os.stat(int(d)).st_mode)])
+            os._exit(0)
+        os.wait()
+        publish(client, lead, "k")
+        waiter.join()
+        """,
+        PYTHONWARNINGS="ignore",
+    )
+    parent.expect("Lead")
+    node.until_waiting("k", 1)
+    parent.tell()
+    assert parent.expect("open") == {"sockets": []}
+    assert parent.expect("Ready") == {"source": "wait"}
+
+
+# Agents that come and go.
+
+
+def test_many_stale_connections_cost_one_new_one_and_no_kernel() -> None:
+    with Node() as node:
+        agent = node.start()
+        client = node.client()
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda n: node.publish(client, node.claim(client, f"k{n}"), f"k{n}"), range(THREADS)))
+            list(pool.map(lambda n: node.claim(client, f"k{n}"), range(THREADS)))
+            assert node.status()["clients"] > 3, "too few connections are idle: the test shows nothing"
+            agent.kill()
+            agent.wait()
+            answers = list(pool.map(lambda n: node.claim(client, f"new{n}"), range(THREADS)))
+        assert all(isinstance(a, Lead) for a in answers)
+        assert len(node.agent_pids()) == 1
+        for number, lead in enumerate(answers):
+            assert node.publish(client, lead, f"new{number}")
+
+
+def test_finished_work_is_handed_to_the_agent_s_successor() -> None:
+    with Node() as node:
+        agent = node.start()
+        client = node.client()
+        lead = node.claim(client, "k")
+        agent.kill()
+        agent.wait()
+        assert node.publish(client, lead, "k")
+        assert isinstance(node.claim(client, "k"), Ready)
+
+
+def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
+    with Node(spawn="0") as node:
+        notices = Notices()
+        client = AgentClient(node.settings, notices)
+        assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(20))
+        (line,) = notices.since(0)[0]
+        assert "KCOORD_SPAWN=0" in line
+        assert not client.report({"requests": 1})
+        assert client.ask({"op": "status"}) is None
+        assert node.agent_pids() == []
+
+
+def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
+    with Node(agent_timeout="1") as node:
+        agent = node.start()
+        client = node.client()
+        node.status()
+        agent.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(50))
+        assert time.monotonic() - start < 2.5
+        agent.send_signal(signal.SIGCONT)
+
+
+def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_RETRY_AFTER", 0.5)
+    with Node(spawn="0") as node:
+        client = node.client()
+        assert isinstance(node.claim(client, "k"), Alone)
+        node.start()
+        dead_since = time.monotonic()
+        until(lambda: client.report({"requests": 1}), within=5)  # asks every 10 ms
+        assert time.monotonic() - dead_since < 2
+        assert isinstance(lead := node.claim(client, "k"), Lead)
+        assert node.publish(client, lead, "k")
+
+
+def test_without_an_agent_a_claim_that_does_not_wait_is_alone_too() -> None:
+    with Node(spawn="0") as node:
+        assert isinstance(node.client().claim(key_of("k"), node.home("k"), wait=False), Alone)
+
+
+def test_a_dead_agent_is_not_asked_again_for_a_while() -> None:
+    with Node(spawn="0") as node:
+        client = node.client()
+        assert isinstance(node.claim(client, "k"), Alone)
+        node.start()
+        answer = node.claim(client, "k")
+        assert isinstance(answer, Alone)
+        assert "a moment ago" in answer.why
+
+
+# Requests that cannot be made.
+
+
+def test_a_claim_that_fits_no_frame_is_alone_and_the_agent_is_not_to_blame(node: Node) -> None:
+    client = node.client()
+    huge = CacheKey.of("test", "x" * frames.LARGEST_FRAME)
+    assert isinstance(client.claim(huge, node.home("huge")), Alone)
+    assert isinstance(lead := node.claim(client, "k"), Lead)
+    assert node.publish(client, lead, "k")
+
+
+LARGE = {f"factor {n}": "x" * 150 for n in range(30_000)}
+
+
+def test_a_key_that_fits_no_frame_is_compiled_alone_and_nobody_waits_for_it(node: Node) -> None:
+    client = node.client()
+    huge = CacheKey.of("test", "k", many=LARGE)
+    for _ in range(2):
+        answer = client.claim(huge, node.home("k"))
+        assert isinstance(answer, Alone)
+        assert "too large to be shared" in answer.why
+    assert not client.publish(None, huge, stage(node.home("k")), node.home("k"), 0.5, "")
+    assert isinstance(other := node.claim(client, "other"), Lead), "the agent is not to blame"
+    assert node.publish(client, other, "other")
+
+
+def test_an_explanation_that_fits_no_frame_is_left_out_and_who_waits_has_the_kernel(node: Node) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(node.client(), "k")
+    node.until_waiting("k", 1)
+    explained = key_of("k").with_details(LARGE)
+    assert client.publish(lead, explained, stage(node.home("k")), node.home("k"), 0.5, "")
+    assert waiting.result(20) == Ready("wait")
+    assert node.read("k") == "a kernel"
+
+
+def test_a_publish_that_cannot_be_carried_is_no_failed_compile_and_the_next_rank_leads(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = node.client()
+    lead = node.claim(client, "k")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(heir := node.client(), "k")
+    node.until_waiting("k", 1)
+    monkeypatch.setattr(fields, "LARGEST_KEY", -1)
+    assert not node.publish(client, lead, "k")
+    leads = waiting.result(20)
+    assert isinstance(leads, Lead)
+    monkeypatch.undo()
+    assert node.publish(heir, leads, "k")
+
+
+def test_a_name_and_a_path_that_are_no_utf8_are_no_obstacle(node: Node) -> None:
+    client = node.client()
+    home = node.directory / os.fsdecode(b"caf\xe9") / "home"
+    assert isinstance(lead := client.claim(key_of("k"), home), Lead)
+    assert client.publish(lead, key_of("k"), stage(home), home, 0.5, "")
+    assert (home / "kernel.txt").read_text() == "a kernel"
+
+
+def test_a_client_that_was_never_used_holds_nothing_and_starts_nothing() -> None:
+    with Node() as node:
+        AgentClient(Settings.from_environ({}, local_dir=str(node.directory)), Notices()).close()
+        assert node.agent_pids() == []
+        assert sorted(p.name for p in node.directory.iterdir()) == ["started.log"]
+
+
+def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Node(spawn="0", agent_timeout="20") as node:
+        first = node.start()
+        client = node.client()
+        lead = node.claim(client, "a")
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+        end_agent(first.pid)
+        client.close()
+        looked: list[float] = []
+        look = links.spawn.find_or_start
+        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        begun = in_thread(lambda: node.claim(client, "b"))
+        until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
+        node.start()
+        lead = begun.result(SOON)
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+
+
+def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    look = links.spawn.find_or_start
+    with Node(spawn="0", agent_timeout="2") as node:
+        first = node.start()
+        client = node.client()
+        lead = node.claim(client, "a")
+        assert isinstance(lead, Lead)
+        lead.connection.close()
+        end_agent(first.pid)
+        node.path.unlink()
+        client.close()
+        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        assert isinstance(node.claim(client, "b"), Alone)
+        assert len(looked) > 5, "it looked for two seconds"
+        looked.clear()
+        client._links._dead_until = 0.0
+        assert isinstance(node.claim(client, "c"), Alone)
+        assert len(looked) == 1
+
+
+def test_who_has_never_met_an_agent_waits_for_none() -> None:
+    with Node(spawn="0", agent_timeout="30") as node:
+        assert isinstance(node.claim(node.client(), "a"), Alone)

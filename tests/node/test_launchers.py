@@ -1,0 +1,157 @@
+"""Several launchers of one node: one agent, which ends with the last of them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from kcoord.agent.launchers import Launchers
+from tests.support.living import agents_of
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+EXEC = ("-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c")
+RANK = PROGRAMS / "generic_rank.py"
+
+
+def launcher(sandbox: Sandbox, name: str, then: str = "true") -> subprocess.Popen[str]:
+    """`kcoord exec` of a command that waits until the file `name` is there; returns when the command runs."""
+    up, gate = sandbox.root / f"{name}-up", sandbox.root / name
+    command = f"touch {up}; until [ -e {gate} ]; do sleep 0.05; done; {then}"
+    process = sandbox.start(*EXEC, command, KCOORD_JOB="the-job")
+    eventually(lambda: up.exists() or process.poll() is not None)
+    return process
+
+
+def agents(sandbox: Sandbox) -> list[int]:
+    return sorted(agent.pid for agent in agents_of(sandbox.processes()))
+
+
+@pytest.mark.parametrize("end", ["it ends", "it is killed"])
+def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sandbox: Sandbox, end: str) -> None:
+    first = launcher(sandbox, "first", f"{_rank()} 1")
+    others = [launcher(sandbox, f"other{n}", f"{_rank()} 3") for n in range(2)]
+    (agent,) = agents(sandbox)
+    if end == "it ends":
+        (sandbox.root / "first").touch()
+    else:
+        first.kill()
+        (sandbox.root / "first").touch()  # its shell ends, too
+    done = finish(first)
+    assert "kernels asked for" not in done.stderr, "it is not the last"
+    assert agents(sandbox) == [agent]
+    (sandbox.root / "other0").touch()
+    done = finish(others[0])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+    assert "kernels asked for" not in done.stderr
+    assert agents(sandbox) == [agent]
+    (sandbox.root / "other1").touch()
+    done = finish(others[1])
+    assert json.loads(done.stdout)["counters"]["alone"] == 0
+    assert "7 kernels asked for, 3 compiled" in done.stderr, "the last one sums up for all"
+    assert not agents(sandbox), "it has ended before its last launcher has"
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+def test_a_launchers_output_ends_with_it_also_if_its_agent_goes_on(sandbox: Sandbox) -> None:
+    """Whoever reads it to its end, as mpirun does, must not wait for the others."""
+    first, other = launcher(sandbox, "first"), launcher(sandbox, "other")
+    (sandbox.root / "first").touch()
+    finish(first)  # reads to the end of both streams
+    assert other.poll() is None
+    assert len(agents(sandbox)) == 1
+    (sandbox.root / "other").touch()
+    finish(other)
+
+
+def test_an_agent_that_nobody_launched_does_not_end_with_launchers(sandbox: Sandbox) -> None:
+    agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent")
+    eventually(lambda: list(sandbox.local.glob("*.sock")) or agent.poll() is not None)
+    done = finish(sandbox.start(*EXEC, f"{_rank()} 2"))
+    assert "2 kernels asked for, 2 compiled" in done.stderr
+    assert agent.poll() is None
+    agent.terminate()
+    finish(agent)
+
+
+def test_a_launcher_with_many_open_files_waits_for_an_agents_end_too(sandbox: Sandbox) -> None:
+    """Above 1023 `select` takes no descriptor; that must not become the job's failure."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 1200:
+        pytest.skip("this user may not open so many files")
+    code = f"""
+import os, resource, subprocess, sys
+from kcoord.settings import Settings
+from kcoord_launch.attendance import Attendance
+resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))
+held = [os.dup(2) for _ in range(1100)]
+attendance = Attendance(Settings.from_environ())
+agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
+attendance._ends = agent.pid
+attendance.end(60)
+print(agent.poll())
+"""
+    done = sandbox.run("-c", code)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
+    """A launcher that comes then needs one that stays. And one that is killed as it waits for its agent leaves no socket."""
+    first = sandbox.start(*EXEC, "touch up; exec sleep 600", KCOORD_JOB="the-job", KCOORD_AGENT_TIMEOUT="1")
+    eventually((sandbox.root / "up").exists)
+    (agent,) = (psutil.Process(pid) for pid in agents(sandbox))
+    agent.suspend()  # it has much to publish
+    first.terminate()
+    eventually(lambda: not list(sandbox.local.glob("*.sock")), 15)
+    assert first.poll() is None, "it waits for its agent"
+    second = launcher(sandbox, "second")
+    assert len(agents(sandbox)) == 2
+    agent.resume()
+    finish(first)
+    (sandbox.root / "second").touch()
+    done = finish(second, 60)
+    assert "kernels asked for" in done.stderr
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+def test_who_is_last() -> None:
+    ended: list[bool] = []
+    launchers = Launchers(True, lambda: ended.append(True))
+    assert not launchers.owner_leaves()
+    launchers.attend(1)
+    launchers.attend(2)
+    assert not launchers.leaves(1)
+    assert launchers.owner_leaves()
+    assert launchers.handed_over
+    launchers.gone(1)
+    launchers.gone(7)  # a rank
+    assert not ended
+    assert launchers.leaves(2)
+    launchers.gone(2)
+    assert ended == [True]
+
+
+def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
+    others = Launchers(True, lambda: None)
+    others.attend(1)
+    others.attend(2)
+    assert others.owner_leaves()
+    assert [others.leaves(1), others.leaves(2)] == [False, True], "neither has gone yet"
+    with_owner = Launchers(True, lambda: None)
+    with_owner.attend(1)
+    assert not with_owner.leaves(1)
+    assert not with_owner.owner_leaves(), "the other one ends, too, and has been told that it is not the last"
+
+
+def _rank() -> str:
+    return f"{sys.executable} {RANK}"

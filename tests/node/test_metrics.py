@@ -1,0 +1,370 @@
+"""What an agent tells Prometheus: scraped over HTTP from a real agent that serves real ranks, and read as Prometheus reads it."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import itertools
+import os
+import re
+import select
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kcoord.agent.metrics.exporter import Exporter
+from kcoord.agent.metrics.prometheus import (
+    ANSWERS,
+    BUCKETS,
+    METRICS,
+    OTHER,
+    Page,
+    Tally,
+)
+from kcoord.artifacts.store import Store
+from kcoord.rank.client import Lead
+from kcoord.retention.holdings import note_holdings
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.support.agents import (
+    ROOT,
+    SOON,
+    Node,
+    end_agent,
+    until,
+)
+from tests.support.cluster import start_agent
+from tests.support.sandbox import Sandbox, finish
+from tests.support.scrape import (
+    KEYS,
+    LOOKS_OFTEN,
+    RANKS,
+    Job,
+    Scraped,
+    address_of,
+    ask,
+    run_job,
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with Node(store=str(tmp_path / "store"), metrics="0") as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(str(tmp_path_factory.mktemp("metrics") / "store"))
+
+
+def test_what_a_job_did_is_what_prometheus_reads(job: Job) -> None:
+    seen, counters = job.seen, job.counters
+    assert counters["requests"] == RANKS * KEYS
+    assert counters["compiles"] == KEYS
+    for outcome in ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures"):
+        assert seen.value("kcoord_requests_total", outcome=outcome, backend="test") == counters[outcome], outcome
+    assert seen.value("kcoord_saved_seconds_total") == pytest.approx(counters["saved_seconds"], abs=0.1)
+    answers = {a: seen.value("kcoord_claim_wait_seconds_count", backend="test", answer=a) for a in ANSWERS}
+    assert answers["lead"] == KEYS
+    assert answers["wait"] == counters["waits"]
+    assert answers["store"] == counters["store_hits"]
+    assert sum(answers.values()) + counters["local_hits"] == RANKS * KEYS
+    assert seen.value("kcoord_compile_seconds_count", backend="test") == KEYS
+    total = seen.value("kcoord_compile_seconds_sum", backend="test")
+    assert total == pytest.approx(counters["compile_seconds"], abs=0.1)
+    assert seen.value("kcoord_compile_seconds_bucket", backend="test", le="0.03") == 0
+    assert seen.value("kcoord_compile_seconds_bucket", backend="test", le="+Inf") == KEYS
+    assert seen.value("kcoord_store_published_bytes_total") == KEYS * len("kernel 0" * 100)
+    assert seen.value("kcoord_store_usable") == 1
+
+
+def test_the_loss_of_redis_is_seen(job: Job) -> None:
+    assert job.seen.value("kcoord_coordinated_by", lease_service="redis") == 1
+    assert job.seen.value("kcoord_breaker_open", lease_service="redis") == 0
+    assert job.without_redis.value("kcoord_coordinated_by", lease_service="redis") == 0
+    assert job.without_redis.value("kcoord_breaker_changes_total", lease_service="redis", to="open") == 1
+    assert job.without_redis.value("kcoord_notices_total") >= 1
+
+
+def test_a_claim_that_is_under_way_is_seen_while_it_is(node: Node) -> None:
+    address = address_of(node)
+    leader, waiter = node.client(), node.client()
+    lead = node.claim(leader, "slow")
+    assert isinstance(lead, Lead)
+    waiting = node.claiming(waiter, "slow")
+    until(lambda: Scraped(address).value("kcoord_waiting_claims") == 1)
+    seen = Scraped(address)
+    assert seen.value("kcoord_flights", state="compiling") == 1
+    assert seen.value("kcoord_leases_held") == 1
+    assert seen.value("kcoord_clients") >= 2
+    assert seen.value("kcoord_claim_wait_seconds_count", backend="test", answer="wait") == 0
+    assert node.publish(leader, lead, "slow")
+    waiting.result(SOON)
+    until(lambda: Scraped(address).value("kcoord_claim_wait_seconds_count", backend="test", answer="wait") == 1)
+    until(lambda: Scraped(address).value("kcoord_flights", state="compiling") == 0)
+
+
+def test_an_artifact_of_the_store_that_does_not_verify_is_an_error_of_fetching(node: Node, tmp_path: Path) -> None:
+    address, client = address_of(node), node.client()
+    lead = node.claim(client, "torn")
+    assert node.publish(client, lead, "torn")
+    until(lambda: Scraped(address).value("kcoord_store_published_artifacts_total") == 1)
+    (payload,) = (tmp_path / "store").glob("v1/objects/*/*/payload.tar.zst")
+    payload.write_bytes(b"torn")
+    assert node.publish(client, node.claim(client, "torn", "elsewhere"), "torn", "elsewhere")
+    until(lambda: Scraped(address).value("kcoord_store_errors_total", operation="fetch", error="invalid") >= 1)
+
+
+def test_every_metric_has_help_a_type_and_a_base_unit(node: Node) -> None:
+    seen = Scraped(address_of(node))
+    assert seen.headers["Content-Type"].startswith("text/plain")
+    ours = [family for family in seen.families if family.name.startswith("kcoord_")]
+    assert {f"{f.name}_total" if f.type == "counter" else f.name for f in ours} == {m.name for m in METRICS}
+    assert all(f.documentation for f in ours)
+    assert all(re.fullmatch(r"kcoord_[a-z_]+", m.name) for m in METRICS)
+    assert all(m.name.endswith("_total") == (m.kind == "counter") for m in METRICS)
+    assert all(m.name.endswith("_seconds") for m in METRICS if m.kind == "histogram")
+    assert seen.value("process_resident_memory_bytes") > 1e6
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/metrics/../", 404), ("GET", "/metrics?name=x", 200),
+     ("HEAD", "/metrics", 405), ("POST", "/metrics", 405), ("DELETE", "/metrics", 405), ("BREW", "/metrics", 501)],
+)  # fmt: skip
+def test_only_get_metrics_is_answered(shared_address: str, method: str, path: str, status: int) -> None:
+    found, headers, text = ask(shared_address, method, path)
+    assert found == status
+    assert ("kcoord_clients" in text) == (status == 200)
+    assert status != 405 or headers["Allow"] == "GET"
+    assert "Python" not in headers["Server"]
+
+
+@pytest.fixture(scope="module")
+def shared_address() -> Iterator[str]:
+    with Node(metrics="0") as node:
+        node.start()
+        yield address_of(node)
+
+
+def test_clients_that_say_nothing_take_no_claim_and_only_so_many_threads(node: Node) -> None:
+    address = address_of(node)
+    host, _, port = address.rpartition(":")
+    silent = [socket.create_connection((host, int(port)), SOON) for _ in range(20)]
+    try:
+        until(lambda: len(select.select(silent, [], [], 0)[0]) == len(silent) - 4)  # these are closed
+        client = node.client()
+        assert node.publish(client, node.claim(client, "meanwhile"), "meanwhile")
+    finally:
+        for connection in silent:
+            connection.close()
+    until(lambda: _scrapes(address))
+
+
+def test_a_scrape_for_which_no_file_can_be_opened_waits_and_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent has as many files open as clients, and their end lets the scrape in."""
+    looked: list[float] = []
+    accept = socketserver.TCPServer.get_request
+
+    def full(server: socketserver.TCPServer) -> tuple[socket.socket, Any]:
+        looked.append(time.monotonic())
+        if len(looked) < 4:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", full)
+    exporter = Exporter("127.0.0.1:0", Notices())
+    exporter.begin()
+    until(lambda: exporter.bound)
+    Scraped(str(exporter.bound))
+    assert min(later - sooner for sooner, later in itertools.pairwise(looked)) > 0.1
+
+
+def _scrapes(address: str) -> bool:
+    try:
+        return Scraped(address).value("kcoord_clients") >= 0
+    except (ConnectionError, http.client.HTTPException):
+        return False
+
+
+def test_a_port_in_use_is_one_notice_and_the_job_goes_on_and_the_port_is_had_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, Node(metrics=str(taken.getsockname()[1])) as node:
+        node.start()
+        until(lambda: node.status()["notices"])
+        (notice,) = node.status()["notices"]
+        assert "KCOORD_METRICS" in notice
+        assert node.status()["metrics"] is None
+        client = node.client()
+        lead = node.claim(client, "all the same")
+        assert node.publish(client, lead, "all the same")
+        taken.close()
+        assert Scraped(address_of(node)).value("kcoord_notices_total") >= 1
+
+
+def test_a_restarted_agent_counts_from_0_at_the_same_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with Node(metrics=f"127.0.0.1:{port}") as node:
+        first = node.start()
+        address, client = address_of(node), node.client()
+        assert node.publish(client, node.claim(client, "a"), "a")
+        until(lambda: Scraped(address).value("kcoord_compile_seconds_count", backend="test") == 1)
+        end_agent(first.pid)
+        node.start()
+        assert address_of(node) == address
+        assert Scraped(address).value("kcoord_compile_seconds_count", backend="test") == 0
+
+
+def test_without_the_setting_no_port_is_open_and_no_code_of_it_is_loaded() -> None:
+    with Node() as node:
+        agent = node.start()
+        assert node.status()["metrics"] is None
+        assert not [c for c in psutil.Process(agent.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    code = "import sys, kcoord.agent.__main__; print([m for m in sys.modules if 'prometheus_client' in m or m == 'http.server'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("value", ["", "9464", "0.0.0.0:9464", "[::1]:9464", "node-7:0"])
+def test_an_address_that_can_be_used_is_a_setting(value: str) -> None:
+    found = Settings.from_environ({"KCOORD_METRICS": value}).metrics
+    assert found == (None if not value else value if ":" in value else f"127.0.0.1:{value}")
+    assert found is None or Settings.from_environ({"KCOORD_METRICS": found}).metrics == found
+
+
+@pytest.mark.parametrize("value", [":9464", "host", "host:", "::1:9464", "0.0.0.0:65536", "9464x", "-1"])
+def test_an_address_that_cannot_be_used_is_refused_in_one_line(value: str, sandbox: Sandbox) -> None:
+    done = finish(sandbox.start("-c", "from kcoord.cli import main; main()", "agent", "--metrics", value))
+    assert done.returncode == 2
+    assert done.stderr.startswith("kcoord: --metrics=")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_strangers_backends_make_few_labels_and_none_that_breaks_a_page() -> None:
+    tally = Tally()
+    for name in ('a"b\\c\nd', "\udcff", "x" * 500, 7, None, *(f"backend {n}" for n in range(1000))):
+        tally.observe("kcoord_compile_seconds", 1.0, tally.backend(name))
+    page = Page(tally, dict).render().decode()
+    families = {f.name: f for f in text_string_to_metric_families(page)}
+    counts = {
+        s.labels["backend"]: s.value for s in families["kcoord_compile_seconds"].samples if s.name.endswith("count")
+    }
+    assert len(counts) == 17
+    assert sum(counts.values()) == 1005
+    assert counts[OTHER] == 1005 - 16
+
+
+def test_a_histograms_buckets_hold_what_is_at_most_their_bound() -> None:
+    tally = Tally()
+    for seconds in (0.0, 0.01, 0.011, 600.0, 601.0):
+        tally.observe("kcoord_compile_seconds", seconds, "test")
+    page = Page(tally, dict).render().decode()
+    (family,) = (f for f in text_string_to_metric_families(page) if f.name == "kcoord_compile_seconds")
+    found = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("bucket")}
+    assert (found["0.01"], found["0.03"], found["600.0"], found["+Inf"]) == (2, 3, 4, 5)
+    assert len(found) == len(BUCKETS) + 1
+    assert sum(s.value for s in family.samples if s.name.endswith("sum")) == pytest.approx(1201.021)
+
+
+def test_nothing_is_lost_that_many_threads_add() -> None:
+    tally = Tally()
+
+    def work() -> None:
+        for _ in range(5000):
+            tally.add("kcoord_notices_total")
+            tally.observe("kcoord_compile_seconds", 1.0, "test")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        tally.read()
+    sums, histograms = tally.read()
+    assert sums["kcoord_notices_total", ()] == 20_000
+    assert sum(histograms["kcoord_compile_seconds", ("test",)].counts) == 20_000
+
+
+# --- what there is ---
+
+
+def held_by(node: Node) -> dict[str, float]:
+    """What its page says of what the store and the node hold, once its agent has looked."""
+    seen = Scraped(address_of(node))
+    return {
+        name: seen.value(name) for name in seen.names if re.match("kcoord_(store|local)_(max|counted|artifacts)", name)
+    }
+
+
+def test_nothing_is_said_of_what_there_is_before_it_is_known_but_the_bounds(tmp_path: Path) -> None:
+    with Node(store=str(tmp_path / "store"), metrics="0", store_max_files="12") as node:
+        node.start()
+        assert held_by(node) == {"kcoord_store_max_files": 12}
+
+
+def test_an_agent_without_a_bound_counts_for_its_metrics_and_removes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    (store.root / "v1" / "traces" / "job").mkdir(parents=True)
+    ancient = store.root / "v1" / "traces" / "job" / "a.spans"
+    ancient.touch()
+    os.utime(ancient, (1e9, 1e9))
+    with Node(store=str(store.root), metrics="0") as node:
+        start_agent(node, LOOKS_OFTEN)
+        client = node.client()
+        assert node.publish(client, node.claim(client, "k"), "k")
+        until(lambda: held_by(node).get("kcoord_store_artifacts") == 1)
+        assert held_by(node)["kcoord_store_counted_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+        assert held_by(node).keys() == {"kcoord_store_artifacts", "kcoord_store_counted_timestamp_seconds"}
+        assert ancient.exists()
+
+
+def test_without_metrics_and_bounds_nobody_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    with Node(store=str(store.root)) as node:
+        start_agent(node, LOOKS_OFTEN)
+        until((store.root / "v1" / "collected").exists)
+        before = (store.root / "v1" / "collected").stat().st_mtime
+        until(lambda: (store.root / "v1" / "collected").stat().st_mtime > before)  # a whole pass is over
+        assert not (store.root / "v1" / "holdings").exists()
+
+
+def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.open()
+    (store.root / "v1" / "collected").touch()  # somebody has just been at it
+    note_holdings(store.root, 5, 61440, 15)
+    with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
+        for node in (one, other):
+            start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.READ_FIRST = 0.0\n")
+        for node in (one, other):
+            until(lambda node=node: held_by(node).get("kcoord_store_artifacts") == 5)
+            assert Scraped(address_of(node)).value("kcoord_store_bytes") == 61440
+
+
+# --- what is written about them ---
+
+
+def test_the_documentation_lists_every_metric_with_its_labels_as_the_code_has_it() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert "\n".join(metrics_table()) in text
+
+
+def metrics_table() -> list[str]:
+    """The table of docs/metrics.md."""
+    lines = ["| metric | type | labels | what it is |", "| --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.doc} |")
+    return lines

@@ -1,0 +1,275 @@
+"""Frames, and a real agent that is sent what no client would send."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kcoord.artifacts import local
+from kcoord.errors import ProtocolError
+from kcoord.protocol import fields, frames
+from kcoord.protocol.identity import (
+    Identity,
+)
+from tests.support.agents import (
+    Node,
+    key_of,
+    stage,
+    until,
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+messages = st.dictionaries(st.text(), values, max_size=6)
+
+
+@given(messages)
+def test_a_frame_comes_out_as_it_went_in(message: dict[str, Any]) -> None:
+    frame = frames.encode_frame(message)
+    assert frames.frame_length(frame[: frames.HEADER_BYTES]) == len(frame) - frames.HEADER_BYTES
+    assert frames.decode_body(frame[frames.HEADER_BYTES :]) == message
+
+
+def test_a_path_that_is_no_utf8_travels() -> None:
+    path = os.fsdecode(b"/home/\xff\xfe/cache")
+    frame = frames.encode_frame({"home": path})
+    assert frames.decode_body(frame[frames.HEADER_BYTES :]) == {"home": path}
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(msgpack.packb([1, 2]))
+@example(msgpack.packb({1: 2}))
+@example(msgpack.packb({b"op": 2}))
+@example(b"\x81\x91\x01\x01")
+@example(b"\x91" * 5000)
+def test_a_body_is_a_map_or_a_protocol_error(body: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert all(isinstance(k, str) for k in frames.decode_body(body))
+
+
+def test_a_frame_that_is_too_large_is_not_sent_and_not_read() -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        frames.encode_frame({"log": "x" * frames.LARGEST_FRAME})
+    with pytest.raises(ProtocolError, match="announces"):
+        frames.frame_length(struct.pack(">I", frames.LARGEST_FRAME + 1))
+    assert frames.frame_length(struct.pack(">I", frames.LARGEST_FRAME)) == frames.LARGEST_FRAME
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "local_rank"),
+    [
+        ({"RANK": "9", "LOCAL_RANK": "1", "SLURM_PROCID": "3"}, 9, 1),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "0"}, 3, 0),
+        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 4, 2),
+        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 5, 1),
+        ({"RANK": "none"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_a_rank_is_numbered_as_its_launcher_says(environ: dict[str, str], rank: int, local_rank: int) -> None:
+    here = Identity.here(None, environ)
+    assert (here.rank, here.local_rank, here.pid) == (rank, local_rank, os.getpid())
+    assert Identity.from_hello(here.hello()) == here
+
+
+def test_a_job_is_named_by_its_setting_or_its_launcher() -> None:
+    assert Identity.here("mine", {"SLURM_JOB_ID": "7"}).job == "mine"
+    assert Identity.here(None, {"SLURM_JOB_ID": "7"}).job == "7"
+    assert Identity.here(None, {}).job == "default"
+
+
+# A real agent.
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """One agent for all of these; after each the same agent must still serve."""
+    with Node() as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture
+def serves(node: Node) -> Iterator[None]:
+    pid = node.status()["pid"]
+    yield
+    status = node.status()
+    assert status["pid"] == pid, "the agent did not survive"
+    assert status["flights"] == []
+    until(lambda: node.status()["clients"] == 1)
+
+
+def fuzz(examples: int) -> settings:
+    fixture = HealthCheck.function_scoped_fixture
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[fixture])
+
+
+@given(content=st.binary(min_size=5, max_size=400))
+@fuzz(60)
+@example(content=b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+@example(content=b"\xff" * 100)
+@example(content=struct.pack(">I", 0))
+def test_random_bytes_end_the_connection_and_nothing_else(node: Node, serves: None, content: bytes) -> None:
+    with node.wire() as wire:
+        wire.raw(content)
+        wire.socket.shutdown(1)
+        wire.assert_closed()
+
+
+@given(message=messages)
+@fuzz(60)
+@example(message={"id": 1})
+@example(message={"op": "claim", "id": 1})
+@example(message={"op": "nonsense", "id": 1})
+@example(message={"op": "report", "id": 1, "counters": 3})
+@example(message={"op": "publish", "id": 1, "key": {}})
+def test_a_request_that_makes_no_sense_is_refused(node: Node, serves: None, message: dict[str, Any]) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.send(message)
+        assert wire.frame()["op"] == "refused"
+        wire.assert_closed()
+
+
+KEY = key_of("fuzzed")
+CLAIM = {"op": "claim", "id": 1, "digest": KEY.digest, "backend": "b", "name": "n", "home": "/tmp/nowhere/home"}
+PUBLISH = {
+    "op": "publish", "id": 1, "key": KEY.to_wire(), "token": "", "staging": "/tmp/nowhere/s", "home": "/tmp/nowhere/h",
+    "compile_seconds": 1.0, "device": "",
+}  # fmt: skip
+FAIL = {"op": "fail", "id": 1, "digest": KEY.digest, "token": "1.1", "log": "l"}
+
+
+@given(data=st.data(), request=st.sampled_from([CLAIM, {**CLAIM, "wait": False}, PUBLISH, FAIL]))
+@fuzz(80)
+def test_a_request_with_one_wrong_field_is_refused_or_answered(
+    node: Node, serves: None, data: st.DataObject, request: dict[str, Any]
+) -> None:
+    name = data.draw(st.sampled_from(sorted(set(request) - {"op"})))
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**request, name: data.draw(values)})
+        assert wire.frame()["op"] in ("refused", "done", "lead", "alone", "busy")
+
+
+@pytest.mark.parametrize("home", ["relative", "/a/../b", "/nul\0", "/half\ud800", "", "/" + "x" * 5000])
+def test_a_home_that_is_no_absolute_path_is_refused(node: Node, serves: None, home: str) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        claimed = wire.ask({**CLAIM, "home": home})["op"]
+    with node.wire() as wire:
+        wire.hello()
+        published = wire.ask({**PUBLISH, "home": home})["op"]
+    assert (claimed, published) in (("refused", "refused"), ("lead", "refused"))
+
+
+@pytest.mark.parametrize("name", ["home", "staging"])
+def test_a_path_that_no_file_has_is_refused(node: Node, serves: None, name: str) -> None:
+    request = CLAIM if name == "home" else PUBLISH
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**request, name: "/" + "x" * fields.LONGEST_PATH})
+        assert "absolute path" in wire.frame()["why"]
+        wire.assert_closed()
+
+
+def test_names_that_a_peer_sends_are_short_where_they_are_shown_and_print(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello(job="j" * 1_000_000)
+        wire.ask({**CLAIM, "backend": "b" * 1_000_000, "name": "\x1b[31m" + "n" * 1_000_000})
+        (flight,) = node.status()["flights"]
+        backend, _, name = flight["name"].partition(":")
+        assert (len(backend), len(name)) == (200, 200)
+        assert name.isprintable()
+        assert wire.ask({"op": "report", "counters": {"requests": 1}})["op"] == "done"
+        jobs = wire.ask({"op": "stats"})["jobs"]
+        assert max(map(len, jobs)) <= fields.LONGEST_JOB
+        assert wire.ask({"op": "stats", "job": "j" * 1_000_000})["counters"]["requests"] == 1
+
+
+@pytest.mark.parametrize("more", [{"name": "n" * 5000}, {"backend": "b" * 5000}], ids=["name", "backend"])
+def test_a_key_whose_name_is_endless_is_refused(node: Node, serves: None, more: dict[str, str]) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.send({**PUBLISH, "key": {**KEY.to_wire(), **more}})
+        assert "too large" in wire.frame()["why"]
+        wire.assert_closed()
+
+
+def test_a_device_is_short_where_it_is_kept(node: Node, serves: None) -> None:
+    home = node.home("device")
+    with node.wire() as wire:
+        wire.hello()
+        wire.ask({**PUBLISH, "home": str(home), "staging": str(stage(home)), "device": "d\ud800" * 100_000})
+    artifact = local.open_artifact(home, KEY.digest)
+    assert artifact is not None
+    assert len(artifact.manifest.origin.device) == 200
+
+
+@pytest.mark.parametrize("wait", [0, "false", []])
+def test_a_wait_that_is_neither_true_nor_false_is_refused(node: Node, serves: None, wait: object) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        assert wire.ask({**CLAIM, "wait": wait})["op"] == "refused"
+
+
+def test_a_claim_that_does_not_say_whether_it_waits_waits(node: Node, serves: None) -> None:
+    with node.wire() as leader, node.wire() as waiter, node.wire() as hurried:
+        for wire in (leader, waiter, hurried):
+            wire.hello()
+        token = leader.ask(CLAIM)["token"]
+        waiter.send(CLAIM)
+        until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
+        assert hurried.ask({**CLAIM, "wait": False}) == {"op": "busy", "id": 1}
+        leader.ask({"op": "give_up", "digest": KEY.digest, "token": token})
+        assert waiter.frame()["op"] == "lead"
+
+
+def test_a_peer_of_another_version_is_told_so(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.send({**Identity.here("j").hello(), "protocol": 99})
+        answer = wire.frame()
+        assert answer["op"] == "refused"
+        assert "protocol 99" in answer["why"]
+        wire.assert_closed()
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_is_read(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        wire.raw(struct.pack(">I", frames.LARGEST_FRAME + 1))
+        answer = wire.frame()
+        assert answer["op"] == "refused"
+        wire.assert_closed()
+
+
+def test_the_largest_frame_is_read(node: Node, serves: None) -> None:
+    with node.wire() as wire:
+        wire.hello()
+        message: dict[str, Any] = {"op": "give_up", "id": 1, "digest": KEY.digest, "token": ""}
+        message["token"] = "x" * (frames.LARGEST_FRAME - len(frames.encode_frame(message)) - 4)
+        assert len(frames.encode_frame(message)) > frames.LARGEST_FRAME - 100
+        assert wire.ask(message)["op"] == "done"
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 20])
+def test_a_peer_that_is_cut_off_in_a_frame_is_let_go(node: Node, serves: None, length: int) -> None:
+    with node.wire() as wire:
+        wire.raw(frames.encode_frame(Identity.here("j").hello())[:length])
+
+
+def test_a_peer_that_stays_silent_holds_up_nobody(node: Node, serves: None) -> None:
+    with node.wire(), node.wire() as wire:
+        assert wire.hello()["op"] == "welcome"

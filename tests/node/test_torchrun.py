@@ -1,0 +1,227 @@
+"""kcoord-torchrun is torchrun: its arguments, exit codes and signals, with kcoord beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.living import agents_of, kill, words_of
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+pytest.importorskip("torch")
+
+LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
+WITNESS = PROGRAMS / "witness.py"
+
+
+def witnesses(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
+    done = sandbox.run(*LAUNCH, "--help")
+    assert done.returncode == 0
+    for flag in ("--nproc-per-node", "--rdzv-backend", "--max-restarts", "--kcoord-store", "--kcoord-redis-url"):
+        assert flag in done.stdout.replace("_", "-")
+
+
+def test_ranks_compile_each_kernel_once_and_one_line_sums_it_up(sandbox: Sandbox) -> None:
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
+    assert done.returncode == 0, done.stderr
+    assert sum(len(w["compiled"]) for w in witnesses(done.stdout)) == 5
+    (line,) = re.findall(r"^kcoord: .*$", done.stderr, re.MULTILINE)
+    assert re.search(r"20 kernels asked for, 5 compiled in [\d.]+ s, 15 loaded, [\d.]+ s of compiling saved", line)
+    assert not sandbox.processes(), "the agent ends with its job"
+    assert not list(sandbox.local.glob("*.sock"))
+
+
+@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
+def test_a_script_sees_itself_as_it_would_under_torchrun(sandbox: Sandbox, launch: str) -> None:
+    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", WITNESS, "--flag", "a b", "--", "-x")
+    assert done.returncode == 0, done.stderr
+    (seen,) = witnesses(done.stdout)
+    assert seen["argv"] == [str(WITNESS), "--flag", "a b", "--", "-x"]
+    assert (seen["name"], seen["file"], seen["path0"]) == ("__main__", str(WITNESS), str(WITNESS.parent))
+    assert seen["spawned"] == "a child found my function"
+
+
+@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
+def test_a_module_is_run_as_a_module(sandbox: Sandbox, launch: str) -> None:
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")]))}
+    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "-m", "witness", "--flag", **environment)
+    assert done.returncode == 0, done.stderr
+    (seen,) = witnesses(done.stdout)
+    assert seen["argv"] == [str(WITNESS), "--flag"]
+    assert (seen["name"], seen["package"]) == ("__main__", "")
+
+
+@pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
+def test_main_stays_what_a_script_expects_of_it(sandbox: Sandbox, launch: str) -> None:
+    """After a chdir (as Hydra does), and in a thread that pickles after the script has returned (as checkpoints do)."""
+    scripts = sandbox.root / "scripts"
+    scripts.mkdir()
+    (scripts / "neighbour.py").write_text("value = 7")
+    (scripts / "train.py").write_text(
+        "import inspect, os, pickle, sys, threading, time\n"
+        "import neighbour\n"
+        "class State:\n    pass\n"
+        "def late():\n"
+        "    threading.main_thread().join()\n"
+        "    pickle.loads(pickle.dumps(State()))\n"
+        "    sys.stdout.write('{\"pickled\": %d}\\n' % neighbour.value)\n"
+        "os.chdir('/')\n"
+        "assert 'class State' in inspect.getsource(State) and os.path.exists(__file__)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "scripts/train.py", PYTHONSAFEPATH=None)
+    assert done.returncode == 0, done.stderr
+    assert witnesses(done.stdout) == [{"pickled": 7}]
+
+
+def test_nobody_reading_stderr_is_no_failure(sandbox: Sandbox) -> None:
+    script = sandbox.root / "script.py"
+    script.write_text("")
+    job = sandbox.start(*LAUNCH, "--nproc-per-node=1", script)
+    assert job.stderr is not None
+    job.stderr.close()
+    job.stderr = None
+    assert finish(job, 60).returncode == 0
+
+
+def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> None:
+    secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_SOCKET": "/proc/nowhere/agent.sock"}
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    assert done.returncode == 0, done.stderr
+    (rank,) = witnesses(done.stdout)
+    assert rank["password"] is None
+    assert not list(sandbox.local.glob("**/*.cubin"))
+    assert "runs without kcoord" in done.stderr
+    assert not sandbox.processes()
+
+
+def test_no_python_runs_any_program_with_its_compilers_hooked(sandbox: Sandbox) -> None:
+    done = sandbox.run(*LAUNCH, "--no-python", "--nproc-per-node=2", "env")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("TRITON_CACHE_MANAGER=kcoord.backends.triton.cache_manager:TritonCacheManager") == 2
+
+
+def test_pet_variables_are_honoured(sandbox: Sandbox) -> None:
+    done = sandbox.run(*LAUNCH, WITNESS, PET_NPROC_PER_NODE="3")
+    assert sorted(w["rank"] for w in witnesses(done.stdout)) == ["0", "1", "2"]
+
+
+def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
+    script = sandbox.root / "fails.py"
+    script.write_text("raise SystemExit(7)")
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=2", script)
+    plain = sandbox.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
+    assert done.returncode == plain.returncode != 0
+    assert "ChildFailedError" in done.stderr
+    assert not sandbox.processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_and_leaves_nothing(sandbox: Sandbox, number: signal.Signals) -> None:
+    script = sandbox.root / "sleeps.py"
+    script.write_text("import os, pathlib, time; pathlib.Path('up' + os.environ['RANK']).touch(); time.sleep(600)")
+    job = sandbox.start(*LAUNCH, "--nproc-per-node=2", script)
+    eventually(lambda: len(list(sandbox.root.glob("up*"))) == 2 or job.poll() is not None, 60)
+    job.send_signal(number)
+    done = finish(job, 60)
+    assert done.returncode != 0
+    eventually(lambda: not sandbox.processes())
+
+
+def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> None:
+    script = sandbox.root / "sleeps.py"
+    script.write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
+    job = sandbox.start(*LAUNCH, "--nproc-per-node=1", script)
+    eventually(lambda: (sandbox.root / "up").exists() or job.poll() is not None, 60)
+    job.kill()
+    job.wait(30)
+    workers = [process for process in sandbox.processes() if "kcoord.agent" not in words_of(process)]
+    kill(workers)  # torchrun's own: not ours to reap
+    eventually(lambda: not sandbox.processes(), what="the agent saw its launcher end")
+    job.communicate()
+
+
+def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
+    environment = {"KCOORD_DISABLE": "1", "TRITON_CACHE_DIR": str(sandbox.root / "stock")}
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
+    assert done.returncode == 0, done.stderr
+    assert not sandbox.local.exists()
+    assert not list((sandbox.root / "stock").glob("*/kcoord-*"))
+    assert all(not w["redis"] and not w["kcoord"] for w in witnesses(done.stdout))
+    assert "kcoord" not in done.stderr
+
+
+def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) -> None:
+    secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_STORE": str(sandbox.root / "store")}
+    done = sandbox.run(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    assert done.returncode == 0, done.stderr
+    assert witnesses(done.stdout)[0]["password"] is None
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: Sandbox) -> None:
+    begun = sandbox.root / "begun"
+    program = (PROGRAMS / "rank.py", "--kernels", "6", "--slow", "0.3", "--compiling", str(begun))
+    job = sandbox.start(*LAUNCH, "--nproc-per-node=3", *program)
+    eventually(lambda: begun.exists() or job.poll() is not None, 60)
+    (agent,) = agents_of(sandbox.processes())
+    agent.kill()
+    done = finish(job)
+    assert done.returncode == 0, done.stderr
+    ranks = witnesses(done.stdout)
+    assert all(r["cubins"] == ranks[0]["cubins"] for r in ranks)
+    assert sum(len(r["compiled"]) for r in ranks) <= 6 + 3, "what was under way may be compiled twice"
+    assert "started again" in done.stderr
+    assert all(p.parent.joinpath("kcoord-manifest.msgpack").exists() for p in sandbox.local.glob("triton/*/*.cubin"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("KCOORD_STORE", "/proc/nowhere", "create it"),
+        ("KCOORD_REDIS_URL", "http://example", "redis://"),
+        ("KCOORD_LEASE_TTL", "-3", "positive number of seconds"),
+        ("KCOORD_LOCAL_DIR", "/proc/nowhere", "create it"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox, setting: str, value: str, remedy: str) -> None:
+    script = sandbox.root / "script.py"
+    script.write_text("print('it ran')")
+    done = sandbox.run(*LAUNCH, script, **{setting: value})
+    assert done.returncode == 2
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("kcoord:")]
+    assert setting in line
+    assert remedy in line
+    assert "it ran" not in done.stdout
+
+
+def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> None:
+    script = sandbox.root / "script.py"
+    script.write_text("import os; print('{\"store\": \"%s\"}' % os.environ['KCOORD_STORE'])")
+    flag = f"--kcoord-store={tmp_path / 'flag'}"
+    done = sandbox.run(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
+    assert witnesses(done.stdout) == [{"store": str(tmp_path / "flag")}]
+
+
+def test_a_rendezvous_id_of_any_form_names_the_job() -> None:
+    from kcoord.settings import Settings
+    from kcoord_launch.supervise import job_name
+
+    name = job_name(Settings(), "x" * 1000 + "\n")
+    assert Settings.from_environ({"KCOORD_JOB": name}).job == name, "the ranks accept it"
+    assert "\n" not in job_name(Settings(), "a\nb")

@@ -1,0 +1,142 @@
+"""What an agent's errands leave in the lease service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from kcoord.agent import actions as act
+from kcoord.agent.flights import Flights
+from kcoord.agent.lease_tasks import Errands
+from kcoord.leases.base import Answer, Wait, Watch, Won, within
+from kcoord.leases.local import LocalLeases
+from kcoord.telemetry.events import Notices
+
+KEY, SLOW = "key", 0.05
+
+
+def errands_of(flights: Flights, leases: LocalLeases, told: list[act.Tell] | None = None) -> Errands:
+    """Whose actions are carried out, but for what is told to ranks."""
+
+    def report(actions: list[act.Action]) -> None:
+        for action in actions:
+            if not isinstance(action, act.Tell):
+                errands.start(action)
+            elif told is not None:
+                told.append(action)
+
+    errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
+    return errands
+
+
+def slow_flight(flights: Flights, now: float) -> list[act.Action]:
+    """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
+    for n in (1, 2):
+        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, hedge_after=SLOW), now)
+    flights.lease_answered(KEY, 1, Won(0, coordinated=False), now)
+    flights.looked(KEY, 1, None, now)
+    return flights.tick(now + SLOW)
+
+
+def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_not_have() -> None:
+    """A node whose store is full compiles without the lease, so that no other node waits for what it cannot publish."""
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        class Leases(LocalLeases):
+            async def release(self, key: str, token: str) -> bool:
+                released = await super().release(key, token)
+                if key == KEY:
+                    asked.set()
+                return released
+
+        leases = Leases(15.0, 900.0, 30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0)
+        errands = errands_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic())
+        assert isinstance(ask, act.AskHedge)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
+        errands.start(ask)
+        await within(10.0, asked.wait())
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
+        assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
+        await errands.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_that_it_has_it() -> None:
+    async def scenario() -> None:
+        granted = asyncio.Event()
+
+        class Leases(LocalLeases):
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+                answer = await super().acquire(key, token, holder, void=void)
+                if holder != "another node":
+                    granted.set()
+                    await asyncio.sleep(600)  # the answer is on its way
+                return answer
+
+        leases = Leases(15.0, 900.0, 30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0)
+        errands = errands_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic())
+        assert isinstance(ask, act.AskHedge)
+        errands.start(ask)
+        await within(10.0, granted.wait())
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
+        await errands.drain(0.05)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() -> None:
+    """Who waits by polling hears of it later than the right to a hedge is free."""
+
+    async def scenario() -> None:
+        given_back = asyncio.Event()
+
+        class Deaf(Watch):
+            async def changed(self, timeout: float) -> bool:
+                await asyncio.sleep(600)
+                return True
+
+            async def __aenter__(self) -> Watch:
+                return self
+
+            async def __aexit__(self, *exc: object) -> None:
+                pass
+
+        class Leases(LocalLeases):
+            def watch(self, key: str) -> Watch:
+                return Deaf()
+
+            async def release(self, key: str, token: str) -> bool:
+                released = await super().release(key, token)
+                if key == f"{KEY}-hedge":
+                    given_back.set()
+                return released
+
+        leases, told = Leases(15.0, 900.0, 30.0), []
+        flights = Flights(limit=900.0, failure_ttl=30.0)
+        errands = errands_of(flights, leases, told)
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
+        now = time.monotonic()
+        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
+        errands.start(ask)
+        flight = flights.get(KEY)
+        assert flight is not None
+        while not flight.remote:
+            await asyncio.sleep(0.01)
+        await leases.ready(KEY, "theirs", "a manifest")
+        await asyncio.sleep(SLOW)
+        (ask,) = flights.tick(time.monotonic())
+        assert isinstance(ask, act.AskHedge)
+        errands.start(ask)
+        await within(10.0, given_back.wait())
+        await errands.drain(0.05)
+        assert told == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,157 @@
+"""Whether a process lives, told the moment it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kcoord.agent.watch.processes import ProcessWatch
+from kcoord.protocol.peer import peer_of
+from tests.support.agents import SOON, Node
+from tests.support.cluster import start_agent
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    """A process that ends when its stdin does, or when it is killed."""
+    return subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+
+def test_a_peer_is_named_by_the_kernel() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        assert (peer_of(left).pid, peer_of(left).uid) == (os.getpid(), os.getuid())
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate", "close"])
+def test_the_end_of_a_process_is_told_once(how: str) -> None:
+    async def watch() -> int:
+        calls = 0
+        told = asyncio.Event()
+
+        def on_exit() -> None:
+            nonlocal calls
+            calls += 1
+            told.set()
+
+        with sleeper() as process:
+            watch = ProcessWatch(process.pid, on_exit)
+            assert watch.works
+            await asyncio.sleep(0)
+            assert not told.is_set()
+            assert process.stdin is not None
+            (process.stdin.close if how == "close" else getattr(process, how))()
+            await asyncio.wait_for(told.wait(), 10)
+        await asyncio.sleep(0.02)  # a second call would come now
+        assert not watch.works
+        watch.close()
+        return calls
+
+    assert asyncio.run(watch()) == 1
+
+
+def test_a_process_that_ended_before_we_looked_is_told_of_too() -> None:
+    async def watch() -> None:
+        with sleeper() as process:
+            process.kill()
+        told = asyncio.Event()
+        watch = ProcessWatch(process.pid, told.set)
+        assert not watch.works
+        await asyncio.wait_for(told.wait(), 10)
+
+    asyncio.run(watch())
+
+
+def test_a_process_of_another_namespace_is_not_watched() -> None:
+    async def watch() -> None:
+        told = asyncio.Event()
+        watch = ProcessWatch(0, told.set)
+        assert not watch.works
+        await asyncio.sleep(0.02)
+        assert not told.is_set()
+
+    asyncio.run(watch())
+
+
+def test_a_kernel_without_pidfd_is_lived_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    async def watch() -> None:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        told = asyncio.Event()
+        watch = ProcessWatch(os.getpid(), told.set)
+        assert not watch.works
+        watch.close()
+        await asyncio.sleep(0.02)
+        assert not told.is_set()
+
+    asyncio.run(watch())
+
+
+def test_a_watch_that_is_closed_says_nothing_and_holds_no_descriptor() -> None:
+    async def watch() -> None:
+        before = os.listdir("/proc/self/fd")  # noqa: PTH208
+        with sleeper() as process:
+            opened = os.listdir("/proc/self/fd")  # noqa: PTH208
+            told = asyncio.Event()
+            watch = ProcessWatch(process.pid, told.set)
+            watch.close()
+            watch.close()
+            assert len(os.listdir("/proc/self/fd")) == len(opened)  # noqa: PTH208
+            process.kill()
+        await asyncio.sleep(0.02)
+        assert not told.is_set()
+        assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208
+
+    asyncio.run(watch())
+
+
+ASKS_AND_DIES = """
+import os, signal
+from tests.support.agents import Wire
+wire = Wire(client._settings.socket_path)
+wire.hello()
+say("connected")
+request = {"id": 7, **json.loads(listen())}
+wire.send(request)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+MUCH_IS_FREE = """
+import kcoord.agent.watch.idle_cores as permits
+permits.cores = lambda: 64.0
+permits.Permits.look = lambda self: None
+"""
+
+
+def last_words(node: Node, agent: subprocess.Popen[bytes], request: dict[str, object]) -> None:
+    """A process asks, and dies, while the agent does something else: it finds both at once."""
+    rank = node.rank(ASKS_AND_DIES)
+    rank.expect("connected")
+    agent.send_signal(signal.SIGSTOP)
+    rank.tell(json.dumps(request))
+    assert rank.process.wait(SOON) == -signal.SIGKILL
+    agent.send_signal(signal.SIGCONT)
+
+
+def test_a_permit_that_was_asked_for_in_a_process_s_last_moment_is_not_lost_for_others() -> None:
+    with Node(ahead="1") as node:
+        agent = start_agent(node, MUCH_IS_FREE)
+        last_words(node, agent, {"op": "permit", "memory": 64 << 30})
+        with node.wire() as wire:
+            wire.hello()
+            assert wire.ask({"op": "permit", "memory": 64 << 30})["granted"]
+
+
+def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_moment() -> None:
+    with Node() as node:
+        last_words(node, node.start(), {"op": "attend"})
+        with node.wire() as wire:
+            wire.hello()
+            assert not wire.ask({"op": "hand_over"})["stays"]

@@ -1,0 +1,386 @@
+"""The local tier: artifacts on the node's own disk, in their compiler's own layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kcoord.artifacts import local
+from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, Manifest, Origin
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import private
+from kcoord.keys import CacheKey
+
+KEY = CacheKey.of("test", "kernel", source="x")
+OTHER = CacheKey.of("test", "kernel", source="y")
+ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
+FILES = {"kernel.cubin": b"\x7fELF" + bytes(range(256)), "kernel.json": b'{"name": "k"}', "sub/lib.so": b"code"}
+GROUP = json.dumps({"child_paths": {"kernel.cubin": f"{HOME_PLACEHOLDER.decode()}/kernel.cubin"}}).encode()
+
+
+def stage(home: Path, files: dict[str, bytes] = FILES) -> Path:
+    staging = local.new_staging(home)
+    for name, content in files.items():
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        (staging / name).write_bytes(content)
+    return staging
+
+
+def published(home: Path, files: dict[str, bytes] = FILES, key: CacheKey = KEY) -> Artifact:
+    return local.publish_local(stage(home, files), home, key, 2.0, ORIGIN)
+
+
+def left_in(home: Path, what: str) -> list[Path]:
+    directory = home.parent / ".kcoord" / what
+    return sorted(directory.iterdir()) if directory.exists() else []
+
+
+def test_what_is_published_is_found_with_every_byte(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    artifact = published(home)
+    assert artifact == local.open_artifact(home, KEY.digest)
+    assert artifact.path == home
+    assert artifact.key == KEY
+    assert artifact.manifest.compile_seconds == 2.0
+    assert artifact.manifest.origin == ORIGIN
+    assert {e.name: (home / e.name).read_bytes() for e in artifact.manifest.files} == FILES
+    assert local.read_contents(artifact) == FILES
+    assert left_in(home, "staging") == []
+
+
+def test_what_is_published_while_it_is_looked_for_is_not_taken_for_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read, looked = tmp_path / "artifact", local.read_plain, []
+
+    def late(path: str, most: int, *, afresh: bool = False) -> bytes:
+        looked.append(path)
+        if len(looked) > 1:
+            return read(path, most, afresh=afresh)
+        try:
+            return read(path, most, afresh=afresh)
+        finally:
+            published(home)  # by another rank, between our look and whatever follows from it
+
+    monkeypatch.setattr(local, "read_plain", late)
+    assert local.open_artifact(home, KEY.digest) is None
+    assert local.open_artifact(home, KEY.digest) is not None
+    assert left_in(home, "quarantine") == []
+
+
+def test_what_is_not_there_is_no_artifact(tmp_path: Path) -> None:
+    assert local.open_artifact(tmp_path / "missing") is None
+    assert local.open_artifact(tmp_path / "missing" / "deeper") is None
+    (tmp_path / "file").write_text("x")
+    assert local.open_artifact(tmp_path / "file") is None
+    (tmp_path / "empty").mkdir()
+    assert local.open_artifact(tmp_path / "empty") is None
+
+
+def _truncate(home: Path) -> None:
+    os.truncate(home / "kernel.cubin", 100)
+
+
+def _flip(home: Path) -> None:
+    content = bytearray((home / "sub/lib.so").read_bytes())
+    content[2] ^= 1
+    (home / "sub/lib.so").write_bytes(content)
+
+
+def _grow(home: Path) -> None:
+    with (home / "kernel.json").open("ab") as file:
+        file.write(b" ")
+
+
+def _replace_by_directory(home: Path) -> None:
+    (home / "kernel.json").unlink()
+    (home / "kernel.json").mkdir()
+
+
+def _dangling_link(home: Path) -> None:
+    (home / "kernel.json").unlink()
+    (home / "kernel.json").symlink_to("nowhere")
+
+
+def _looping_link(home: Path) -> None:
+    (home / "kernel.json").unlink()
+    (home / "kernel.json").symlink_to("kernel.json")
+
+
+def _foreign_manifest(home: Path) -> None:
+    other = published(home.parent / "other", FILES, OTHER)
+    (home / MANIFEST_NAME).write_bytes((other.path / MANIFEST_NAME).read_bytes())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate, _flip, _grow, _replace_by_directory, _dangling_link, _looping_link, _foreign_manifest,
+        lambda home: (home / "kernel.cubin").unlink(), lambda home: (home / "sub/lib.so").unlink(),
+        lambda home: os.truncate(home / MANIFEST_NAME, 50), lambda home: os.truncate(home / MANIFEST_NAME, 0),
+        lambda home: (home / MANIFEST_NAME).write_bytes(b"\x80"),
+    ],
+)  # fmt: skip
+def test_a_damaged_artifact_is_refused(tmp_path: Path, damage: object) -> None:
+    home = tmp_path / "artifact"
+    published(home)
+    damage(home)  # type: ignore[operator]
+    with pytest.raises(ArtifactInvalid):
+        local.open_artifact(home, KEY.digest)
+    assert not local.is_whole(home, KEY.digest)
+
+
+def test_another_keys_artifact_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    published(home)
+    with pytest.raises(ArtifactInvalid, match="another key"):
+        local.open_artifact(home, OTHER.digest)
+    assert local.open_artifact(home) is not None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*sorted(FILES), MANIFEST_NAME]), st.integers(0), st.integers(1, 255), st.booleans())
+def test_a_flipped_byte_anywhere_is_refused_or_the_files_are_as_published(
+    tmp_path: Path, name: str, position: int, mask: int, truncate: bool
+) -> None:
+    home = tmp_path / "fuzzed"
+    if not home.exists():
+        published(home)
+    path = home / name
+    whole = path.read_bytes()
+    content = bytearray(whole)
+    if truncate:
+        del content[position % len(content) :]
+    else:
+        content[position % len(content)] ^= mask
+    try:
+        path.write_bytes(content)
+        artifact = local.open_artifact(home, KEY.digest)
+    except ArtifactInvalid:
+        return
+    finally:
+        path.write_bytes(whole)
+    assert name == MANIFEST_NAME, "content that was altered is never accepted"
+    assert artifact is not None
+    assert {e.name: (home / e.name).read_bytes() for e in artifact.manifest.files} == FILES
+
+
+def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
+    artifact = published(tmp_path / "artifact")
+    _flip(artifact.path)
+    with pytest.raises(ArtifactInvalid):
+        local.read_contents(artifact)
+    (artifact.path / "sub/lib.so").unlink()
+    with pytest.raises(ArtifactInvalid):
+        local.read_contents(artifact)
+
+
+# --- relocatable files ---
+
+
+def test_a_group_file_names_the_files_where_they_are_published(tmp_path: Path) -> None:
+    home = tmp_path / 'odd "name" \\ here'
+    artifact = published(home, {**FILES, "group.json": GROUP})
+    paths = json.loads((home / "group.json").read_bytes())["child_paths"]
+    assert Path(paths["kernel.cubin"]).read_bytes() == FILES["kernel.cubin"]
+    assert local.read_contents(artifact)["group.json"] == GROUP
+    assert [e.name for e in artifact.manifest.files if e.relocatable] == ["group.json"]
+
+
+def test_an_artifact_travels_to_another_home(tmp_path: Path) -> None:
+    there = published(tmp_path / "there" / "artifact", {**FILES, "group.json": GROUP})
+    home = tmp_path / "here" / "artifact"
+    here = local.install(there.manifest, local.read_contents(there), home)
+    paths = json.loads((home / "group.json").read_bytes())["child_paths"]
+    assert paths == {"kernel.cubin": str(home / "kernel.cubin")}
+    assert here.manifest == there.manifest
+    assert local.read_contents(here) == local.read_contents(there)
+
+
+def test_the_placeholder_in_a_file_that_is_no_json_is_left_alone(tmp_path: Path) -> None:
+    artifact = published(tmp_path / "artifact", {"kernel.bin": b"x" + HOME_PLACEHOLDER})
+    assert (artifact.path / "kernel.bin").read_bytes() == b"x" + HOME_PLACEHOLDER
+
+
+def test_a_file_that_names_its_home_in_full_is_as_relocatable(tmp_path: Path) -> None:
+    """An agent that was killed between settling the files and the rename leaves them like this; the rank publishes them."""
+    home = tmp_path / "there" / "artifact"
+    artifact = published(home, {"group.json": GROUP.replace(HOME_PLACEHOLDER, bytes(home))})
+    assert local.read_contents(artifact)["group.json"] == GROUP
+    mixed = GROUP + bytes(tmp_path / "there" / "mixed")
+    artifact = published(tmp_path / "there" / "mixed", {"group.json": mixed})
+    assert local.is_whole(artifact.path, KEY.digest)
+
+
+def test_files_that_could_not_be_published_can_be_adopted_where_they_are(tmp_path: Path) -> None:
+    home = tmp_path / ("long" * 64)
+    staging = stage(home, {**FILES, "group.json": GROUP})
+    with pytest.raises(StoreError, match="use a shorter one"):
+        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert (staging / "group.json").read_bytes() == GROUP, "the staged files are as they were"
+    artifact = local.adopt(staging, KEY, 1.0, ORIGIN)
+    assert artifact.path == staging
+    paths = json.loads((staging / "group.json").read_bytes())["child_paths"]
+    assert Path(paths["kernel.cubin"]).read_bytes() == FILES["kernel.cubin"]
+    assert left_in(home, "staging") == [staging]
+
+
+def test_adopting_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactInvalid):
+        local.adopt(tmp_path, KEY, 1.0, ORIGIN)
+    with pytest.raises(ArtifactInvalid):
+        local.adopt(tmp_path / "missing", KEY, 1.0, ORIGIN)
+
+
+# --- what is staged ---
+
+
+def test_an_empty_staging_directory_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    for files in ({}, {"sub/x": b""}):
+        staging = stage(home, files)
+        if files:
+            (staging / "sub/x").unlink()
+        with pytest.raises(ArtifactInvalid, match="wrote no file"):
+            local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert not home.exists()
+
+
+def _link_to_file(staging: Path) -> None:
+    (staging / "link").symlink_to("/etc/passwd")
+
+
+def _link_to_directory(staging: Path) -> None:
+    (staging / "link").symlink_to("/etc")
+
+
+def _link_within(staging: Path) -> None:
+    (staging / "link").symlink_to("kernel.json")
+
+
+@pytest.mark.parametrize(
+    "plant", [_link_to_file, _link_to_directory, _link_within, lambda staging: os.mkfifo(staging / "sub" / "pipe")]
+)
+def test_links_and_pipes_in_staging_are_refused(tmp_path: Path, plant: object) -> None:
+    home = tmp_path / "artifact"
+    staging = stage(home)
+    plant(staging)  # type: ignore[operator]
+    with pytest.raises(ArtifactInvalid, match="neither a plain file nor a directory"):
+        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert not home.exists()
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    staging = stage(home)
+    Path(os.fsdecode(bytes(staging) + b"/\xff.bin")).write_bytes(b"x")
+    with pytest.raises(ArtifactInvalid, match="UTF-8"):
+        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert not home.exists()
+
+
+def test_more_files_than_a_manifest_may_state_are_refused_before_they_are_published(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    staging = stage(home)
+    for n in range(10_000):
+        (staging / f"{n}").touch()
+    with pytest.raises(ArtifactInvalid, match="too many"):
+        local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert not home.exists()
+
+
+def test_a_manifest_that_the_compiler_left_is_replaced(tmp_path: Path) -> None:
+    artifact = published(tmp_path / "artifact", {**FILES, MANIFEST_NAME: b"junk"})
+    assert [e.name for e in artifact.manifest.files] == sorted(FILES)
+    assert Manifest.decode((artifact.path / MANIFEST_NAME).read_bytes()) == artifact.manifest
+
+
+# --- quarantine ---
+
+
+def test_an_invalid_artifact_is_moved_aside_and_kept(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    published(home)
+    _flip(home)
+    local.quarantine(home)
+    assert not home.exists()
+    (kept,) = left_in(home, "quarantine")
+    assert (kept / "kernel.cubin").exists()
+    local.quarantine(home)  # another process was faster
+
+
+def test_a_reader_of_a_quarantined_artifact_reads_on(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    published(home)
+    with (home / "kernel.cubin").open("rb") as reader:
+        local.quarantine(home)
+        assert reader.read() == FILES["kernel.cubin"]
+
+
+# --- directories ---
+
+
+def test_a_private_directory_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    private.make_private(tmp_path / "a" / "b")
+    private.make_private(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's directory")
+def test_another_users_directory_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    with pytest.raises(StoreError, match="set KCOORD_LOCAL_DIR"):
+        private.make_private(tmp_path / "theirs")
+
+
+def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreError):
+            private.make_private(path)
+
+
+def test_staging_directories_are_private_and_never_shared(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    made = [local.new_staging(home) for _ in range(20)]
+    assert len(set(made)) == 20
+    assert all(m.stat().st_mode & 0o777 == 0o700 for m in made)
+    assert all(m.stat().st_dev == tmp_path.stat().st_dev for m in made)
+
+
+_KILLED_WHILE_PUBLISHING = """
+import os, signal, sys
+from pathlib import Path
+from kcoord.artifacts import local
+from tests.unit.artifacts.test_local_tier import KEY, ORIGIN, stage, GROUP, FILES
+home = Path(sys.argv[1])
+staging = stage(home, {**FILES, "group.json": GROUP})
+Path.rename = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+"""
+
+
+def test_a_publisher_that_is_killed_before_its_rename_leaves_nothing_at_the_final_name(tmp_path: Path) -> None:
+    home = tmp_path / "artifact"
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED_WHILE_PUBLISHING, str(home)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert local.open_artifact(home) is None
+    (staging,) = left_in(home, "staging")
+    artifact = local.publish_local(staging, home, KEY, 1.0, ORIGIN)  # as its rank does
+    assert local.read_contents(artifact) == {**FILES, "group.json": GROUP}

@@ -1,0 +1,495 @@
+"""The store: what leaves one node arrives whole on another, or does not arrive."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcoord.artifacts import local
+from kcoord.artifacts import store as store_module
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Manifest, Origin
+from kcoord.artifacts.payload import pack, unpack, with_payload
+from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.artifacts.store_root import MARKER
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.keys import CacheKey
+
+_ROOT = Path(__file__).parents[3]
+KEY = CacheKey.of("test", "kernel", source="x")
+OTHER = CacheKey.of("test", "kernel", source="y")
+FILES = {"a.cubin": bytes(range(256)) * 20, "b/c.json": b'{"x": 1}', "empty": b"", "n\u00e4me \u7de8": b"text"}
+
+
+def manifest_of(files: dict[str, bytes] = FILES, key: CacheKey = KEY, host: str = "host") -> Manifest:
+    entries = tuple(FileEntry(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in sorted(files.items()))
+    return Manifest(key, entries, 2.0, Origin(host, 1, 0, "cuda:90#0", 1.7e9))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.open()
+    return made
+
+
+def quarantined(opened: Store) -> list[Path]:
+    directory = opened.root / "v1" / "quarantine"
+    return list(directory.iterdir()) if directory.exists() else []
+
+
+def staged(opened: Store) -> list[Path]:
+    return list((opened.root / "v1" / "staging").iterdir())
+
+
+# --- opening ---
+
+
+def test_a_store_keeps_its_uuid(tmp_path: Path) -> None:
+    first = Store(tmp_path / "store").open()
+    assert Store(tmp_path / "store").open() == first
+    assert Store(tmp_path / "another").open() != first
+    assert staged(Store(tmp_path / "store")) == []
+
+
+def test_ten_processes_that_open_a_new_store_at_once_agree_on_its_uuid(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from kcoord.artifacts.store import Store\n"
+        "print('here', flush=True); sys.stdin.readline(); print(Store(Path(sys.argv[1])).open())"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "deep" / "store")],
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(10)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+        told = []
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            output, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+            told.append(output.strip())
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert len(set(told)) == 1
+    assert len(told[0]) == 32
+    assert staged(Store(tmp_path / "deep" / "store")) == []
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        b"", b"junk", b"\xc1", msgpack.packb({"format": 2, "uuid": "u"}), msgpack.packb({"uuid": "u"}), msgpack.packb([1]),
+        msgpack.packb({"format": 1}), msgpack.packb({"format": 1, "uuid": 7}),
+    ],
+)  # fmt: skip
+def test_a_directory_that_is_another_formats_store_is_refused_with_a_remedy(tmp_path: Path, marker: bytes) -> None:
+    (tmp_path / MARKER).write_bytes(marker)
+    with pytest.raises(StoreError, match=r"point KCOORD_STORE elsewhere|a new directory") as caught:
+        Store(tmp_path).open()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="name a directory"):
+        Store(tmp_path / "file" / "store").open()
+
+
+# --- the way there and back ---
+
+
+def test_what_is_published_is_fetched_with_every_byte(opened: Store) -> None:
+    announced = opened.publish(manifest_of(), FILES)
+    fetched = opened.fetch(KEY.digest, announced)
+    assert fetched is not None
+    manifest, contents, stated = fetched
+    assert contents == FILES
+    assert stated == announced
+    assert manifest.files == manifest_of().files
+    assert manifest.compile_seconds == 2.0
+    assert opened.fetch(KEY.digest) == fetched
+    assert staged(opened) == []
+
+
+def test_an_artifact_is_two_files_in_one_directory(opened: Store) -> None:
+    opened.publish(manifest_of(), FILES)
+    names = sorted(p.name for p in opened.home(KEY.digest).iterdir())
+    assert names == ["manifest.msgpack", "payload.tar.zst"]
+    assert opened.home(KEY.digest) == opened.root / "v1" / "objects" / KEY.digest[:2] / KEY.digest
+
+
+def test_what_is_not_there_is_a_miss(opened: Store) -> None:
+    assert opened.fetch(KEY.digest) is None
+    assert opened.fetch(KEY.digest, "0" * 64) is None
+    opened.home(KEY.digest).parent.mkdir(parents=True)
+    assert opened.fetch(KEY.digest) is None
+
+
+def test_the_second_publisher_announces_the_winners_manifest(opened: Store) -> None:
+    first = opened.publish(manifest_of(host="one"), FILES)
+    second = opened.publish(manifest_of({"other": b"bytes"}, host="two"), {"other": b"bytes"})
+    assert second == first
+    fetched = opened.fetch(KEY.digest, second)
+    assert fetched is not None
+    assert fetched[0].origin.host == "one"
+    assert staged(opened) == []
+    assert quarantined(opened) == []
+
+
+def test_the_same_files_make_the_same_payload() -> None:
+    assert pack(manifest_of(), FILES) == pack(manifest_of(host="other"), dict(reversed(FILES.items())))
+
+
+def test_a_group_file_travels_through_the_store_to_another_home(opened: Store, tmp_path: Path) -> None:
+    group = json.dumps({"child_paths": {"k.cubin": f"{HOME_PLACEHOLDER.decode()}/k.cubin"}}).encode()
+    there = tmp_path / "node-a" / KEY.digest
+    staging = local.new_staging(there)
+    (staging / "k.cubin").write_bytes(b"code")
+    (staging / "group.json").write_bytes(group)
+    sent = local.publish_local(staging, there, KEY, 1.0, Origin())
+    opened.publish(sent.manifest, local.read_contents(sent))
+    fetched = opened.fetch(KEY.digest)
+    assert fetched is not None
+    here = local.install(fetched[0], fetched[1], tmp_path / "node-b" / "elsewhere")
+    paths = json.loads((here.path / "group.json").read_bytes())["child_paths"]
+    assert paths == {"k.cubin": str(tmp_path / "node-b" / "elsewhere" / "k.cubin")}
+    assert Path(paths["k.cubin"]).read_bytes() == b"code"
+    assert str(tmp_path).encode() not in fetched[1]["group.json"], "no path of the first node travels"
+
+
+def test_all_manifests_are_listed_and_damaged_ones_left_out(opened: Store) -> None:
+    for n in range(5):
+        opened.publish(manifest_of(key=CacheKey.of("test", f"k{n}")), FILES)
+    (opened.home(CacheKey.of("test", "k3").digest) / "manifest.msgpack").write_bytes(b"junk")
+    (opened.root / "v1" / "objects" / "zz").touch()
+    assert sorted(m.key.name for m in opened.manifests()) == ["k0", "k1", "k2", "k4"]
+
+
+def test_what_vanishes_on_an_nfs_server_while_its_manifest_is_read_is_not_there(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        opened.publish(manifest_of(key=CacheKey.of("test", f"k{n}")), FILES)
+    goes = opened.home(CacheKey.of("test", "k0").digest)
+    read_plain = store_module.read_plain
+
+    def reading(path: Path, most: int) -> bytes:
+        if path.parent == goes:
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return read_plain(path, most)
+
+    monkeypatch.setattr(store_module, "read_plain", reading)
+    assert opened.manifest_file(goes.name) is None
+    assert [m.key.name for m in opened.manifests()] == ["k1"]
+
+
+# --- damage ---
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a truncated payload": lambda home: os.truncate(home / "payload.tar.zst", 40),
+    "an empty payload": lambda home: os.truncate(home / "payload.tar.zst", 0),
+    "a longer payload": lambda home: _append(home / "payload.tar.zst"),
+    "a flipped bit": lambda home: _flip(home / "payload.tar.zst"),
+    "a missing payload": lambda home: (home / "payload.tar.zst").unlink(),
+    "a truncated manifest": lambda home: os.truncate(home / "manifest.msgpack", 40),
+    "an empty manifest": lambda home: os.truncate(home / "manifest.msgpack", 0),
+    "another key's manifest": lambda home: (home / "manifest.msgpack").write_bytes(
+        with_payload(manifest_of(key=OTHER), pack(manifest_of(), FILES)).encode()
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_a_reader_refuses_a_damaged_artifact_and_takes_it_from_nobody(opened: Store, damage: str) -> None:
+    announced = opened.publish(manifest_of(), FILES)
+    _DAMAGE[damage](opened.home(KEY.digest))
+    with pytest.raises(ArtifactInvalid):
+        opened.fetch(KEY.digest, announced)
+    assert quarantined(opened) == []
+    assert opened.home(KEY.digest).exists()
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_the_leader_puts_a_damaged_artifact_into_quarantine_and_can_publish_anew(opened: Store, damage: str) -> None:
+    opened.publish(manifest_of(), FILES)
+    _DAMAGE[damage](opened.home(KEY.digest))
+    with pytest.raises(ArtifactInvalid):
+        opened.fetch(KEY.digest)
+    assert len(quarantined(opened)) == 1
+    assert opened.fetch(KEY.digest) is None
+    opened.publish(manifest_of(), FILES)
+    fetched = opened.fetch(KEY.digest)
+    assert fetched is not None
+    assert fetched[1] == FILES
+
+
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_publishing_over_a_damaged_artifact_replaces_it(opened: Store, damage: str) -> None:
+    opened.publish(manifest_of(host="old"), FILES)
+    _DAMAGE[damage](opened.home(KEY.digest))
+    announced = opened.publish(manifest_of(host="new"), FILES)
+    fetched = opened.fetch(KEY.digest, announced)
+    assert fetched is not None
+    assert fetched[0].origin.host == "new"
+    assert len(quarantined(opened)) == 1
+
+
+def test_another_artifact_than_the_announced_one_will_not_do_and_is_left_alone(opened: Store) -> None:
+    opened.publish(manifest_of(), FILES)
+    with pytest.raises(ArtifactInvalid, match="not the artifact that was announced"):
+        opened.fetch(KEY.digest, "0" * 64)
+    assert quarantined(opened) == []
+    assert opened.fetch(KEY.digest) is not None
+
+
+def test_a_removal_while_it_is_read_is_a_miss(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ESTALE comes from NFS clients only, so it is made up here."""
+    opened.publish(manifest_of(), FILES)
+    real = store_module.read_plain
+    for name in ("manifest.msgpack", "payload.tar.zst"):
+
+        def stale(path: Path, most: int, *, afresh: bool = False, name: str = name) -> bytes:
+            if path.name == name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return real(path, most, afresh=afresh)
+
+        with monkeypatch.context() as context:
+            context.setattr(store_module, "read_plain", stale)
+            assert opened.fetch(KEY.digest) is None
+    assert quarantined(opened) == []
+
+
+# --- payloads that lie; their manifests state their true hash, as an attacker would ---
+
+
+def _tar(*members: tuple[str, bytes], **attributes: object) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            for attribute, value in attributes.items():
+                setattr(member, attribute, value)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _compressed(plain: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(plain)
+
+
+_ONE = {"a": b"abc"}
+_A = ("a", b"abc")
+
+_LIES: dict[str, bytes] = {
+    "an extra member": _compressed(_tar(_A, ("b", b"x"))),
+    "an extra member outside": _compressed(_tar(_A, ("../b", b"x"))),
+    "an absolute member": _compressed(_tar(_A, ("/tmp/b", b"x"))),
+    "only another member": _compressed(_tar(("b", b"abc"))),
+    "no member": _compressed(_tar()),
+    "nothing": _compressed(b""),
+    "one name twice": _compressed(_tar(_A, _A)),
+    "one name twice, then other content": _compressed(_tar(_A, ("a", b"xyz"))),
+    "other content": _compressed(_tar(("a", b"abd"))),
+    "shorter content": _compressed(_tar(("a", b"ab"))),
+    "longer content": _compressed(_tar(("a", b"abcd"))),
+    "a symbolic link": _compressed(_tar(("a", b""), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    "a hard link": _compressed(_tar(("a", b""), type=tarfile.LNKTYPE, linkname="/etc/passwd")),
+    "a device": _compressed(_tar(("a", b""), type=tarfile.CHRTYPE)),
+    "a directory": _compressed(_tar(("a", b""), type=tarfile.DIRTYPE)),
+    "a sparse file": _compressed(_tar(_A, pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})),
+    "a negative size in an extended header": _compressed(_tar(_A, pax_headers={"size": "-512"})),
+    "a size that is no number": _compressed(_tar(_A, pax_headers={"size": "x"})),
+    "a truncated tar": _compressed(_tar(("a", b"abc"))[:600]),
+    "no tar": _compressed(b"x" * 2000),
+    "no zstd": b"x" * 200,
+    "truncated zstd": _compressed(os.urandom(3000))[:100],
+    "a decompression bomb": _compressed(_tar(_A) + b"\0" * (64 << 20)),
+    "a bomb of one member": _compressed(_tar(("a", b"\0" * (64 << 20)))),
+}
+
+
+@pytest.mark.parametrize("lie", _LIES)
+def test_a_payload_that_is_not_what_its_manifest_states_is_refused(lie: str) -> None:
+    payload = _LIES[lie]
+    manifest = with_payload(manifest_of(_ONE), payload)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArtifactInvalid):
+            unpack(manifest, payload)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20, "memory stays within what the manifest states"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_huge_declared_size_costs_no_memory_when_the_payload_is_small() -> None:
+    manifest = manifest_of(_ONE)
+    manifest = replace(manifest, files=(replace(manifest.files[0], size=15 << 30),))
+    payload = _compressed(_tar(_A))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArtifactInvalid):
+            unpack(with_payload(manifest, payload), payload)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_payload_without_a_stated_hash_is_refused() -> None:
+    payload = pack(manifest_of(), FILES)
+    with pytest.raises(ArtifactInvalid):
+        unpack(manifest_of(), payload)
+
+
+def test_the_honest_payload_is_accepted() -> None:
+    """Else the refusals above would prove nothing."""
+    payload = _compressed(_tar(_A))
+    assert unpack(with_payload(manifest_of(_ONE), payload), payload) == _ONE
+
+
+def test_thousands_of_extended_headers_overflow_no_stack() -> None:
+    files = {f"{n:04}": b"" for n in range(400)}
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 512
+    block = header.tobuf(tarfile.USTAR_FORMAT) + b"11 path=abc\n".ljust(512, b"\0")
+    payload = _compressed(block * 2000 + _tar(_A))
+    with pytest.raises(ArtifactInvalid):
+        unpack(with_payload(manifest_of(files), payload), payload)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=2000), st.booleans())
+def test_random_payloads_are_refused_and_raise_nothing_else(data: bytes, compress: bool) -> None:
+    payload = _compressed(data) if compress else data
+    with pytest.raises(ArtifactInvalid):
+        unpack(with_payload(manifest_of(), payload), payload)
+
+
+def test_a_tar_with_flipped_bits_gives_the_right_files_or_is_refused() -> None:
+    randomness = random.Random(3)
+    plain = zstandard.ZstdDecompressor().decompress(pack(manifest_of(), FILES), max_output_size=1 << 20)
+    for _ in range(1500):
+        damaged = bytearray(plain)
+        for _ in range(randomness.randrange(1, 4)):
+            damaged[randomness.randrange(len(damaged))] ^= 1 << randomness.randrange(8)
+        payload = _compressed(bytes(damaged))
+        try:
+            contents = unpack(with_payload(manifest_of(), payload), payload)
+        except ArtifactInvalid:
+            continue
+        assert contents == FILES
+
+
+def test_a_flipped_bit_anywhere_in_a_stored_payload_is_refused() -> None:
+    payload = pack(manifest_of(_ONE), _ONE)
+    manifest = with_payload(manifest_of(_ONE), payload)
+    for position in range(len(payload) * 8):
+        damaged = bytearray(payload)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(ArtifactInvalid):
+            unpack(manifest, bytes(damaged))
+
+
+# --- what a lookup does to a file server ---
+
+
+def test_lookups_never_list_a_directory(opened: Store, tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from kcoord.artifacts import local
+from kcoord.artifacts import store as store_module
+from kcoord.artifacts.store import Store
+root, digest, other, home = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+listed = []
+sys.addaudithook(lambda event, args: listed.append(args) if event in ("os.listdir", "os.scandir") else None)
+store = Store(root)
+assert store.fetch(other) is None
+manifest, contents, announced = store.fetch(digest)
+assert store.fetch(digest, announced) is not None
+local.install(manifest, contents, home)
+assert local.open_artifact(home, digest) is not None
+assert local.open_artifact(home.with_name("missing"), digest) is None
+print(listed)
+os.listdir(root)
+assert listed, "the hook hears a listing"
+"""
+    opened.publish(manifest_of(), FILES)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(opened.root), KEY.digest, OTHER.digest, str(tmp_path / "home")],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_announced_is_the_hash_of_the_manifest_in_the_store(opened: Store) -> None:
+    announced = opened.publish(manifest_of(), FILES)
+    assert manifest_digest((opened.home(KEY.digest) / "manifest.msgpack").read_bytes()) == announced
+
+
+def test_everything_is_flushed_to_disk_before_the_rename(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink()}")
+        fsync(descriptor)
+
+    def noted_rename(source: Path, target: Path) -> Path:
+        events.append("rename")
+        return rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    opened.publish(manifest_of(), FILES)
+    at = events.index("rename")
+    before, after = events[:at], events[at + 1 :]
+    assert [e.rpartition("/")[2] for e in before[:2]] == ["payload.tar.zst", "manifest.msgpack"]
+    assert "staging" in before[2]
+    assert after == [f"sync {opened.home(KEY.digest).parent}"]

@@ -1,0 +1,594 @@
+"""Shared choices of Triton's autotuner: real processes, real compiles, measurements that differ between ranks on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import itertools
+import json
+import pickle
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.artifacts import local
+from kcoord.artifacts.choices import LARGEST_CHOICE, node_decided, store_decided
+from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.manifest import MANIFEST_NAME
+from kcoord.errors import KcoordError, KeyFactorError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.recipe import Recipe
+from kcoord.rank.client import AgentClient
+from kcoord.rank.coordinator import Coordinator
+from kcoord.settings import Settings
+from tests.support.agents import Node
+from tests.support.interpose import Interposer, build, find_compiler
+from tests.support.living import agents_of
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+triton = pytest.importorskip("triton")
+from triton.testing import do_bench  # noqa: E402 - after it is known to be there
+
+TUNED = PROGRAMS / "tuned.py"
+_gates = itertools.count()
+
+
+def rank(sandbox: Sandbox, prefers: int, *arguments: str, node: str = "local", **more: str | None) -> Any:
+    home = sandbox.root / node
+    environment = {
+        "PREFERS": str(prefers),
+        "KCOORD_LOCAL_DIR": str(home),
+        "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
+        "TRITON_CACHE_DIR": str(home / "triton"),
+        "CUDA_VISIBLE_DEVICES": "",  # its GPU is made up: one that torch sees here is another model
+        **more,
+    }
+    return sandbox.start(TUNED, *arguments, **environment)
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"stderr": done.stderr, "stdout": done.stdout}
+
+
+def tune(sandbox: Sandbox, prefers: int, *arguments: str, **more: Any) -> dict[str, Any]:
+    return said(rank(sandbox, prefers, *arguments, **more))
+
+
+@contextlib.contextmanager
+def all_tuning(sandbox: Sandbox, *starts: Callable[[str], Any]) -> Iterator[list[Any]]:
+    """Ranks that have looked for a choice and found none; they go on to measure, and to offer, at the end of the block."""
+    gate = sandbox.root / f"gate{next(_gates)}"
+    ranks = [start(str(gate)) for start in starts]
+    eventually(lambda: len(list(sandbox.root.glob(f"{gate.name}.*"))) == len(ranks) or any(r.poll() for r in ranks), 60)
+    yield ranks
+    gate.touch()
+
+
+def choices(directory: Path) -> list[Artifact]:
+    """The choices that lie in a node's local tier."""
+    homes = [path.parent for path in directory.glob(f"objects/??/*/{MANIFEST_NAME}")]
+    found = [artifact for artifact in map(local.open_artifact, sorted(homes)) if artifact is not None]
+    return [artifact for artifact in found if artifact.key.backend == "triton-autotune"]
+
+
+def coordinator_of(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, node: str = "local", **flags: str) -> Coordinator:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.root / node))
+    return Coordinator(Settings.from_environ(**flags))
+
+
+# Ranks.
+
+
+def test_ranks_that_measure_differently_at_once_launch_the_same_choice(sandbox: Sandbox) -> None:
+    starts = [lambda gate, p=p: rank(sandbox, p, GATE=gate) for p in (32, 64, 128)]
+    with all_tuning(sandbox, *starts) as ranks:
+        pass
+    reports = [said(r) for r in ranks]
+    assert all(r["measured"] == [32, 64, 128] for r in reports), "nobody waits: each has measured for itself"
+    assert len({r["choice"] for r in reports}) == 1
+    assert all(r["launched"] == r["choice"] for r in reports)
+
+
+def test_a_rank_that_comes_later_measures_nothing_and_launches_what_was_chosen(sandbox: Sandbox) -> None:
+    tune(sandbox, 128)
+    later = tune(sandbox, 32)
+    assert (later["choice"], later["launched"], later["measured"]) == (128, 128, [])
+    assert later["timings"] == 3, "what Triton's own cache leaves on an autotuner is there"
+    assert all(h["hit"] and "BLOCK: 128" in h["best"] for h in later["heard"])
+
+
+def test_a_rank_that_finds_the_choice_on_its_node_needs_no_agent(sandbox: Sandbox) -> None:
+    tune(sandbox, 128)
+    alone = tune(sandbox, 32, KCOORD_SPAWN="0", KCOORD_SOCKET=str(sandbox.root / "nobody"))
+    assert (alone["choice"], alone["measured"]) == (128, [])
+
+
+def test_a_rank_without_an_agent_tunes_as_without_kcoord(sandbox: Sandbox) -> None:
+    nobody = {"KCOORD_SPAWN": "0", "KCOORD_SOCKET": str(sandbox.root / "nobody")}
+    for prefers in (32, 128):
+        assert tune(sandbox, prefers, **nobody)["choice"] == prefers
+    assert choices(sandbox.local) == []
+
+
+def test_a_rank_whose_agent_is_killed_while_it_measures_goes_on(sandbox: Sandbox) -> None:
+    with all_tuning(sandbox, lambda gate: rank(sandbox, 128, GATE=gate)) as ranks:
+        agents = agents_of(sandbox.processes())
+        assert agents
+        for agent in agents:
+            agent.send_signal(signal.SIGKILL)
+            agent.wait(20)
+    assert said(ranks[0])["launched"] == 128
+    assert tune(sandbox, 32)["choice"] == 128, "the next agent took what was offered"
+
+
+def test_an_autotuner_that_existed_before_kcoord_shares_too(sandbox: Sandbox) -> None:
+    tune(sandbox, 128)
+    later = tune(sandbox, 32, INSTALL="after")
+    assert (later["choice"], later["measured"]) == (128, [])
+
+
+def test_a_rank_that_kcoord_reaches_in_the_middle_of_its_measurements_ends_with_the_winners_choice(
+    sandbox: Sandbox,
+) -> None:
+    """Only the first compile imports it, where nothing but Triton's cache manager is set."""
+    tune(sandbox, 128)
+    late = tune(sandbox, 32, INSTALL="never")
+    assert (late["measured"], late["cache"]) == ([32, 64, 128], "dict")
+    assert (late["choice"], late["launched"]) == (128, 128)
+
+
+def test_kcoord_that_is_off_leaves_autotuners_alone(sandbox: Sandbox) -> None:
+    tune(sandbox, 128)
+    off = tune(sandbox, 32, KCOORD_DISABLE="1")
+    assert (off["choice"], off["shared"], off["measured"]) == (32, False, [32, 64, 128])
+
+
+def test_tritons_own_switches_keep_their_meaning(sandbox: Sandbox) -> None:
+    first = tune(sandbox, 128, TRITON_PRINT_AUTOTUNING="1", TRITON_CACHE_AUTOTUNING="1")
+    assert "best config selected: BLOCK: 128" in first["stdout"]
+    assert list((sandbox.local / "triton").glob("*/add.autotune.json"))
+    shutil.rmtree(sandbox.local / "objects")
+    cached = tune(sandbox, 32, TRITON_CACHE_AUTOTUNING="1")
+    assert (cached["choice"], cached["measured"]) == (128, []), "Triton's cache answers, and what it says is offered"
+    again = tune(sandbox, 32, TRITON_ALWAYS_COMPILE="1", TRITON_PRINT_AUTOTUNING="1")
+    assert (again["choice"], again["measured"]) == (128, [])
+    assert "best config" not in again["stdout"], "as when Triton finds it in memory"
+
+
+def test_a_kernel_of_which_no_configuration_runs_raises_tritons_exception_and_shares_nothing(sandbox: Sandbox) -> None:
+    failed = tune(sandbox, 128, SHARED="-1")
+    assert "out of resource" in failed["error"]
+    assert choices(sandbox.local) == []
+
+
+def test_a_choice_that_does_not_run_here_is_not_launched(sandbox: Sandbox) -> None:
+    tune(sandbox, 128, MS="7,8")
+    smaller = tune(sandbox, 32, LIMIT="64", MS="7,8")
+    assert (smaller["error"], smaller["choice"], smaller["launched"]) == (None, 32, 32)
+    assert smaller["measured"] == [32, 64, 128] * 2, "also for the second key, whose kernel is in memory by then"
+    assert "does not run on this GPU" in smaller["stderr"]
+
+
+def test_a_winner_that_does_not_run_here_is_not_launched(sandbox: Sandbox) -> None:
+    with all_tuning(sandbox, lambda gate: rank(sandbox, 32, GATE=gate, LIMIT="64")) as ranks:
+        assert tune(sandbox, 128)["choice"] == 128
+    loser = said(ranks[0])
+    assert (loser["error"], loser["choice"], loser["launched"]) == (None, 32, 32)
+    assert tune(sandbox, 64)["choice"] == 128
+
+
+def test_a_rank_prunes_as_often_whether_it_finds_a_choice_or_not(sandbox: Sandbox) -> None:
+    """Pruning may hold a collective, and ranks that count differently would hang in it."""
+    first = tune(sandbox, 128)
+    assert (first["pruned"], tune(sandbox, 32)["pruned"]) == ([7], [7])
+
+
+def test_an_interrupted_measurement_shares_nothing_and_the_next_launch_tunes(sandbox: Sandbox) -> None:
+    for install in ("before", "never"):
+        shutil.rmtree(sandbox.local / "objects", ignore_errors=True)
+        again = tune(sandbox, 128, INTERRUPT="1", INSTALL=install)
+        assert (again["choice"], again["measured"], again["cache"]) == (128, [32, 64, 128], "dict")
+        assert tune(sandbox, 32)["choice"] == 128
+
+
+def test_a_kernel_that_is_only_compiled_shares_nothing(sandbox: Sandbox) -> None:
+    """Triton measures all the same, and nothing runs."""
+    script = (
+        "import sys, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"
+        "tuned.driver.set_active(tuned.Gpu())\n"
+        "tuned.add.run(tuned.Tensor(), None, None, 1024, 7, WIDTH=1, grid=(1,), warmup=True)\n"
+        "print(tuned.add.best_config.kwargs['BLOCK'])\n"
+    )
+    done = sandbox.run("-c", script, PROGRAMS, PREFERS="128", TRITON_CACHE_DIR=str(sandbox.local / "triton"))
+    assert (done.returncode, done.stdout.split()) == (0, ["128"]), done.stderr
+    assert choices(sandbox.local) == []
+
+
+# What the choice depends on.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"BLOCKS": "32,64,128,256"}, {"WIDTH": "2"}, {"N": "100"}, {"TRITON_DISABLE_LINE_INFO": "1"}],
+    ids=["configurations", "a constant that is not in the tuning key", "what pruning leaves", "the environment"],
+)
+def test_a_choice_of_something_else_is_not_used(sandbox: Sandbox, change: dict[str, str]) -> None:
+    tune(sandbox, 128)
+    other = tune(sandbox, 32, **change)
+    assert (other["choice"], bool(other["measured"])) == (32, True)
+    assert len(choices(sandbox.local)) == 2
+
+
+def test_a_choice_for_other_kinds_of_arguments_is_not_used(sandbox: Sandbox) -> None:
+    """Triton's tuning key counts tensors, and does not say which they are."""
+    tune(sandbox, 128, OPTION="y")
+    other = tune(sandbox, 32, OPTION="z")
+    assert (other["choice"], bool(other["measured"])) == (32, True)
+
+
+def test_the_order_of_configurations_is_no_part_of_the_key(sandbox: Sandbox) -> None:
+    tune(sandbox, 128)
+    assert tune(sandbox, 32, BLOCKS="128,32,64")["measured"] == []
+
+
+def test_gpus_of_one_target_and_two_models_choose_for_themselves(sandbox: Sandbox) -> None:
+    pytest.importorskip("torch")  # which knows the model
+    assert tune(sandbox, 128, MODEL="NVIDIA H100 80GB HBM3")["choice"] == 128
+    assert tune(sandbox, 32, MODEL="NVIDIA H200")["choice"] == 32
+    again = tune(sandbox, 64, MODEL="NVIDIA H200")
+    assert (again["choice"], again["measured"]) == (32, [])
+    models = {f.text for a in choices(sandbox.local) for f in a.key.factors if f.name == "device_model"}
+    assert models == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+
+
+def _in_step(kernel_call: Any, quantiles: Any) -> Any:
+    import torch.distributed
+
+    kernel_call()
+    torch.distributed.barrier()
+
+
+def _times(kernel_call: Any, quantiles: Any) -> Any:
+    return triton.testing.do_bench(kernel_call, quantiles=quantiles)
+
+
+def _counts(kernel_call: Any, quantiles: Any) -> Any:
+    import torch
+
+    for _ in range(5):
+        kernel_call()
+    torch.cuda.synchronize()
+    return [1.0]
+
+
+def _measures(kernel_call: Any, quantiles: Any) -> Any:
+    return do_bench(kernel_call, quantiles=quantiles)
+
+
+def test_a_benchmark_function_that_may_wait_for_other_ranks_is_not_shared() -> None:
+    """A rank that finds the choice would leave those waiting that measure in step."""
+    import functools
+
+    from kcoord.backends.triton.choice_key import _waits_for_nobody
+
+    group = object()
+    assert _waits_for_nobody(_times)
+    assert _waits_for_nobody(triton.testing.do_bench)
+    assert _waits_for_nobody(functools.partial(triton.testing.do_bench, warmup=1))
+    assert _waits_for_nobody(_measures)
+    assert not _waits_for_nobody(_counts), "five launches each: the kernel itself may wait for other ranks"
+    assert not _waits_for_nobody(_in_step)
+    assert not _waits_for_nobody(functools.partial(_times, group))
+    assert not _waits_for_nobody(functools.partial(_in_step))
+    assert not _waits_for_nobody(lambda kernel_call, quantiles: group.all_reduce(kernel_call()))  # type: ignore[attr-defined]
+    with pytest.raises(KeyFactorError):
+        _waits_for_nobody(lambda kernel_call, quantiles: do_bench(lambda: group.all_reduce(kernel_call())))  # type: ignore[attr-defined]
+
+
+# Nodes.
+
+
+def test_two_nodes_with_one_store_end_with_the_stores_choice(sandbox: Sandbox) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store")}
+    starts = [
+        lambda gate, p=p, n=n: rank(sandbox, p, node=n, GATE=gate, **store) for p, n in ((32, "one"), (128, "two"))
+    ]
+    with all_tuning(sandbox, *starts) as ranks:
+        pass
+    reports = [said(r) for r in ranks]
+    assert all(r["measured"] for r in reports)
+    assert len({r["launched"] for r in reports}) == 1
+    (one,), (two,) = choices(sandbox.root / "one"), choices(sandbox.root / "two")
+    assert one.path == store_decided(sandbox.root / "one", one.key.digest)
+    assert local.read_contents(one) == local.read_contents(two), "a loser's choice is in no local tier"
+    third = tune(sandbox, 64, node="three", **store)
+    assert (third["choice"], third["measured"]) == (reports[0]["choice"], [])
+
+
+def test_what_a_node_chose_without_a_store_yields_to_the_stores_choice(sandbox: Sandbox) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store")}
+    assert tune(sandbox, 32, node="one")["choice"] == 32
+    assert tune(sandbox, 128, node="two", **store)["choice"] == 128
+    end_agents(sandbox)
+    assert tune(sandbox, 64, node="one", **store)["choice"] == 128
+
+
+def test_what_a_node_chose_without_a_store_is_what_it_offers_to_one(sandbox: Sandbox) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store")}
+    tune(sandbox, 32, node="one")
+    end_agents(sandbox)
+    again = tune(sandbox, 64, node="one", **store)
+    assert (again["choice"], again["measured"]) == (32, [])
+    assert tune(sandbox, 128, node="two", **store)["choice"] == 32
+
+
+def end_agents(sandbox: Sandbox) -> None:
+    """They have their settings from the rank that started them."""
+    for process in sandbox.processes():
+        process.terminate()
+    eventually(lambda: not sandbox.processes())
+
+
+def test_a_store_that_cannot_be_written_leaves_the_choice_on_its_node(sandbox: Sandbox) -> None:
+    store = sandbox.root / "store"
+    with all_tuning(sandbox, lambda gate: rank(sandbox, 128, GATE=gate, KCOORD_STORE=str(store))) as ranks:
+        shutil.rmtree(store / "v1" / "staging")
+        (store / "v1" / "staging").write_text("in the way, also of root")
+    first = said(ranks[0])
+    assert first["launched"] == 128
+    assert "artifacts stay on this node" in first["stderr"]
+    assert tune(sandbox, 32, KCOORD_STORE=str(store))["choice"] == 128
+    (kept,) = choices(sandbox.local)
+    assert kept.path == node_decided(sandbox.local, kept.key.digest), "it is not taken for the store's"
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler: apt install gcc")
+def test_a_store_that_hangs_holds_a_rank_for_no_longer_than_an_agent_may(sandbox: Sandbox, tmp_path: Path) -> None:
+    tune(sandbox, 128, node="elsewhere")
+    (chosen,) = choices(sandbox.root / "elsewhere")
+    store = sandbox.root / "store"
+    interposer = Interposer(build(tmp_path), tmp_path)
+    interposer.stall("open", below=store / "v1" / "objects" / chosen.key.digest[:2], seconds=30)
+    report = tune(sandbox, 32, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
+    assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
+    assert "has not answered for 1 s" in report["stderr"]
+    again = tune(sandbox, 64, KCOORD_STORE=str(store), KCOORD_AGENT_TIMEOUT="1", **interposer.environ)
+    assert again["choice"] == 32, "the node agrees"
+
+
+def test_a_torn_choice_in_the_store_is_set_aside_and_made_again(sandbox: Sandbox) -> None:
+    store = sandbox.root / "store"
+    tune(sandbox, 128, KCOORD_STORE=str(store))
+    (chosen,) = choices(sandbox.local)
+    (payload,) = store.glob(f"v1/objects/??/{chosen.key.digest}/payload.tar.zst")
+    content = bytearray(payload.read_bytes())
+    content[-1] ^= 1
+    payload.write_bytes(content)
+    report = tune(sandbox, 32, node="two", KCOORD_STORE=str(store))
+    assert (report["choice"], report["measured"]) == (32, [32, 64, 128])
+    assert tune(sandbox, 64, node="three", KCOORD_STORE=str(store))["choice"] == 32
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x82\xa6format\x01\xa6config\xa3all", b"\x81\xa6format\x63"],
+    ids=["nothing", "no msgpack", "no map", "another configuration", "another version"],
+)
+def test_a_choice_that_is_none_of_the_configurations_is_ignored(
+    sandbox: Sandbox, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(sandbox, 128, node="elsewhere")
+    (chosen,) = choices(sandbox.root / "elsewhere")
+    coordinator = coordinator_of(sandbox, monkeypatch)
+    assert coordinator.offer(chosen.key, garbage, 0.0) == garbage
+    coordinator.close()
+    report = tune(sandbox, 32)
+    assert (report["choice"], report["launched"], report["measured"]) == (32, 32, [32, 64, 128])
+    assert "the shared choice is none of its configurations" in report["stderr"]
+
+
+# The agent and its client.
+
+
+def test_the_first_offer_wins_and_every_later_one_is_answered_with_it() -> None:
+    key = CacheKey.of("test", "choice")
+    with Node() as node:
+        node.start()
+        client = node.client()
+        assert client.lookup(key) is None
+        assert client.offer(key, b"first", 0.1, "cuda:90#0") == b"first"
+        assert client.offer(key, b"second", 0.1, "cuda:90#0") == b"first"
+        assert client.lookup(key) == b"first"
+
+
+def test_what_is_no_look_up_or_offer_is_refused_and_the_agent_goes_on() -> None:
+    key = CacheKey.of("test", "choice")
+    offer = {"op": "offer", "key": key.to_wire(), "content": b"x", "seconds": 0.0, "device": ""}
+    bad: list[dict[str, Any]] = [
+        {"op": "lookup", "digest": "../../etc"},
+        {"op": "lookup"},
+        {**offer, "content": "text"},
+        {**offer, "content": b"x" * (LARGEST_CHOICE + 1)},
+        {**offer, "key": {}},
+        {**offer, "seconds": -1.0},
+    ]
+    with Node() as node:
+        node.start()
+        for message in bad:
+            with node.wire() as wire:
+                wire.hello()
+                assert wire.ask(message)["op"] == "refused", message
+        assert node.client().offer(key, b"good", 0.0, "") == b"good"
+
+
+def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Node(agent_timeout="1") as node:
+        agent = node.start()
+        client: AgentClient = node.client()
+        agent.send_signal(signal.SIGSTOP)
+        try:
+            assert client.lookup(CacheKey.of("test", "choice")) is None
+            assert client.offer(CacheKey.of("test", "choice"), b"mine", 0.0, "") is None
+        finally:
+            agent.send_signal(signal.SIGCONT)
+
+
+def test_a_choice_that_is_too_large_stays_with_its_rank(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = coordinator_of(sandbox, monkeypatch)
+    assert coordinator.offer(CacheKey.of("test", "large"), b"x" * (LARGEST_CHOICE + 1), 0.0) is None
+    assert any("too large" in line for line in coordinator.notices.since(0)[0])
+
+
+# The autotuner itself.
+
+
+@pytest.fixture
+def hooked() -> Iterator[Any]:
+    """Triton's class of autotuners, hooked in this process for one test."""
+    from triton.runtime.autotuner import Autotuner
+
+    from kcoord.backends.triton import autotune as triton_autotune
+
+    stock = Autotuner.check_disk_cache
+    was = hasattr(stock, "__kcoord_stock__")
+    triton_autotune.hook()
+    yield Autotuner
+    if not was:
+        Autotuner.check_disk_cache = stock
+        del Autotuner.cache_results
+
+
+def kernel(x, BLOCK: triton.language.constexpr):
+    pass
+
+
+def made(kind: Any, **more: Any) -> Any:
+    configs = [triton.Config({"BLOCK": block}) for block in (32, 64)]
+    return kind(triton.jit(kernel), ["x", "BLOCK"], configs, [], None, None, **more)
+
+
+def test_an_autotuner_and_its_cache_its_copies_and_pickles_are_plain(hooked: Any) -> None:
+    config = triton.Config({"BLOCK": 64}, num_warps=2)
+    autotuner = made(hooked)
+    autotuner.cache[7, "fp32"] = config
+    assert autotuner.cache_results, "it is asked before it measures"
+    for other in (copy.copy(autotuner), copy.deepcopy(autotuner.cache), pickle.loads(pickle.dumps(autotuner.cache))):
+        found = getattr(other, "cache", other)
+        assert type(found) is dict
+        assert list(found) == [(7, "fp32")]
+    assert vars(autotuner)["cache_results"] is False, "what the user set, for whoever reads a copy without kcoord"
+
+
+def test_a_subclass_that_looks_for_choices_itself_is_left_alone(hooked: Any) -> None:
+    class Own(hooked):  # type: ignore[misc]
+        def check_disk_cache(self, tuning_key: Any, configs: Any, bench_fn: Any) -> bool:
+            raise AssertionError("it was not to be asked")
+
+    assert not made(Own).cache_results
+    assert made(Own, cache_results=True).cache_results
+
+
+def test_a_kernel_whose_ranks_may_wait_for_each_other_is_tuned_by_each_for_itself(tmp_path: Path) -> None:
+    """One that finds a choice would leave those waiting that measure."""
+    from triton.backends.compiler import GPUTarget
+
+    from kcoord.backends.triton import choice_key as triton_choice_key
+
+    source = (
+        "import triton, triton.language as tl\n"
+        "@triton.jit\ndef barrier(x):\n    tl.atomic_add(x, 1, scope='sys')\n"
+        "@triton.jit\ndef alone(x, BLOCK: tl.constexpr):\n    tl.atomic_add(x, 1)\n"
+        "@triton.jit\ndef together(x, BLOCK: tl.constexpr):\n    barrier(x)\n"
+    )
+    (tmp_path / "in_step.py").write_text(source)
+    spec = importlib.util.spec_from_file_location("in_step", tmp_path / "in_step.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    target = GPUTarget("cuda", 90, 32)
+    triton_choice_key.kernel_factors(triton.autotune([], [], do_bench=triton.testing.do_bench)(module.alone), target)
+    with pytest.raises(KeyFactorError, match="communicate with other GPUs"):
+        triton_choice_key.kernel_factors(triton.autotune([], [])(module.together), target)
+
+
+def test_a_copy_of_an_autotuner_shares_as_the_original_does(sandbox: Sandbox) -> None:
+    script = (
+        "import sys, copy, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"
+        "tuned.driver.set_active(tuned.Gpu())\n"
+        "for kernel in (copy.copy(tuned.add),):\n"
+        "    kernel[(1,)](tuned.Tensor(), None, None, 1024, 7, WIDTH=1); print(kernel.best_config.kwargs['BLOCK'])\n"
+        "import inspect; print(list(inspect.signature(type(tuned.add).__init__).parameters)[1])\n"
+    )
+    tune(sandbox, 128)
+    home = sandbox.local / "triton"
+    done = sandbox.run("-c", script, PROGRAMS, PREFERS="32", TRITON_CACHE_DIR=str(home))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["128", "fn"]
+
+
+# Profiles.
+
+
+@pytest.fixture
+def profile(sandbox: Sandbox) -> list[Recipe]:
+    tune(sandbox, 128, node="first", KCOORD_PROFILE="job")
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / "first")})
+    found: list[Recipe] = []
+
+    def is_there() -> bool:
+        with contextlib.suppress(KcoordError):
+            found[:] = [r for r in load_profile(settings, "job") if r.backend == "triton_autotune"]
+        return bool(found)
+
+    eventually(is_there, what="the profile was written")
+    return found
+
+
+def test_a_choice_is_recorded_and_replayed_where_nobody_has_tuned(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    (recipe,) = profile
+    assert (recipe.module, recipe.qualname, recipe.target) == ("tuned", "add", "cuda:90")
+    save_part(sandbox.local / "profiles" / "job", profile)
+    report = tune(sandbox, 32, "warm", PROFILE="job")
+    assert (report["choice"], report["measured"]) == (128, [])
+    assert report["report"]["failed"] == []
+
+
+def test_a_replayed_choice_yields_to_one_that_is_there(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    tune(sandbox, 32)
+    save_part(sandbox.local / "profiles" / "job", profile)
+    assert tune(sandbox, 64, "warm", PROFILE="job")["choice"] == 32
+
+
+def test_a_choice_of_a_kernel_that_has_changed_is_skipped_without_noise(
+    sandbox: Sandbox, profile: list[Recipe]
+) -> None:
+    save_part(sandbox.local / "profiles" / "job", profile)
+    report = tune(sandbox, 32, "warm", PROFILE="job", BLOCKS="32,64")
+    assert (report["choice"], report["measured"]) == (32, [32, 64])
+    assert (report["report"]["failed"], report["report"]["compiled"]) == ([], 0)
+    report = tune(sandbox, 32, "warm", node="other", PROFILE="job", TRITON_DISABLE_LINE_INFO="1")
+    assert report["measured"] == [32, 64, 128]
+
+
+def test_a_recipe_of_a_choice_that_is_none_is_reported(sandbox: Sandbox) -> None:
+    bad = Recipe("triton_autotune", "tuned", "add", {"choice": 1}, "cuda:90", 0.0, 1)
+    save_part(sandbox.local / "profiles" / "job", [bad])
+    report = tune(sandbox, 32, "warm", PROFILE="job")
+    assert report["choice"] == 32
+    assert len(report["report"]["failed"]) == 1

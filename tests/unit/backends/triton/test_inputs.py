@@ -1,0 +1,225 @@
+"""What hangs on Triton's objects for kcoord's sake disturbs nobody: copies, pickles, threads, imports."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import pickle
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.stale.triton_surroundings import LIBRARY, LINKS
+from tests.support.sandbox import PROGRAMS, Sandbox
+
+
+@pytest.fixture
+def scale(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kernel whose launches are watched."""
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    sys.modules.pop("kernels", None)
+    kernel = importlib.import_module("kernels").scale
+    from kcoord.backends.triton.inputs import _Caches, _count_changes_of_the_environment
+
+    for name in ("putenv", "unsetenv"):
+        monkeypatch.setattr(os, name, getattr(os, name))  # put back at the end
+    _count_changes_of_the_environment()
+    kernel.device_caches = caches = _Caches(dict, {0: "kernels of device 0"})
+    caches.watch(kernel)
+    return kernel
+
+
+def test_a_watched_function_has_its_kernels_as_ever(scale: Any) -> None:
+    for _ in range(40):  # also after it was given a class of its own
+        assert scale.device_caches[0] == "kernels of device 0"
+    assert scale.device_caches[1] == {}, "and makes what is missing"
+    assert type(scale.device_caches).__mro__[1].__name__ == "_Caches"
+
+
+def test_a_change_drops_the_kernels_and_no_other_access_does(scale: Any) -> None:
+    first = scale.device_caches
+    for _ in range(40):
+        assert first[0] == "kernels of device 0"
+    os.environ["SOMETHING_ELSE"] = "1"
+    assert 0 in first
+    assert first[0] == "kernels of device 0"
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    try:
+        assert first[0] == {}
+    finally:
+        del os.environ["TRITON_DISABLE_LINE_INFO"], os.environ["SOMETHING_ELSE"]
+
+
+@pytest.mark.parametrize("often", [1, 40])
+def test_copies_and_pickles_are_plain_dictionaries(scale: Any, often: int) -> None:
+    for _ in range(often):
+        assert scale.device_caches[0]
+    for made in (
+        copy.copy(scale.device_caches),
+        scale.device_caches.copy(),
+        pickle.loads(pickle.dumps(scale.device_caches)),
+        copy.deepcopy(scale.device_caches),
+    ):
+        assert type(made) is defaultdict
+        assert made == {0: "kernels of device 0"}
+    assert scale.device_caches | {1: 2} == {0: "kernels of device 0", 1: 2}
+
+
+def test_what_is_known_of_a_function_does_not_travel_with_it(scale: Any) -> None:
+    """Inductor's workers send functions to their parent."""
+    assert scale._kcoord_inputs is not None
+    assert pickle.loads(pickle.dumps(scale._kcoord_inputs)) is None
+    assert copy.deepcopy(scale._kcoord_inputs) is None
+
+
+def test_the_environment_may_change_while_kernels_are_made(scale: Any) -> None:
+    from kcoord.backends.triton.inputs import _Caches
+
+    stop, errors = threading.Event(), []
+
+    def make() -> None:
+        try:
+            while not stop.is_set():
+                caches = _Caches(dict, {})
+                caches.watch(scale)
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for n in range(300):
+        os.environ["TRITON_F32_DEFAULT"] = str(n)
+    del os.environ["TRITON_F32_DEFAULT"]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_constexpr_global_is_watched_by_identity(scale: Any) -> None:
+    """It is how Triton's constants are written: a launch must not encode it."""
+    import triton.language as tl
+
+    from kcoord.keys.function.watch import Watch
+
+    watch, value = Watch(), tl.constexpr(3)
+    watch.content(value, lambda: pytest.fail("encoded"))
+    unchanged = watch.unchanged()
+    assert unchanged()
+    value.value = 4
+    assert not unchanged()
+
+
+_HOOKED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import kcoord
+kcoord.install()
+{before}
+import triton
+from triton.compiler.compiler import ASTSource
+print(hasattr(ASTSource.hash, "__kcoord_stock__"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "hooked"),
+    [
+        ("", True),
+        ("import importlib.util; importlib.util.find_spec('triton')", True),
+        ("import triton.language", True),
+        ("kcoord.install()", True),
+        ("from importlib.machinery import SourceFileLoader as L\n"
+         "class Slots(L):\n    def __setattr__(self, name, value):\n"
+         "        if name == 'exec_module': raise AttributeError(name)\n"
+         "        object.__setattr__(self, name, value)\n"
+         "class F:\n    def find_spec(self, name, path=None, target=None):\n        if name == 'triton':\n"
+         "            from importlib.machinery import PathFinder\n            spec = PathFinder.find_spec(name)\n"
+         "            spec.loader = Slots(name, spec.origin); return spec\n"
+         "sys.meta_path.insert(1, F())", False),
+    ],
+    ids=["plainly", "looked for first", "a part of it first", "twice", "by a loader that cannot be changed"],
+)  # fmt: skip
+def test_triton_is_hooked_when_it_is_imported_and_never_broken(sandbox: Sandbox, before: str, hooked: bool) -> None:
+    done = sandbox.run("-c", _HOOKED.format(before=before))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(hooked)]
+
+
+def test_an_import_of_triton_that_fails_is_the_users_own_error(sandbox: Sandbox) -> None:
+    broken = sandbox.root / "broken" / "triton"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('no such driver')\n")
+    done = sandbox.run(
+        "-c", _HOOKED.format(before=""), PYTHONPATH=f"{broken.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "RuntimeError: no such driver"
+
+
+def test_a_kernel_whose_inputs_cannot_be_read_is_shared_with_nobody(
+    scale: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Triton's own key it could be stale."""
+    from triton.compiler import ASTSource
+
+    from kcoord.backends.triton import inputs as triton_inputs
+
+    def fails(function: Any) -> Any:
+        raise AttributeError("nobody foresaw this")
+
+    for kind in (triton_inputs.ASTSource, triton_inputs.IRSource):
+        monkeypatch.setattr(kind, "hash", kind.hash)  # put back at the end
+    triton_inputs.hook()
+    source = ASTSource(
+        fn=scale, signature={"x": "*fp32", "y": "*fp32", "n": "i32"}, constexprs={"BLOCK": 1, "FACTOR": 2}
+    )
+    stock = ASTSource.hash.__kcoord_stock__(source)
+    monkeypatch.setattr(triton_inputs, "inputs_of", fails)
+    assert source.hash() == stock
+    assert triton_inputs.true_text(f"key-{stock}-backend", source) is None
+
+
+_EDITS = """
+import kcoord
+kcoord.install()
+import importlib, sys
+from tests.stale.triton_ways import WAYS
+sys.path.insert(0, sys.argv[1])
+print(WAYS["launch"]("launch(kernel, extern_libs=LIBRARIES)", vars(importlib.import_module("links"))))
+"""
+_EDITED_MEANWHILE = """
+    import os
+    if os.path.exists(LIBRARIES["mine"] + ".new"):
+        os.replace(LIBRARIES["mine"] + ".new", LIBRARIES["mine"])
+    return core"""
+
+
+def test_a_library_that_is_replaced_in_the_middle_of_a_compile_makes_a_kernel_for_its_process_alone(
+    sandbox: Sandbox,
+) -> None:
+    """It was hashed before, and linked after."""
+    (sandbox.root / "links.py").write_text(LINKS.replace("\n    return core", _EDITED_MEANWHILE))
+    library, root = sandbox.root / "mine.ll", str(Path(__file__).parents[4])
+
+    def run(**variables: str) -> str:
+        library.write_text(LIBRARY)
+        done = sandbox.run("-c", _EDITS, str(sandbox.root), PYTHONPATH=root, TRITON_DISABLE_LINE_INFO="1", **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (sandbox.root / "mine.ll.new").write_text(LIBRARY.replace("%x, 1", "%x, 2"))
+    other, served = run(), run()
+    true = run(KCOORD_DISABLE="1", TRITON_CACHE_DIR=str(sandbox.root / "own"))
+    assert other != true
+    assert served == true

@@ -1,0 +1,255 @@
+"""Triton's adapter, with real compiles for a GPU that is not there, in real processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
+from tests.support.sandbox import (
+    PROGRAMS,
+    Sandbox,
+    eventually,
+    finish,
+)
+
+pytest.importorskip("triton")
+
+_gates = itertools.count()
+RANK = PROGRAMS / "rank.py"
+MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
+
+
+def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None) -> dict[str, str | None]:
+    root = sandbox.root / local
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "KCOORD_LOCAL_DIR": str(root),
+        "TRITON_CACHE_MANAGER": MANAGER,
+        "TRITON_CACHE_DIR": str(root / "triton"),
+        **more,
+    }
+
+
+def report(process: subprocess.Popen[str]) -> dict[str, Any]:
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"stderr": done.stderr}
+
+
+def run_ranks(sandbox: Sandbox, count: int, *arguments: str, **more: str | None) -> list[dict[str, Any]]:
+    """Ranks that begin to compile in the same moment."""
+    gate = sandbox.root / f"gate{next(_gates)}"
+    start = [sandbox.start(RANK, *arguments, "--gate", gate, **hooked(sandbox, r, **more)) for r in range(count)]
+    eventually(lambda: len(list(sandbox.root.glob(f"{gate.name}.*"))) == count or any(p.poll() for p in start), 60)
+    gate.touch()
+    return [report(p) for p in start]
+
+
+def totals(reports: list[dict[str, Any]]) -> tuple[int, int]:
+    return sum(len(r["compiled"]) for r in reports), sum(len(r["loaded"]) for r in reports)
+
+
+def homes(sandbox: Sandbox, local: str = "local") -> list[Path]:
+    return sorted(p.parent for p in (sandbox.root / local / "triton").glob(f"*/{MANIFEST_NAME}"))
+
+
+def test_four_ranks_compile_twenty_kernels_once_each_and_load_the_rest(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 4, "--kernels", "20")
+    assert totals(reports) == (20, 60)
+    assert all(r["cubins"] == reports[0]["cubins"] for r in reports)
+    assert len(set(reports[0]["cubins"])) == 20
+
+
+def test_two_nodes_with_one_redis_and_one_store_still_compile_each_kernel_once(sandbox: Sandbox) -> None:
+    from tests.support.redis_server import RedisServer
+
+    with RedisServer() as server:
+        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(sandbox.root / "store")}
+        ranks = [
+            sandbox.start(RANK, "--kernels", "20", **hooked(sandbox, r, local=f"node{r // 4}", **shared))
+            for r in range(8)
+        ]
+        reports = [report(p) for p in ranks]
+    assert totals(reports) == (20, 140)
+    for node in (0, 1):  # each node's files name that node's own directory
+        assert all(p.startswith(str(sandbox.root / f"node{node}")) for p in reports[node * 4]["paths"])
+        group = next(next((sandbox.root / f"node{node}" / "triton").glob("*/__grp__*")).parent.glob("__grp__*"))
+        children = json.loads(group.read_text())["child_paths"]
+        assert all(Path(p).is_file() and Path(p).parent == group.parent for p in children.values())
+
+
+def test_a_warm_start_compiles_nothing_and_needs_no_agent(sandbox: Sandbox) -> None:
+    run_ranks(sandbox, 1)
+    (again,) = run_ranks(sandbox, 1, KCOORD_SPAWN="0", KCOORD_SOCKET=str(sandbox.root / "nobody"))
+    assert totals([again]) == (0, 4)
+
+
+def test_a_kernel_that_does_not_compile_raises_tritons_own_exception_in_every_rank_at_once(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 4, "--kernels", "0", "--broken", "--slow", "1.0")
+    assert all("this_name_does_not_exist" in r["error"] for r in reports)
+    spans = sorted(s for r in reports for s in r["spans"])
+    assert len(spans) == 4
+    leader, *others = spans
+    latest_start, first_end = max(s[0] for s in others), min(s[1] for s in others)
+    assert latest_start < first_end, "the other ranks compile side by side, not one after another"
+    assert latest_start - leader[1] < 1.0, "and they begin as soon as the leader has failed"
+
+
+def test_a_compile_imported_before_the_wrap_releases_its_waiters_too(sandbox: Sandbox) -> None:
+    reports = run_ranks(sandbox, 3, "--kernels", "0", "--broken", "--early-import", "--slow", "0.5")
+    assert all("this_name_does_not_exist" in r["error"] for r in reports)
+    assert len({s for r in reports for s in map(tuple, r["spans"])}) == 3
+
+
+def test_a_killed_compiler_is_replaced_by_a_waiting_rank(sandbox: Sandbox) -> None:
+    begun = sandbox.root / "begun"
+    arguments = ("--kernels", "1", "--slow", "2.0")
+    first = sandbox.start(RANK, *arguments, "--compiling", str(begun), **hooked(sandbox, 0))
+    while not begun.exists():
+        assert first.poll() is None
+    others = [sandbox.start(RANK, *arguments, **hooked(sandbox, r)) for r in (1, 2)]
+    first.kill()
+    first.communicate()
+    assert totals([report(p) for p in others]) == (1, 1)
+
+
+def test_a_process_without_kcoord_in_the_same_directory_neither_hits_nor_disturbs(sandbox: Sandbox) -> None:
+    """Its keys do not hold what kcoord's hold: what it compiled may be stale, and is not believed."""
+    run_ranks(sandbox, 1)
+    plain = report(sandbox.start(RANK, **hooked(sandbox, 0, TRITON_CACHE_MANAGER=None, KCOORD_DISABLE="1")))
+    assert totals([plain]) == (4, 0)
+    assert not plain["kcoord"]
+    assert totals(run_ranks(sandbox, 1)) == (0, 4)
+
+
+def test_kcoord_that_is_off_leaves_tritons_keys_as_they_are(sandbox: Sandbox) -> None:
+    report(sandbox.start(RANK, **hooked(sandbox, 0, TRITON_CACHE_MANAGER=None)))
+    off = report(sandbox.start(RANK, **hooked(sandbox, 0, KCOORD_DISABLE="1")))
+    assert totals([off]) == (0, 4)
+
+
+def test_a_kernel_with_a_flipped_bit_is_compiled_again_and_set_aside(sandbox: Sandbox) -> None:
+    (first,) = run_ranks(sandbox, 1, "--kernels", "1")
+    cubin = homes(sandbox)[0] / "scale.cubin"
+    content = bytearray(cubin.read_bytes())
+    content[len(content) // 2] ^= 1
+    cubin.write_bytes(content)
+    (again,) = run_ranks(sandbox, 1, "--kernels", "1")
+    assert totals([again]) == (1, 0)
+    assert again["cubins"] == first["cubins"]
+    assert "SHA-256" in again["stderr"]
+    assert len(list((sandbox.local / "triton" / ".kcoord" / "quarantine").iterdir())) == 1
+
+
+def test_always_compile_compiles_in_every_rank_and_waits_for_nobody(sandbox: Sandbox) -> None:
+    run_ranks(sandbox, 1, "--kernels", "2")
+    reports = run_ranks(sandbox, 2, "--kernels", "2", TRITON_ALWAYS_COMPILE="1")
+    assert totals(reports) == (4, 0)
+    assert totals(run_ranks(sandbox, 1, "--kernels", "2")) == (0, 2)
+
+
+def test_a_dump_holds_every_stage_as_triton_documents(sandbox: Sandbox) -> None:
+    dump = sandbox.root / "dump"
+    run_ranks(sandbox, 1, "--kernels", "1", TRITON_KERNEL_DUMP="1", TRITON_DUMP_DIR=str(dump))
+    suffixes = {p.suffix for p in dump.glob("*/*")}
+    assert {".ttir", ".ttgir", ".llir", ".ptx", ".cubin"} <= suffixes
+    assert not list(dump.glob(f"*/{MANIFEST_NAME}"))
+
+
+def test_an_overridden_kernel_is_used_and_never_shared(sandbox: Sandbox) -> None:
+    dump = sandbox.root / "dump"
+    (plain,) = run_ranks(sandbox, 1, "--kernels", "1", TRITON_KERNEL_DUMP="1", TRITON_DUMP_DIR=str(dump))
+    (ptx,) = dump.glob("*/scale.ptx")
+    for path in ptx.parent.iterdir():
+        if path != ptx:
+            path.unlink()
+    changed = ptx.read_text().replace("ret;", "bar.sync 0;\n\tret;", 1)
+    assert changed != ptx.read_text()
+    ptx.write_text(changed)
+    for path in homes(sandbox):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    override = {"TRITON_KERNEL_OVERRIDE": "1", "TRITON_OVERRIDE_DIR": str(dump)}
+    (overridden,) = run_ranks(sandbox, 1, "--kernels", "1", **override)
+    assert overridden["cubins"] != plain["cubins"]
+    assert homes(sandbox) == []
+    (after,) = run_ranks(sandbox, 1, "--kernels", "1")
+    assert after["cubins"] == plain["cubins"]
+
+
+def test_an_unsupported_triton_is_left_alone_and_told_once(sandbox: Sandbox) -> None:
+    program = (
+        "import sys, triton; triton.__version__ = '3.3.1'\n"
+        "knobs = triton.knobs; del triton.knobs; sys.modules['triton.knobs'] = None\n"  # it came with 3.4
+        "import kcoord.backends.triton.cache_manager\n"
+        "triton.knobs = sys.modules['triton.knobs'] = knobs\n"
+        "import sys, runpy; sys.argv = ['rank.py', '--kernels', '2']\n"
+        f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
+    )
+    done = sandbox.run("-c", program, **hooked(sandbox, 0))
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout.splitlines()[-1])["compiled"]) == 2
+    assert done.stderr.count("is older than 3.4") == 1
+    assert homes(sandbox) == []
+    assert not sandbox.processes()
+
+
+def test_a_full_disk_in_mid_compile_leaves_the_kernel_with_its_process(sandbox: Sandbox) -> None:
+    mount = sandbox.root / "tiny"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", mount], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        environment = hooked(sandbox, 0, TRITON_CACHE_DIR=str(mount / "triton"))
+        done = report(sandbox.start(RANK, "--kernels", "2", **environment))
+        assert totals([done]) == (2, 0)
+        assert "full" in done["stderr"]
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+_HAS_C = shutil.which("gcc") and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+
+
+@pytest.mark.skipif(not _HAS_C, reason="needs gcc and Python's headers, as Triton itself does on a GPU")
+def test_the_c_modules_that_triton_builds_are_built_once(sandbox: Sandbox) -> None:
+    program = (
+        "import os, pathlib, subprocess, triton.runtime.build as build\n"
+        "src = '#include <Python.h>\\nstatic struct PyModuleDef m = {PyModuleDef_HEAD_INIT, \"one\"};'\n"
+        "src += 'PyMODINIT_FUNC PyInit_one(void) { return PyModule_Create(&m); }'\n"
+        "real = build._build\n"
+        "def counted(*a, **k):\n"
+        "    pathlib.Path(os.environ['BUILDS'], str(os.getpid())).touch()\n"
+        "    return real(*a, **k)\n"
+        "build._build = counted\n"
+        "print(build.compile_module_from_src(src, 'one').__file__)\n"
+    )
+    builds = sandbox.root / "builds"
+    builds.mkdir()
+    ranks = [sandbox.start("-c", program, **hooked(sandbox, r, BUILDS=str(builds))) for r in range(4)]
+    done = [finish(p) for p in ranks]
+    assert [d.returncode for d in done] == [0] * 4, done[0].stderr
+    assert len({d.stdout for d in done}) == 1
+    assert len(list(builds.iterdir())) == 1
+
+
+def test_a_miss_is_explained_by_the_variable_that_made_it(sandbox: Sandbox) -> None:
+    run_ranks(sandbox, 1, "--kernels", "1")
+    run_ranks(sandbox, 1, "--kernels", "1", TRITON_DISABLE_LINE_INFO="1")
+    kcoord = ("-c", "from kcoord.cli import main; main()")
+    newest = max(homes(sandbox), key=lambda home: (home / MANIFEST_NAME).stat().st_mtime_ns)
+    digest = Manifest.decode((newest / MANIFEST_NAME).read_bytes()).key.digest
+    told = sandbox.run(*kcoord, "explain", digest[:16])
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1].strip() == "env TRITON_DISABLE_LINE_INFO: unset → 1"

@@ -1,0 +1,595 @@
+"""A compile function's key: what it says, never where it lives in memory."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.errors import KeyFactorError
+from kcoord.keys import CacheKey
+from kcoord.keys.function.namespaces import names_in_class
+from kcoord.keys.function.walk import content_of, content_of_value, function_factors
+from kcoord.keys.live_key import Declared, LiveKey
+from tests.support.sandbox import Sandbox
+
+_ROOT = Path(__file__).parents[3]
+_numbers = itertools.count()
+
+
+class Workshop:
+    """Modules written to disk and imported under one name, so that only their content can make keys differ."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root, self._monkeypatch = root, monkeypatch
+
+    def module(self, name: str = "subject", **sources: str) -> types.ModuleType:
+        """Import `name`; `sources` are modules and their text. Modules of an earlier call are gone."""
+        directory = self._root / f"version{next(_numbers)}"
+        directory.mkdir()
+        for module, text in sources.items():
+            (directory / f"{module}.py").write_text(text)
+            sys.modules.pop(module, None)
+        importlib.invalidate_caches()
+        with self._monkeypatch.context() as context:
+            context.syspath_prepend(str(directory))
+            return importlib.import_module(name)
+
+    def digest(self, ignore: tuple[str, ...] = (), **sources: str) -> str:
+        return digest(self.module(**sources).build, ignore)
+
+
+def digest(function: Callable[..., Any], ignore: tuple[str, ...] = ()) -> str:
+    return CacheKey.of("python", "build", **function_factors(function, frozenset(ignore))).digest
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    for name in ("subject", "other"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Workshop(tmp_path, monkeypatch)
+
+
+_BASE = "def build(x):\n    return x + 1\n"
+
+# (what, one text, another text): the keys differ
+_CHANGES = [
+    ("source", _BASE, "def build(x):\n    return x + 2\n"),
+    ("default", "def build(x, n=1): return x + n\n", "def build(x, n=2): return x + n\n"),
+    ("computed default", "V = 1\ndef build(x, n=V): return n\n", "V = 2\ndef build(x, n=V): return n\n"),
+    ("keyword default", "V = 1\ndef build(x, *, n=V): return n\n", "V = 2\ndef build(x, *, n=V): return n\n"),
+    ("global", "N = 1\ndef build(x): return x + N\n", "N = 2\ndef build(x): return x + N\n"),
+    ("a global's type", "N = 1\ndef build(x): return x + N\n", "N = 1.0\ndef build(x): return x + N\n"),
+    ("global of a nested function",
+     "N = 1\ndef build(x):\n    def inner(): return N\n    return inner\n",
+     "N = 2\ndef build(x):\n    def inner(): return N\n    return inner\n"),
+    ("global of a comprehension", "N = 1\ndef build(x): return [N for _ in x]\n", "N = 2\ndef build(x): return [N for _ in x]\n"),
+    ("closure",
+     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(1)\n",
+     "def make(n):\n    def build(x): return x + n\n    return build\nbuild = make(2)\n"),
+    ("helper", "def helper(): return 1\ndef build(x): return helper()\n",
+     "def helper(): return 2\ndef build(x): return helper()\n"),
+    ("helper's global", "N = 1\ndef helper(): return N\ndef build(x): return helper()\n",
+     "N = 2\ndef helper(): return N\ndef build(x): return helper()\n"),
+    ("which of two helpers", "def a(): return 1\ndef b(): return 2\nh = a\ndef build(x): return h()\n",
+     "def a(): return 1\ndef b(): return 2\nh = b\ndef build(x): return h()\n"),
+    ("the first of two closures of one factory",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(2), make(3)\ndef build(x): return a() + b()\n"),
+    ("the second of two closures of one factory",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() + b()\n",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(3)\ndef build(x): return a() + b()\n"),
+    ("closures swapped",
+     "def make(n):\n    def f(): return n\n    return f\na, b = make(1), make(2)\ndef build(x): return a() - b()\n",
+     "def make(n):\n    def f(): return n\n    return f\nb, a = make(1), make(2)\ndef build(x): return a() - b()\n"),
+    ("lambdas on one line", "f, g = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n",
+     "g, f = (lambda: 1), (lambda: 2)\ndef build(x): return f()\n"),
+    ("a lambda chosen at import", "P = [lambda: 1, lambda: 2]\nf = P[0]\ndef build(x): return f()\n",
+     "P = [lambda: 1, lambda: 2]\nf = P[1]\ndef build(x): return f()\n"),
+    ("what a decorator adds",
+     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
+     "        return call\n    return deco\n@times(2)\ndef helper(): return 1\ndef build(x): return helper()\n",
+     "import functools\ndef times(k):\n    def deco(f):\n        @functools.wraps(f)\n        def call(*a): return k * f(*a)\n"
+     "        return call\n    return deco\n@times(3)\ndef helper(): return 1\ndef build(x): return helper()\n"),
+    ("what a decorator wraps",
+     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+     "@deco\ndef helper(): return 1\ndef build(x): return helper()\n",
+     "import functools\ndef deco(f):\n    @functools.wraps(f)\n    def call(*a): return f(*a)\n    return call\n"
+     "@deco\ndef helper(): return 2\ndef build(x): return helper()\n"),
+    ("a module's version", "import types\nm = types.ModuleType('m'); m.__version__ = '1'\ndef build(x): return x, m\n",
+     "import types\nm = types.ModuleType('m'); m.__version__ = '2'\ndef build(x): return x, m\n"),
+    ("a built-in function", "f = min\ndef build(x): return f(x)\n", "f = max\ndef build(x): return f(x)\n"),
+    ("mutual recursion, far end",
+     "def a(n): return b(n - 1)\ndef b(n): return a(n) + 1\ndef build(x): return a(x)\n",
+     "def a(n): return b(n - 1)\ndef b(n): return a(n) + 2\ndef build(x): return a(x)\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "one", "other"), _CHANGES, ids=[c[0] for c in _CHANGES])
+def test_a_change_that_changes_what_is_compiled_changes_the_key(
+    workshop: Workshop, what: str, one: str, other: str
+) -> None:
+    first = workshop.digest(subject=one)
+    assert workshop.digest(subject=other) != first, what
+    assert workshop.digest(subject=one) == first, "and back again"
+
+
+def test_a_change_in_a_helper_in_another_module_changes_the_key(workshop: Workshop) -> None:
+    subject = "from other import helper\ndef build(x): return helper(x)\n"
+    one = workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n")
+    assert workshop.digest(subject=subject, other="N = 2\ndef helper(x): return x + N\n") != one
+    assert workshop.digest(subject=subject, other="N = 1\ndef helper(x): return x + N\n") == one
+
+
+def test_a_change_elsewhere_in_the_module_does_not_change_the_key(workshop: Workshop) -> None:
+    one = workshop.digest(subject=_BASE)
+    assert workshop.digest(subject="UNUSED = 3\n\n\ndef unrelated(): pass\n\n\n" + _BASE) == one
+
+
+def test_recursion_ends(workshop: Workshop) -> None:
+    text = "def build(n):\n    return 1 if n == 0 else n * build(n - 1)\n"
+    assert workshop.digest(subject=text) == workshop.digest(subject=text)
+
+
+def test_a_global_changed_in_the_process_changes_the_key_of_the_next_call(workshop: Workshop) -> None:
+    module = workshop.module(subject="N = [1]\ndef helper(): return 1\ndef build(x): return N, helper()\n")
+    before = digest(module.build)
+    module.N.append(2)
+    changed = digest(module.build)
+    assert changed != before
+    module.N.pop()
+    assert digest(module.build) == before
+    module.helper = lambda: 2
+    assert digest(module.build) != before
+
+
+def test_a_file_edited_after_its_import_does_not_lend_its_text_to_the_old_code(workshop: Workshop) -> None:
+    """The old process still runs the old code: under the new file's key it would poison the cache."""
+    module = workshop.module(subject=_BASE)
+    new_text = "def build(x):\n    return x + 222\n"
+    Path(str(module.__file__)).write_text(new_text)
+    old_code = digest(module.build)
+    assert workshop.digest(subject=new_text) != old_code
+
+
+_OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    print(log)\n    return x\n"
+
+
+def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(workshop: Workshop) -> None:
+    module = workshop.module(subject=_OPAQUE)
+    with pytest.raises(KeyFactorError) as caught:
+        function_factors(module.build)
+    line = str(caught.value)
+    assert "globals subject.log" in line
+    assert "ignore=" in line
+    assert "\n" not in line
+
+
+def test_a_closure_value_without_identity_is_refused() -> None:
+    opaque = object()
+
+    def build() -> object:
+        return opaque
+
+    with pytest.raises(KeyFactorError, match=r"closure .*build.*\.opaque"):
+        function_factors(build)
+
+
+def test_an_ignored_global_does_not_matter(workshop: Workshop) -> None:
+    one = workshop.digest(ignore=("log",), subject=_OPAQUE)
+    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("log = Opaque()", "log = 'text'")) == one
+    assert workshop.digest(ignore=("log",), subject=_OPAQUE.replace("return x", "return 2 * x")) != one
+
+
+def test_ignoring_reaches_the_helpers(workshop: Workshop) -> None:
+    text = _OPAQUE.replace("def build", "def helper") + "def build(x): return helper(x)\n"
+    workshop.digest(ignore=("log",), subject=text)
+
+
+_LOGGER = logging.getLogger("a logger has no identity")
+
+
+def test_a_decorator_that_holds_something_opaque_is_no_obstacle() -> None:
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        logger = _LOGGER
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            logger.debug("%s", args)
+            return function(*args)
+
+        return call
+
+    @logged
+    def build(x: int) -> int:
+        return x
+
+    assert digest(build) == digest(build)
+
+
+def test_what_a_decorated_function_reads_is_judged_as_strictly_as_ever() -> None:
+    opaque = object()
+
+    def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    @plain
+    def build() -> object:
+        return opaque
+
+    with pytest.raises(KeyFactorError, match=r"closure .*build.*\.opaque"):
+        function_factors(build)
+
+
+def test_a_compile_function_may_use_another_compile_function() -> None:
+    import kcoord
+
+    @kcoord.compile_once(scope=kcoord.Scope.TARGET)
+    def part(n: int, *, staging: Path) -> None:
+        (staging / "part").write_text(str(n))
+
+    def build(n: int) -> Any:
+        return part(n)
+
+    factors = function_factors(build)
+    assert any(name.endswith("part") for name in factors["code"])
+    assert not any(name.startswith("kcoord.") for name in factors["code"]), "kcoord's own code compiles nothing"
+
+
+def test_what_is_written_in_c_counts_by_its_name() -> None:
+    assert digest(len) != digest(max)
+    assert function_factors(len)["function"].startswith("builtins.len")
+
+
+def test_an_object_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(KeyFactorError, match="no Python function"):
+        function_factors(3)  # type: ignore[arg-type]
+
+
+def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
+    text = "def helper(): return 1\ndef build(x): return helper()\n"
+    keys = [
+        CacheKey.of("python", "build", **function_factors(workshop.module(subject=t).build))
+        for t in (text, text.replace("return 1", "return 2"))
+    ]
+    assert [d.name for d in keys[0].diff(keys[1])] == ["code subject.helper"]
+
+
+_ELSEWHERE = """
+import sys
+from kcoord.keys import CacheKey
+from kcoord.keys.function.walk import function_factors
+namespace = {"__name__": "made"}
+exec('''
+NAMES = {"a", "b", "c", "d", "e"}
+def helper(x): return x in {"p", "q", "r", "s", "t"} or x in NAMES
+def build(x, *, mode="fast"):
+    def inner(): return ..., 1.5, b"y", ("t", None)
+    try: return helper(x), inner()
+    except ValueError: return build(x)
+''', namespace)
+print(CacheKey.of("python", "build", **function_factors(namespace["build"])).digest)
+"""
+
+
+def test_a_function_without_a_source_file_has_one_key_in_all_processes() -> None:
+    digests = set()
+    for seed in ("0", "1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", _ELSEWHERE], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_two_functions_without_source_files_differ_by_their_code() -> None:
+    def made(text: str) -> Callable[..., Any]:
+        namespace: dict[str, Any] = {"__name__": "made"}
+        exec(text, namespace)
+        return namespace["build"]  # type: ignore[no-any-return]
+
+    texts = [
+        "def build(x): return x + 1",
+        "def build(x): return x + 2",
+        "def build(x): return x - 1",
+        "def build(x): return x.a",
+        "def build(x): return x.b",
+        "def build(x): return (lambda: 1)",
+        "def build(x): return (lambda: 2)",
+        "def build(x): return {1, 2}.union(x)",
+    ]
+    assert len({digest(made(t)) for t in texts}) == len(texts)
+
+
+def test_code_of_no_module_is_the_projects(workshop: Workshop) -> None:
+    text = "space = {}\nexec('def helper(): return 1\\nclass Kind: size = 1', space)\n"
+    text += "helper, Kind = space['helper'], space['Kind']\ndef build(x): return helper(), Kind().size\n"
+    one = workshop.digest(subject=text)
+    assert workshop.digest(subject=text.replace("return 1", "return 2")) != one
+    assert workshop.digest(subject=text.replace("size = 1", "size = 2")) != one
+
+
+_COMPUTED = """
+class Answers:
+    def {method}(self, name): return 1
+config = Answers()
+def build(x): return config.tile
+"""
+
+
+@pytest.mark.parametrize("method", ["__getattr__", "__getattribute__"])
+def test_an_object_that_computes_its_attributes_is_refused_with_a_remedy(workshop: Workshop, method: str) -> None:
+    module = workshop.module(subject=_COMPUTED.format(method=method))
+    with pytest.raises(KeyFactorError, match=r"config\.tile.*__cache_signature__.*ignore="):
+        function_factors(module.build)
+
+
+def test_a_method_whose_object_computes_its_attributes_is_refused(sandbox: Sandbox) -> None:
+    class Answers:
+        def __getattr__(self, name: str) -> int:
+            return 1
+
+        def build(self) -> Any:
+            return self.tile
+
+    live = LiveKey(Answers.build, Declared(), lambda: sandbox.local)
+    live._is_method = True  # as a class that is not inside of a function has it
+    with pytest.raises(KeyFactorError, match=r"self\.tile.*__cache_signature__"):
+        live.of((Answers(),), {})
+
+
+def test_a_module_says_a_name_that_is_missing_without_an_error(workshop: Workshop) -> None:
+    other = "def __getattr__(name): raise AttributeError(name)\n"
+    subject = "import other\ndef build(x):\n    try: return other.there\n    except AttributeError: return x\n"
+    assert workshop.digest(subject=subject, other=other) == workshop.digest(subject=subject, other=other)
+
+
+def test_a_module_that_is_a_value_counts_by_what_its_author_wrote(workshop: Workshop) -> None:
+    subject = "import other\ndef build(x):\n    m = [other]\n    return m[0]\n"
+    texts = ["K = 1\n", "K = 2\n", "def f(): return 1\n", "def f(): return 2\n", "class C: n = 1\n", "class C: n = 2\n"]
+    texts += ["__version__ = '1'\n", "lock = object()\n"]
+    assert len({workshop.digest(subject=subject, other=t) for t in texts}) == len(texts)
+    assert workshop.digest(subject=subject, other="'''A docstring.'''\nK = 1\n") == workshop.digest(
+        subject=subject, other=texts[0]
+    )
+
+
+def test_an_import_statement_alone_does_not_take_the_whole_module_into_the_key(workshop: Workshop) -> None:
+    subject = "import other as _\ndef build(x):\n    import other\n    return other.K\n"
+    one = workshop.digest(subject=subject, other="K = 1\nUNUSED = 1\n")
+    assert workshop.digest(subject=subject, other="K = 1\nUNUSED = 2\n") == one
+    assert workshop.digest(subject=subject, other="K = 2\nUNUSED = 1\n") != one
+
+
+@pytest.mark.parametrize(
+    "statement", ["import os; e = os.environ.get('A')", "from os import environ; e = environ['A']"]
+)
+def test_a_variable_read_through_an_import_inside_the_function_is_found(workshop: Workshop, statement: str) -> None:
+    module = workshop.module(subject=f"def build(x):\n    {statement}\n    return e\n")
+    assert content_of(module.build).variables == {"A"}
+
+
+_TABLES = """
+import numpy, torch
+array, tensor = numpy.array([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+def make(held):
+    def build(x, n=array): return held, tensor, n
+    return build
+build = make([array])
+"""
+
+
+def test_arrays_and_tensors_that_code_holds_count_by_content(workshop: Workshop) -> None:
+    module = workshop.module(subject=_TABLES)
+    before = digest(module.build)
+    module.array[1] = 3
+    changed = digest(module.build)
+    module.array[1] = 2
+    assert digest(module.build) == before != changed
+    module.tensor[0] = 7
+    assert digest(module.build) not in (before, changed)
+
+
+@pytest.mark.parametrize(
+    "made", ["numpy.zeros(1 << 25)", "numpy.array([None])", "torch.zeros(3, device='meta')", "torch.eye(3).to_sparse()"]
+)
+def test_one_that_cannot_be_read_at_each_call_is_refused_with_a_remedy(workshop: Workshop, made: str) -> None:
+    module = workshop.module(subject=f"import numpy, torch\ntable = {made}\ndef build(x): return x, table\n")
+    with pytest.raises(KeyFactorError, match=r"globals subject\.table.*pass it as an argument"):
+        function_factors(module.build)
+
+
+def test_an_object_whose_installed_class_calls_its_methods_counts_by_its_own(workshop: Workshop) -> None:
+    text = "import torch\nclass Net(torch.nn.Module):\n    scale = 1\n    def forward(self, x): return self.scale + self.shift\n"
+    text += "net = Net()\nnet.shift = 1\ndef build(x): return net(x)\n"
+    changed = [
+        text.replace("scale = 1", "scale = 2"),
+        text.replace("shift = 1", "shift = 2"),
+        text.replace(" + ", " - "),
+    ]
+    assert len({workshop.digest(subject=t) for t in (text, *changed)}) == 4
+
+
+def test_two_objects_of_one_class_do_not_lend_each_other_their_attributes(workshop: Workshop) -> None:
+    text = "class Scaler:\n    def __init__(self, k): self.k = k\n    def __call__(self): return self.k\n"
+    text += "a, b, c = Scaler(1), Scaler(2), Scaler(1)\ndef build(x): return a() + 10 * b() + 100 * c()\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace("Scaler(1)\nd", "Scaler(2)\nd"))
+
+
+def test_a_chain_of_calls_may_be_longer_than_pythons_stack(workshop: Workshop) -> None:
+    text = "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(1500))
+    text += "def f1500(x): return x + 1\ndef build(x): return f0(x)\n"
+    one = workshop.digest(subject=text)
+    assert workshop.digest(subject=text.replace("x + 1", "x + 2")) != one
+
+
+@pytest.mark.parametrize("order", ["decorated(x), plain(x)", "plain(x), decorated(x)"])
+def test_what_is_met_leniently_and_strictly_is_judged_strictly(workshop: Workshop, order: str) -> None:
+    text = "import functools\nopaque = object()\ndef plain(x): return opaque\ndef deco(f):\n    @functools.wraps(f)\n"
+    text += "    def call(x): return plain(f(x))\n    return call\n@deco\ndef decorated(x): return x\n"
+    text += f"def build(x): return {order}\n"
+    with pytest.raises(KeyFactorError, match=r"subject\.opaque"):
+        function_factors(workshop.module(subject=text).build)
+
+
+def test_a_wrapper_that_wraps_itself_has_a_key(workshop: Workshop) -> None:
+    text = "def helper(): return 1\nhelper.__wrapped__ = helper\ndef build(x): return helper()\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace("return 1", "return 2"))
+
+
+_SPAWNED = """
+import multiprocessing, sys
+from kcoord.keys import CacheKey
+from kcoord.keys.function.walk import function_factors
+class Kind: size = 1
+N = 3
+def build(x): return Kind, N
+def key(_): return CacheKey.of("python", "build", **function_factors(build)).digest
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(key(0) == pool.map(key, [0])[0])
+"""
+
+
+def test_a_spawned_child_has_the_keys_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SPAWNED)
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+_KINDS = """
+import dataclasses, enum, typing
+@dataclasses.dataclass(frozen=True, order=True, slots=True)
+class Tile:
+    m: int = 1
+    def size(self): return self.m
+class Mode(enum.Flag):
+    FAST = 1
+    def size(self): return 1
+class Shape(typing.NamedTuple):
+    m: int
+    def size(self): return self.m
+"""
+
+
+@pytest.mark.parametrize("name", ["Tile", "Mode", "Shape"])
+def test_methods_that_python_makes_do_not_count(workshop: Workshop, name: str) -> None:
+    """Each version of Python makes others."""
+    kind = getattr(workshop.module(subject=_KINDS), name)
+    functions = {n for n in names_in_class(kind) if callable(getattr(kind, n))}
+    assert functions == {"size"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("m: int = 1", "m: int = 2"),
+        ("m: int = 1", "m: list = dataclasses.field(default_factory=lambda: [1])"),
+        ("order=True", "order=False"),
+        ("FAST = 1", "FAST = 2"),
+    ],
+)
+def test_what_they_are_made_of_counts(workshop: Workshop, one: str, other: str) -> None:
+    text = _KINDS + "def build(x): return Tile(), Mode\n"
+    assert workshop.digest(subject=text) != workshop.digest(subject=text.replace(one, other))
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_module_that_cannot_be_imported_here_is_no_obstacle(workshop: Workshop, error: str) -> None:
+    """Another vendor's, say: the function would not come there."""
+    text = "def build(x):\n    if x is None:\n        import other\n        other.helper()\n    return x\n"
+    assert workshop.digest(subject=text, other=f"raise {error}('no such library')\n")
+
+
+_META = """
+class Meta(type):
+    def __getattr__(cls, name): return 1
+class Config(metaclass=Meta):
+    tile = 1
+def build(x): return Config.{name}
+"""
+
+
+def test_a_class_whose_metaclass_computes_what_is_read_is_refused_with_a_remedy(workshop: Workshop) -> None:
+    with pytest.raises(KeyFactorError, match=r"Config\.width: its class computes attributes \(__getattr__\)"):
+        workshop.digest(subject=_META.format(name="width"))
+    assert workshop.digest(subject=_META.format(name="tile"))
+
+
+def test_a_descriptor_that_makes_its_value_anew_each_time_is_no_change(workshop: Workshop) -> None:
+    """Else each call would read everything again."""
+    subject = workshop.module(
+        subject="class Big:\n    def __get__(self, value, owner): return F * 1000 + 7\n"
+        "class Config:\n    tile = Big()\nF, config = 3, Config()\ndef build(x): return config.tile\n"
+    )
+    unchanged = content_of(subject.build).watch.unchanged()
+    assert unchanged()
+    subject.F = 4
+    assert not unchanged()
+
+
+def test_a_value_whose_class_fails_to_describe_it_counts_as_changed(workshop: Workshop) -> None:
+    """A launch asks; what is wrong with it is told where the key is made."""
+    subject = workshop.module(
+        subject="class Config:\n    def __cache_signature__(self): return os.stat(FILE).st_size\n"
+        "import os\nFILE, config = __file__, Config()\ndef build(x): return config\n"
+    )
+    unchanged = content_of(subject.build).watch.unchanged()
+    assert unchanged()
+    subject.FILE = "/there/is/no/such/file"
+    assert not unchanged()
+
+
+_CONFIG = """
+class Config:
+    def size(self): return self.inner.tile * 2
+config, other = Config(), Config()
+config.inner, config.inner.tile = Config(), 1
+other.me = other
+class Slotted:
+    __slots__ = ("tile",)
+slotted = Slotted()
+"""
+
+
+def test_a_value_counts_by_its_attributes_at_any_depth_and_by_its_class(workshop: Workshop) -> None:
+    def said(text: str) -> str:
+        config = workshop.module(subject=text).config
+        return CacheKey.of("python", "value", **content_of_value(config).factors()).digest
+
+    texts = [_CONFIG, _CONFIG.replace("tile = Config(), 1", "tile = Config(), 3"), _CONFIG.replace("* 2", "* 4")]
+    assert len({said(text) for text in texts}) == len(texts)
+    assert said(_CONFIG) == said(_CONFIG)
+
+
+@pytest.mark.parametrize("name", ["other", "slotted"])
+def test_a_value_whose_attributes_cannot_all_be_told_is_refused(workshop: Workshop, name: str) -> None:
+    with pytest.raises(KeyFactorError, match="has no identity"):
+        content_of_value(getattr(workshop.module(subject=_CONFIG), name))
+
+
+def test_an_attribute_that_a_value_gets_is_a_change(workshop: Workshop) -> None:
+    config = workshop.module(subject=_CONFIG).config
+    unchanged = content_of_value(config).watch.unchanged()
+    assert unchanged()
+    config.inner.more = 1
+    assert not unchanged()

@@ -1,0 +1,310 @@
+"""The live key of a call: the same for the same, another for another, by 16 threads and without a lock."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcoord
+from tests.support.sandbox import Sandbox
+
+TARGET = kcoord.Scope.TARGET
+SIZE = 1
+consts = types.ModuleType("consts_of_live_key")
+consts.DEPTH = 3  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
+    yield
+    kcoord.connect().close()
+
+
+def scale(x: int) -> int:
+    return x * SIZE
+
+
+@kcoord.compile_once(scope=TARGET, on_drift="rekey")
+def build(x: int, y: float = 2.0, *rest: int, mode: str = "fast", staging: Path, **more: int) -> None:
+    (staging / "kernel").write_text(f"{scale(x)} {y} {rest} {mode} {more} {consts.DEPTH}")
+
+
+def text(*args: Any, **kwargs: Any) -> str:
+    return (build(*args, **kwargs).path / "kernel").read_text()  # type: ignore[no-any-return]
+
+
+def test_a_default_that_is_spelled_out_makes_no_other_key() -> None:
+    assert build.key(1).digest == build.key(1, 2.0, mode="fast").digest == build.key(x=1, y=2.0).digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": 2},
+        {"x": True},
+        {"x": 1.0},
+        {"x": 1, "y": 3.0},
+        {"x": 1, "y": 2},
+        {"x": 1, "mode": "slow"},
+        {"x": 1, "z": 1},
+    ],
+)
+def test_another_argument_or_type_of_argument_makes_another_key(other: dict[str, Any]) -> None:
+    assert build.key(1).digest != build.key(**other).digest
+
+
+def test_a_call_that_does_not_fit_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        build()
+    with pytest.raises(TypeError, match="multiple values"):
+        build(1, x=2)
+
+
+def test_parameters_of_every_kind_keep_their_places() -> None:
+    assert text(1, 5.0, 7, 8, mode="m", extra=9) == "1 5.0 (7, 8) m {'extra': 9} 3"
+
+    @kcoord.compile_once(scope=TARGET)
+    def positional(a: int, b: int = 2, /, c: int = 3, *, d: int = 4, staging: Path) -> None:
+        (staging / "kernel").write_text(f"{a}{b}{c}{d}")
+
+    assert (positional(1, 9, d=5).path / "kernel").read_text() == "1935"
+
+
+def test_a_device_that_is_switched_moves_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kcoord.keys import device
+    from kcoord.keys import live_key as live
+
+    keys = set()
+    for arch, ordinal in ((80, 0), (90, 0), (90, 1)):
+        found = device.DeviceKey(device.GPUTarget("cuda", arch, 32), ordinal)
+        monkeypatch.setattr(live, "current_device", lambda found=found: found)
+        keys.add(build.key(1).digest)
+    assert len(keys) == 2, "eight equal GPUs share, another architecture does not"
+
+
+def test_a_variable_that_compilers_read_moves_the_key_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.key(1)
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O1")
+    assert [str(d) for d in before.diff(build.key(1))] == ["env NVCC_APPEND_FLAGS: unset → -O1"]
+    monkeypatch.delenv("NVCC_APPEND_FLAGS")
+    assert build.key(1).digest == before.digest
+
+
+def test_a_variable_that_the_function_reads_is_found_in_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    @kcoord.compile_once(scope=TARGET)
+    def reads(*, staging: Path) -> None:
+        (staging / "kernel").write_text(os.environ.get("MY_OWN_FLAG", "none"))
+
+    assert (reads().path / "kernel").read_text() == "none"
+    monkeypatch.setenv("MY_OWN_FLAG", "on")
+    assert (reads().path / "kernel").read_text() == "on"
+    monkeypatch.delenv("MY_OWN_FLAG")
+    assert (reads().path / "kernel").read_text() == "none"
+
+
+def test_a_declared_tool_and_a_declared_tree_count_by_content(sandbox: Sandbox) -> None:
+    tool, tree = sandbox.root / "mycc", sandbox.root / "templates"
+    tree.mkdir()
+    tool.write_text("#!/bin/sh\necho 1\n")
+    (tree / "kernel.h").write_text("one")
+
+    @kcoord.compile_once(scope=TARGET, tools=[str(tool)], trees=[tree], ignore=["tree"])
+    def uses(*, staging: Path) -> None:
+        (staging / "kernel").write_text((tree / "kernel.h").read_text())
+
+    tool.chmod(0o755)
+    first = uses.key()
+    (tree / "kernel.h").write_text("two!")
+    second = uses.key()
+    tool.write_text("#!/bin/sh\necho two\n")
+    third = uses.key()
+    assert [d.name for d in first.diff(second)] == ["trees templates"]
+    assert [d.name for d in second.diff(third)] == ["tools mycc"]
+
+
+def test_two_trees_of_one_name_count_both(sandbox: Sandbox) -> None:
+    trees = [sandbox.root / part / "templates" for part in ("one", "two")]
+    for tree in trees:
+        tree.mkdir(parents=True)
+        (tree / "kernel.h").write_text("text")
+
+    @kcoord.compile_once(scope=TARGET, trees=trees)
+    def uses(*, staging: Path) -> None:
+        (staging / "kernel").write_text("x")
+
+    digests = [uses.key().digest]
+    for tree in trees:
+        (tree / "kernel.h").write_text("another text")
+        digests.append(uses.key().digest)
+    assert len(set(digests)) == 3
+
+
+@dataclass(frozen=True)
+class Builder:
+    tile: int = 4
+
+    def factor(self) -> int:
+        return 1
+
+    @kcoord.compile_once(scope=TARGET)
+    def make(self, x: int, *, staging: Path) -> None:
+        (staging / "kernel").write_text(f"{x * self.factor() * self.tile}")
+
+
+class Plain:
+    def __init__(self, tile: int) -> None:
+        self.tile, self.note = tile, object()
+
+    def factor(self) -> int:
+        return 1
+
+    @kcoord.compile_once(scope=TARGET)
+    def make(self, x: int, *, staging: Path) -> None:
+        (staging / "kernel").write_text(f"{x * self.factor() * self.tile}")
+
+
+class Sub(Plain):
+    def factor(self) -> int:
+        return 10 * SIZE
+
+
+def made(builder: Any, x: int) -> str:
+    return (builder.make(x).path / "kernel").read_text()  # type: ignore[no-any-return]
+
+
+def test_a_method_is_keyed_by_what_it_reads_of_its_object() -> None:
+    assert [made(Plain(4), 3), made(Plain(5), 3), made(Plain(4), 3)] == ["12", "15", "12"]
+    assert [made(Builder(4), 3), made(Builder(5), 3)] == ["12", "15"]
+
+
+def test_a_subclass_that_overrides_a_helper_has_its_own_key() -> None:
+    assert [made(Plain(4), 3), made(Sub(4), 3)] == ["12", "120"]
+
+
+def test_what_only_a_subclass_reads_is_watched_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(Sub(6), 3) == "180"
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", 2)
+    with pytest.raises(kcoord.GlobalsDrift, match=r"SIZE: 1 → 2"):
+        made(Sub(7), 3)
+
+
+def test_a_method_that_hands_its_object_on_needs_to_know_what_counts_of_it() -> None:
+    class Opaque:
+        @kcoord.compile_once(scope=TARGET)
+        def make(self, *, staging: Path) -> None:
+            (staging / "kernel").write_text(repr(self))
+
+    with pytest.raises(kcoord.KeyFactorError, match=r"arguments\.self.*__cache_signature__"):
+        Opaque().make()
+
+
+def test_sixteen_threads_get_no_wrong_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread asks for its own arguments while another changes a global back and forth: every key is one of two."""
+    expected = {}
+    for size in (1, 2):
+        monkeypatch.setattr(sys.modules[__name__], "SIZE", size)
+        for n in range(64):
+            expected[n] = (*expected.get(n, ()), build.key(n, mode="t").digest)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            sys.modules[__name__].SIZE = random.choice((1, 2))  # type: ignore[attr-defined]
+
+    def ask(seed: int) -> int:
+        choose, wrong = random.Random(seed), 0
+        for _ in range(400):
+            n = choose.randrange(64)
+            wrong += build.key(n, mode="t").digest not in expected[n]
+        return wrong
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            assert sum(pool.map(ask, range(16))) == 0
+    finally:
+        stop.set()
+        changer.join()
+
+
+def test_the_hit_path_takes_no_lock() -> None:
+    """Everything that a warm key calls, seen by the profiler: no lock among it, and nothing of the slow path."""
+    build.key(1)
+    called: list[str] = []
+
+    def profile(frame: types.FrameType, event: str, argument: Any) -> None:
+        called.append(frame.f_code.co_name if event == "call" else getattr(argument, "__name__", ""))
+
+    sys.setprofile(profile)
+    try:
+        build.key(1)
+    finally:
+        sys.setprofile(None)
+    assert not {"acquire", "release", "__enter__", "__exit__", "content_of", "_make", "open"} & set(called)
+    assert {"made", "token"} <= set(called)
+
+
+def test_a_fork_goes_on_with_what_it_knows() -> None:
+    build.key(1)
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); "
+    script += "import tests.unit.keys.test_live_key as t, os\n"
+    script += "k = t.build.key(1).digest\npid = os.fork()\nd = t.build.key(1).digest\nassert d == k\n"
+    script += "os._exit(0) if not pid else sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_key_says_what_it_is_made_of() -> None:
+    names = {f.name: {p.name for p in f.parts} for f in build.key(1).factors}
+    assert {"x", "y", "rest", "mode", "more"} == names["arguments"]
+    assert any(n.endswith("test_live_key.scale") for n in names["code"])
+    assert any(n.endswith("test_live_key.SIZE") for n in names["globals"])
+    assert "consts_of_live_key.DEPTH" in names["globals"]
+
+
+_memo: dict[int, int] = {}
+
+
+@pytest.mark.parametrize("on_drift", ["raise", "rekey"])
+def test_a_function_that_changes_what_it_reads_is_told_what_helps(on_drift: Any) -> None:
+    @kcoord.compile_once(scope=TARGET, on_drift=on_drift)
+    def remembers(x: int, *, staging: Path) -> None:
+        _memo[x] = x + len(_memo)
+        (staging / "kernel").write_text(str(_memo[x]))
+
+    with pytest.raises(kcoord.GlobalsDrift, match=r"_memo: .*changes what it reads itself.*ignore=") as caught:
+        remembers(len(_memo))
+    assert "rekey" not in str(caught.value), "it does not help there"
+
+
+def test_a_function_without_staging_has_no_live_key_to_ask_for() -> None:
+    with pytest.raises(kcoord.KeyFactorError, match="staging"):
+        kcoord.compile_once()(lambda: None)
+
+
+def test_on_drift_is_one_of_two_words() -> None:
+    with pytest.raises(kcoord.KeyFactorError, match="rekey"):
+        kcoord.compile_once(on_drift="ignore")  # type: ignore[arg-type]
+
+
+def test_two_functions_of_one_text_and_two_names_have_two_keys() -> None:
+    def one(*, staging: Path) -> None:
+        (staging / "kernel").write_text("x")
+
+    def two(*, staging: Path) -> None:
+        (staging / "kernel").write_text("x")
+
+    decorate = kcoord.compile_once(scope=TARGET)
+    assert decorate(one).key().digest != decorate(two).key().digest

@@ -1,0 +1,506 @@
+"""Tools by their content, looked at live and hashed once per machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+
+from kcoord.keys import CacheKey
+from kcoord.keys.tools import machine_cache as kept
+from kcoord.keys.tools import toolchain
+from kcoord.keys.tools.toolchain import (
+    fingerprint,
+    tool_details,
+    tool_factors,
+    tools,
+    version,
+    which,
+)
+from tests.support.sandbox import eventually, finish
+
+_ROOT = Path(__file__).parents[3]
+
+
+class Hashes:
+    """Which files were read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        self._original = kept.hash_file
+        monkeypatch.setattr(toolchain, "hash_file", self._hash)
+
+    def _hash(self, path: Path) -> tuple[str, kept.Stamp | None]:
+        self.paths.append(path.name)
+        return self._original(path)
+
+
+@pytest.fixture
+def hashes(monkeypatch: pytest.MonkeyPatch) -> Hashes:
+    return Hashes(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_known", {})
+
+
+@pytest.fixture
+def old_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of which a change must show, however young they are."""
+    monkeypatch.setattr(kept, "_RACY", -1)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return tmp_path / "local"
+
+
+def forget() -> None:
+    """As a new process of this machine starts."""
+    toolchain._known.clear()
+
+
+def script(path: Path, body: str = "echo tool 1.0") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def sha256(path: Path, local: Path) -> str:
+    tool = fingerprint(path, local)
+    assert tool is not None
+    return tool.sha256
+
+
+def test_content_identifies_a_tool_and_its_place_does_not(tmp_path: Path, local: Path) -> None:
+    one, same, other = (script(tmp_path / d / "ptxas", body) for d, body in (("a", "1"), ("b", "1"), ("c", "2")))
+    assert fingerprint(one, local) == fingerprint(same, local) != fingerprint(other, local)
+    assert sha256(one, local) == kept.hash_file(one)[0]
+
+
+_CHANGES: dict[str, Callable[[Path], object]] = {
+    "written in place": lambda p: p.write_text("#!/bin/sh\nfalse\n"),
+    "replaced by a rename": lambda p: script(p.with_name("new"), "false").replace(p),
+    "of the same size, with its mtime set back": lambda p: _same_size_and_time(p),
+    "removed and written again": lambda p: (p.unlink(), script(p, "false")),
+    "a link to another file": lambda p: (p.unlink(), p.symlink_to(script(p.with_name("new"), "false"))),
+}
+
+
+def _same_size_and_time(path: Path) -> None:
+    found = path.stat()
+    path.write_text(path.read_text().replace("1", "2"))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("old_files")
+@pytest.mark.parametrize("what", _CHANGES)
+def test_a_tool_that_is_replaced_is_noticed_by_the_next_look(tmp_path: Path, local: Path, what: str) -> None:
+    path = script(tmp_path / "ptxas")
+    before = sha256(path, local)
+    eventually(lambda: time.time_ns() > path.stat().st_ctime_ns + 20_000_000)  # the file system's clock has moved on
+    _CHANGES[what](path)
+    after = sha256(path, local)
+    assert after != before
+    forget()
+    assert sha256(path, local) == after
+
+
+def test_a_young_file_is_not_trusted_although_its_stamp_has_not_changed(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git's racy file: written again within one tick of the file system's clock, it would keep its stamp."""
+    path = script(tmp_path / "ptxas", "echo 1")
+    stamp = kept.stamp_of(path.stat())
+    for module in (kept, toolchain):
+        monkeypatch.setattr(module, "stamp_of", lambda found: stamp)
+    one = sha256(path, local)
+    script(path, "echo 2")
+    assert sha256(path, local) != one
+    assert list((local / "toolchain").glob("tool-*[0-9a-f]")) == []
+
+
+@pytest.mark.usefixtures("old_files")
+def test_the_second_process_reads_nothing(tmp_path: Path, local: Path, hashes: Hashes) -> None:
+    path = script(tmp_path / "ptxas")
+    first = sha256(path, local)
+    for _ in range(3):
+        forget()
+        assert sha256(path, local) == first
+        assert sha256(path, local) == first
+    assert hashes.paths == ["ptxas"]
+
+
+def test_a_link_is_what_it_leads_to(tmp_path: Path, local: Path) -> None:
+    path = script(tmp_path / "cuda-13" / "ptxas")
+    link = tmp_path / "ptxas"
+    link.symlink_to(path)
+    tool = fingerprint(link, local)
+    assert tool is not None
+    assert tool.path == str(path)
+    assert tool == fingerprint(path, local)
+
+
+def _truncate(entry: Path) -> None:
+    os.truncate(entry, entry.stat().st_size - 5)
+
+
+def _flip(entry: Path) -> None:
+    content = bytearray(entry.read_bytes())
+    content[-10] ^= 1
+    entry.write_bytes(content)
+
+
+def _become_a_directory(entry: Path) -> None:
+    entry.unlink()
+    entry.mkdir()
+
+
+_TEARS: list[Callable[[Path], object]] = [
+    _truncate,
+    _flip,
+    _become_a_directory,
+    lambda entry: entry.write_bytes(b""),
+    lambda entry: entry.write_text('{"sha256": "of somebody else"}'),
+]
+
+
+@pytest.mark.usefixtures("old_files")
+@pytest.mark.parametrize("tear", _TEARS)
+def test_a_torn_or_foreign_entry_is_ignored_and_written_again(
+    tmp_path: Path, local: Path, hashes: Hashes, tear: Callable[[Path], object]
+) -> None:
+    path = script(tmp_path / "ptxas")
+    first = sha256(path, local)
+    (entry,) = (p for p in (local / "toolchain").glob("tool-*") if p.suffix != ".lock")
+    tear(entry)
+    forget()
+    assert sha256(path, local) == first
+    assert hashes.paths == ["ptxas", "ptxas"]
+    if entry.is_file():
+        forget()
+        assert sha256(path, local) == first
+        assert hashes.paths == ["ptxas", "ptxas"]
+
+
+def _is_a_file(local: Path) -> None:
+    local.write_text("")
+
+
+def _is_everybodys(local: Path) -> None:
+    local.mkdir()
+    local.chmod(0o777)
+
+
+def _nothing_can_be_written(local: Path) -> None:
+    """For root, too, whom a mode does not stop."""
+    entry = "tool-" + hashlib.sha256(os.fsencode(local.parent / "ptxas")).hexdigest()[:32]
+    for name in (entry, f"{entry}.lock"):
+        (local / "toolchain" / name).mkdir(parents=True)
+    local.chmod(0o700)
+
+
+@pytest.mark.usefixtures("old_files")
+@pytest.mark.parametrize("refuse", [_is_a_file, _is_everybodys, _nothing_can_be_written])
+def test_a_disk_that_refuses_costs_work_and_nothing_else(
+    tmp_path: Path, local: Path, hashes: Hashes, refuse: Callable[[Path], object]
+) -> None:
+    path = script(tmp_path / "ptxas")
+    refuse(local)
+    expected = kept.hash_file(path)[0]
+    for _ in range(2):
+        forget()
+        assert sha256(path, local) == expected
+        assert sha256(path, local) == expected
+    assert hashes.paths == ["ptxas", "ptxas"]
+
+
+def test_a_missing_tool_is_absent_and_seen_when_it_appears(tmp_path: Path, local: Path) -> None:
+    path = tmp_path / "bin" / "ptxas"
+    assert fingerprint(path, local) is None
+    assert tools([str(path)], local) == {}
+    path.parent.mkdir()
+    assert fingerprint(path, local) is None
+    script(path)
+    assert fingerprint(path, local) is not None
+    path.unlink()
+    assert fingerprint(path, local) is None
+
+
+def test_what_is_no_file_is_no_tool(tmp_path: Path, local: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")  # to open it would wait for ever
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("fifo", "directory", "loop", "nul\0"):
+        assert fingerprint(f"{tmp_path}/{name}", local) is None
+
+
+def test_path_is_read_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    script(two / "nvcc")
+    monkeypatch.setenv("PATH", f"{one}{os.pathsep}{two}")
+    assert which("nvcc") == f"{two}/nvcc"
+    script(one / "nvcc")
+    assert which("nvcc") == f"{one}/nvcc", "a tool that appears earlier on the same PATH"
+    (one / "nvcc").chmod(0o644)
+    assert which("nvcc") == f"{two}/nvcc", "one that cannot be run"
+    (one / "nvcc").unlink()
+    (one / "nvcc").mkdir()
+    assert which("nvcc") == f"{two}/nvcc", "a directory"
+    monkeypatch.setenv("PATH", f"{one}")
+    assert which("nvcc") is None
+    monkeypatch.delenv("PATH")
+    assert which("sh") == shutil.which("sh")
+    assert which("/no/such/nvcc") == "/no/such/nvcc"
+
+
+@pytest.mark.parametrize("name", ["sh", "python3", "env", "no such tool"])
+def test_which_finds_what_the_shell_finds(name: str) -> None:
+    assert which(name) == shutil.which(name)
+
+
+def cuda(home: Path) -> Path:
+    """A CUDA directory, as far as it concerns code."""
+    for name in ("bin/nvcc", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc"):
+        script(home / name, f"echo {name}")
+    (home / "nvvm" / "libdevice").mkdir()
+    (home / "nvvm" / "libdevice" / "libdevice.10.bc").write_bytes(b"BC")
+    return home
+
+
+@pytest.mark.parametrize("part", ["bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "nvvm/libdevice/libdevice.10.bc"])
+def test_nvcc_is_also_what_it_runs(tmp_path: Path, local: Path, part: str) -> None:
+    home = cuda(tmp_path / "cuda")
+    nvcc = str(home / "bin" / "nvcc")
+    before = tools([nvcc], local)
+    assert list(before) == ["nvcc", "nvcc/ptxas", "nvcc/fatbinary", "nvcc/cicc", "nvcc/libdevice.10.bc"]
+    (home / part).write_text("#!/bin/sh\nanother\n")
+    after = tools([nvcc], local)
+    assert [label for label in before if before[label] != after[label]] == [
+        "nvcc" if part == "bin/nvcc" else f"nvcc/{Path(part).name}"
+    ]
+
+
+def test_a_part_that_appears_is_seen(tmp_path: Path, local: Path) -> None:
+    home = cuda(tmp_path / "cuda")
+    nvcc = str(home / "bin" / "nvcc")
+    assert "nvcc/nvlink" not in tools([nvcc], local)
+    script(home / "bin" / "nvlink")
+    assert "nvcc/nvlink" in tools([nvcc], local)
+
+
+@pytest.mark.usefixtures("old_files")
+def test_what_a_wrapper_script_names_counts(tmp_path: Path, local: Path) -> None:
+    """As Debian's ``/usr/bin/nvcc`` does; the wrapper itself never changes."""
+    home = cuda(tmp_path / "toolkit")
+    wrapper = script(tmp_path / "bin" / "nvcc", f'exec "{home}/bin/nvcc" "$@"')
+    before = tools([str(wrapper)], local)
+    assert {"nvcc", "nvcc/nvcc", "nvcc/nvcc/cicc"} <= before.keys()
+    eventually(lambda: time.time_ns() > (home / "nvvm/bin/cicc").stat().st_ctime_ns + 20_000_000)
+    script(home / "nvvm/bin/cicc", "another")
+    after = tools([str(wrapper)], local)
+    assert before["nvcc/nvcc/cicc"] != after["nvcc/nvcc/cicc"]
+    forget()
+    assert tools([str(wrapper)], local) == after, "and a kept entry knows what the script names"
+
+
+def test_scripts_that_name_each_other_end(tmp_path: Path, local: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    script(one, f"exec {two} {tmp_path}/missing {one}")
+    script(two, f"exec {one} /dev/null /")
+    assert list(tools([str(one)], local)) == ["one", "one/two"]
+
+
+def test_labels_are_names_or_those_that_are_given(tmp_path: Path, local: Path) -> None:
+    one, two = script(tmp_path / "a" / "cc", "1"), script(tmp_path / "b" / "cc", "2")
+    assert list(tools([one, two], local)) == ["cc", "cc'"]
+    assert list(tools({"host": str(one), "device": str(two)}, local)) == ["host", "device"]
+
+
+def test_a_key_says_which_tool_differs_and_its_version_explains_it(tmp_path: Path, local: Path) -> None:
+    path = script(tmp_path / "ptxas", "echo NVIDIA; echo release 12.8, V12.8.93")
+    keys = []
+    for _ in range(2):
+        found = tools([str(path)], local)
+        keys.append(
+            CacheKey.of("b", "n", **tool_factors(found)).with_details(tool_details(found, local)),
+        )
+        script(path, "echo NVIDIA; echo release 12.9, V12.9.41")
+    content, told = (str(d) for d in keys[0].diff(keys[1]))
+    assert "ptxas: " in content
+    assert told.endswith("ptxas: release 12.8, V12.8.93 → release 12.9, V12.9.41")
+    assert "12.8" not in str(keys[0].factors), "a version identifies nothing: a tool may fail to tell it"
+
+
+def asked(path: Path, local: Path) -> str:
+    tool = fingerprint(path, local)
+    assert tool is not None
+    return version(tool, local)
+
+
+def test_a_version_is_asked_for_once_and_only_by_who_wants_it(tmp_path: Path, local: Path) -> None:
+    path = script(tmp_path / "ptxas", f"echo asked >> {tmp_path}/log; echo version 1.2")
+    sha256(path, local)
+    assert not (tmp_path / "log").exists()
+    for _ in range(3):
+        forget()
+        assert asked(path, local) == "version 1.2"
+    assert (tmp_path / "log").read_text() == "asked\n"
+
+
+def test_a_tool_that_tells_no_version_has_none(tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_ASK_SECONDS", 0.2)
+    assert asked(script(tmp_path / "silent", ":"), local) == ""
+    assert asked(script(tmp_path / "hangs", "exec sleep 600"), local) == ""
+    assert asked(script(tmp_path / "broken", "kill -9 $$"), local) == ""
+    library = script(tmp_path / "libdevice.so", f"touch {tmp_path}/run")
+    assert asked(library, local) == ""
+    (tmp_path / "no program").write_bytes(b"\x7fELF")
+    assert asked(tmp_path / "no program", local) == ""
+    assert not (tmp_path / "run").exists(), "a library is not run"
+
+
+# A process that asks for a tool. Each hash is logged and then waits for the gate; so does, before it waits, each lock.
+_PROCESS = """
+import os, sys, time
+from pathlib import Path
+import filelock
+from kcoord.keys import kept, toolchain
+root = Path(sys.argv[1])
+kept._RACY, kept._patience[0] = -1, float(sys.argv[2])
+def say(what):
+    with open(root / what, "a") as log:
+        log.write(f"{os.getpid()}\\n")
+acquire = filelock.FileLock.acquire
+def locking(self, *args, **kwargs):
+    say("locks")
+    return acquire(self, *args, **kwargs)
+filelock.FileLock.acquire = locking
+original = toolchain.hash_file
+def hashing(path):
+    say("hashes")
+    deadline = time.monotonic() + 60
+    while not (root / "gate").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return original(path)
+toolchain.hash_file = hashing
+print(toolchain.fingerprint(root / "ptxas", root / "local").sha256)
+"""
+
+
+def _process(root: Path, wait: float = 60) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, str(root), str(wait)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _told(process: subprocess.Popen[str]) -> str:
+    done = finish(process, 60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_of_four_processes_one_hashes_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    path = script(tmp_path / "ptxas")
+    processes = [_process(tmp_path) for _ in range(4)]
+    eventually(lambda: len(_lines(tmp_path / "locks")) == 4 and _lines(tmp_path / "hashes"), 60)
+    (tmp_path / "gate").touch()
+    assert {_told(p) for p in processes} == {kept.hash_file(path)[0]}
+    assert len(_lines(tmp_path / "hashes")) == 1
+
+
+def test_who_waits_goes_on_when_the_process_that_hashes_is_killed(tmp_path: Path) -> None:
+    path = script(tmp_path / "ptxas")
+    first = _process(tmp_path)
+    eventually(lambda: _lines(tmp_path / "hashes"), 60)
+    second = _process(tmp_path)
+    eventually(lambda: len(_lines(tmp_path / "locks")) == 2, 60)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    (tmp_path / "gate").touch()
+    assert _told(second) == kept.hash_file(path)[0]
+    assert _lines(tmp_path / "hashes") == [str(first.pid), str(second.pid)]
+
+
+def test_waiting_for_a_process_that_hangs_is_bounded(tmp_path: Path) -> None:
+    path = script(tmp_path / "ptxas")
+    stuck = _process(tmp_path)
+    eventually(lambda: _lines(tmp_path / "hashes"), 60)
+    impatient = _process(tmp_path, wait=0.1)
+    eventually(lambda: len(_lines(tmp_path / "hashes")) == 2, 60, "it does the work itself")
+    (tmp_path / "gate").touch()
+    assert _told(impatient) == _told(stuck) == kept.hash_file(path)[0]
+
+
+def test_who_waited_in_vain_for_one_entry_does_not_wait_for_the_next(
+    tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process may hold the locks of a whole toolchain."""
+    limits: list[float] = []
+    acquire = filelock.FileLock.acquire
+
+    def note(lock: filelock.FileLock, timeout: float) -> object:
+        limits.append(timeout)
+        return acquire(lock, timeout=timeout)
+
+    paths = [script(tmp_path / name) for name in ("ptxas", "nvcc")]
+    for path in paths:
+        sha256(path, local)
+    locks = [filelock.FileLock(path) for path in (local / "toolchain").glob("*.lock")]
+    for lock in locks:
+        acquire(lock)
+    monkeypatch.setattr(kept, "_patience", [0.05])
+    monkeypatch.setattr(filelock.FileLock, "acquire", note)
+    try:
+        for path in paths:
+            assert sha256(path, local) == kept.hash_file(path)[0]
+    finally:
+        for lock in locks:
+            lock.release()
+    assert limits == [0.05, 0.0]
+
+
+@pytest.mark.usefixtures("old_files")
+def test_sixteen_threads_see_one_tool_and_each_change_of_it(tmp_path: Path, local: Path, hashes: Hashes) -> None:
+    path = script(tmp_path / "ptxas", "echo 0")
+    found: list[set[str]] = []
+    for round_ in range(3):
+        seen: set[str] = set()
+        start = threading.Barrier(16)
+
+        def look(start: threading.Barrier = start, seen: set[str] = seen) -> None:
+            start.wait(timeout=30)
+            for _ in range(50):
+                seen.add(sha256(path, local))
+
+        threads = [threading.Thread(target=look) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found.append(seen)
+        script(path.with_name("next"), f"echo {round_ + 1}").replace(path)
+    assert [len(seen) for seen in found] == [1, 1, 1]
+    assert len(set().union(*found)) == 3
+    assert len(hashes.paths) == 3, "and in one thread alone"

@@ -1,0 +1,617 @@
+"""Redis first; while it is away lease files, if there is a store; this node's own leases if nothing else is left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kcoord.artifacts.store import Store
+from kcoord.cli import status
+from kcoord.errors import LeaseUnavailable
+from kcoord.leases import failover
+from kcoord.leases.base import Answer, LeaseService, Ready, Wait, Won
+from kcoord.leases.failover import Failover
+from kcoord.leases.files import FileLeases
+from kcoord.leases.local import LocalLeases
+from kcoord.leases.redis import RedisLeases
+from tests.support.redis_server import RedisServer, one_of_a_cluster
+from tests.unit.leases.conformance import (
+    BOUND,
+    TTL,
+    LeaseConformance,
+    bounded,
+    eventually,
+    some_key,
+    waiting,
+)
+
+_TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
+
+
+@asynccontextmanager
+async def failover_at(
+    url: str, lines: list[str], prefix: str = "kcoord:test", **times: float
+) -> AsyncIterator[Failover]:
+    times = {**_TIMES, **times}
+    service = Failover(RedisLeases(url, prefix, **times), LocalLeases(**times), lines.append)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+async def until(service: Failover, *, is_open: bool) -> None:
+    deadline = time.monotonic() + BOUND
+    while service.open is not is_open:
+        assert time.monotonic() < deadline, f"the breaker is still {'open' if service.open else 'closed'}"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe ten times a second: what is tested is that the probe finds out, not how long 2 s are."""
+    monkeypatch.setattr(failover, "_PROBE_EVERY", 0.1)
+
+
+class TestFailoverToAHealthyRedis(LeaseConformance):
+    @pytest.fixture(autouse=True)
+    def server(self, shared_redis: RedisServer) -> None:
+        self.shared_redis = shared_redis
+
+    @asynccontextmanager
+    async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
+        lines: list[str] = []
+        async with failover_at(self.shared_redis.url, lines, f"kcoord:{uuid.uuid4().hex}", **times) as service:
+            yield service
+            assert lines == []
+
+
+def test_the_breaker_opens_once_with_one_line_and_the_second_service_serves(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with failover_at(redis_server.url, lines) as service:
+            assert service.name == "Redis"
+            redis_server.kill()
+            answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
+            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(isinstance(a, Wait) for a in answers) == 19
+            assert service.open
+            assert service.name == "this node"
+            assert len(lines) == 1
+            assert "\n" not in lines[0]
+            assert "Redis cannot be used" in lines[0]
+            assert "this node" in lines[0]
+
+    bounded(scenario())
+
+
+def test_a_silent_redis_costs_one_claim_seconds_and_the_next_ones_nothing(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            redis_server.pause()
+            began = time.monotonic()
+            assert isinstance(await service.acquire("k", "a", "host"), Won)  # this one pays for finding out
+            assert time.monotonic() - began < 5.0
+            began = time.monotonic()
+            for n in range(100):
+                assert isinstance(await service.acquire(f"k{n}", "a", "host"), Won)
+            assert time.monotonic() - began < 1.0
+            redis_server.resume()
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_breaker_closes_when_the_server_is_back_and_may_open_again(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with failover_at(redis_server.url, lines) as service:
+            for round_ in (1, 2):
+                redis_server.kill()
+                key = some_key()
+                assert isinstance(await service.acquire(key, "a", "host"), Won)
+                assert service.open
+                redis_server.start()
+                await until(service, is_open=False)
+                assert len(lines) == 2 * round_
+                assert "is back" in lines[-1]
+                await service.ready(key, "a", "m")
+                assert redis_server.command("EXISTS", f"kcoord:test:lease:{key}") == b":1\r\n"
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_breaker_stays_open_while_the_server_is_away(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with failover_at(redis_server.url, lines) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host")
+            began = time.monotonic()
+            while time.monotonic() - began < 0.5:  # several probes
+                assert service.open
+                await asyncio.sleep(0.02)
+            assert len(lines) == 1
+
+    bounded(scenario())
+
+
+def test_a_waiter_goes_over_to_the_second_service(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            await service.acquire("k", "a", "host-a")
+            waiter = await waiting(service, "k", "b")
+            redis_server.kill()
+            assert isinstance(await asyncio.wait_for(waiter, BOUND), Won)  # the second knows nothing of a
+
+    bounded(scenario())
+
+
+def test_waiters_of_the_second_service_are_woken_at_once(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            waiter = await waiting(service, "k", "b")
+            began = time.monotonic()
+            await service.ready("k", "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+            assert time.monotonic() - began < 1.5
+
+    bounded(scenario())
+
+
+def test_a_lease_is_not_called_lost_because_redis_is(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            await service.acquire("k", "a", "host-a")
+            redis_server.kill()
+            assert await service.renew("k", "a")
+            assert service.open
+            assert await service.renew("k", "a")
+
+    bounded(scenario())
+
+
+def test_a_lease_of_the_second_service_is_kept_by_renewing(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, [], ttl=TTL) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            began = time.monotonic()
+            while time.monotonic() - began < 1.7 * TTL:
+                assert await service.renew("k", "a")
+                assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+                await asyncio.sleep(TTL / 10)
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lease_that_was_taken_meanwhile_is_known_to_redis_when_it_is_back(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            redis_server.start()
+            await until(service, is_open=False)
+            assert await service.renew("k", "a")
+            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+            assert await service.release("k", "a")
+            await eventually(lambda: service.acquire("k", "b", "host-b"), Won)
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    "leased", ["before it hung", "after nobody waited for it", "to one who was told that it is ready"]
+)
+def test_what_has_ended_while_redis_hung_keeps_nobody_waiting_when_it_is_back(
+    redis_server: RedisServer, leased: str
+) -> None:
+    """It holds what it leased before, and then does what it was sent though its client has gone: nobody will renew either."""
+
+    async def scenario() -> None:
+        other = RedisLeases(redis_server.url, "kcoord:test", **_TIMES)
+        async with failover_at(redis_server.url, []) as service:
+            await service.acquire("before", "a", "host-a")
+            if leased == "before it hung":
+                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+                redis_server.pause()
+                await service.release("before", "a")  # finds out
+            elif leased == "after nobody waited for it":
+                redis_server.pause()
+                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+            else:
+                redis_server.pause()
+                await service._second.ready("k", "b", "m")
+                assert await service.acquire("k", "a", "host-a") == Ready("m")
+            if "ready" not in leased:
+                await service.release("k", "a")
+            redis_server.resume()
+            await until(service, is_open=False)
+            assert isinstance(await other.acquire("k", "c", "host-c"), Won)
+        await other.close()
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_one_server_of_a_redis_cluster_is_not_used_and_not_tried_by_each_key_anew() -> None:
+    """It has one key and not the next: a breaker that believed one key's answer would open and close for ever."""
+
+    async def scenario(server: RedisServer) -> None:
+        lines: list[str] = []
+        async with failover_at(server.url, lines) as service:
+            first = service._first
+            deadline, ping = time.monotonic() + 2 * BOUND, first.ping
+            probes: list[str] = []
+
+            async def counted() -> None:
+                try:
+                    await ping()
+                finally:
+                    probes.append("one")
+
+            first.ping = counted  # type: ignore[method-assign]
+            while not service.open:
+                assert time.monotonic() < deadline
+                key = some_key()
+                assert isinstance(await service.acquire(key, "a", "host"), Won)
+                await service.release(key, "a")
+            while len(probes) < 20:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert [line for line in lines if "please report" in line] == []
+            assert len(lines) == 1, "it was used again"
+            assert "Redis Cluster" in lines[0]
+
+    with one_of_a_cluster() as server:
+        bounded(scenario(server))
+
+
+def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        before = asyncio.all_tasks()
+        async with failover_at(redis_server.url, []) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            assert asyncio.all_tasks() > before
+        assert asyncio.all_tasks() == before
+
+    bounded(scenario())
+
+
+class Ill(LocalLeases):
+    """A service with an error in it that nobody foresaw, in what is named by `fails`."""
+
+    fails = ""
+    asked = 0
+
+    async def ping(self) -> None:
+        self.asked += 1
+        if self.fails == "ping":
+            raise ZeroDivisionError("ping")
+
+    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+        if self.fails:
+            raise LeaseUnavailable("it is ill")
+        return await super().acquire(key, token, holder, void=void)
+
+    async def renew(self, key: str, token: str) -> bool:
+        if self.fails == "renew":
+            raise ZeroDivisionError("renew")
+        return await super().renew(key, token)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_a_probe_is_told_and_the_first_service_is_used_again_all_the_same() -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        first = Ill(**_TIMES)
+        service = Failover(first, LocalLeases(**_TIMES), lines.append)
+        first.fails = "ping"
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        while first.asked < 3:
+            await asyncio.sleep(0.01)
+        assert service.open
+        assert sum("please report it: ZeroDivisionError: ping" in line for line in lines) >= 2
+        first.fails = ""
+        await until(service, is_open=False)
+        first.fails = "ping"
+        await service.acquire("k2", "a", "host")
+        before = asyncio.all_tasks()
+        await service.close()
+        assert len(asyncio.all_tasks()) < len(before), "its probe ends with it"
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_making_leases_known_is_told_and_holds_up_no_command() -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        first, second = Ill(**_TIMES), Ill(**_TIMES)
+        service = Failover(first, second, lines.append)
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        first.fails = "ping"
+        second.fails = "renew"
+        with pytest.raises(LeaseUnavailable):
+            await service.acquire("k2", "a", "host")
+        assert any("please report it: ZeroDivisionError: renew" in line for line in lines)
+        first.fails = second.fails = ""
+        await until(service, is_open=False)
+        await service.close()
+
+    bounded(scenario())
+
+
+def test_an_error_in_the_trial_of_a_redis_is_told_and_the_next_lease_tries_it_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        service = RedisLeases(redis_server.url, "kcoord:test", **_TIMES, tell=lines.append)
+
+        async def ill() -> None:
+            await asyncio.sleep(0.05)
+            raise ZeroDivisionError("ping")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "ping", ill)
+            gone = asyncio.create_task(service.acquire("k", "a", "host"))
+            await asyncio.sleep(0)
+            gone.cancel()  # whoever would have heard of it
+            while not lines:
+                await asyncio.sleep(0.01)
+        assert "please report it: ZeroDivisionError: ping" in lines[0]
+        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        await service.close()
+
+    bounded(scenario())
+
+
+# Three services: Redis, lease files, this node.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    Store(tmp_path / "store").open()
+    return tmp_path / "store"
+
+
+@asynccontextmanager
+async def chain_at(url: str, store: Path, lines: list[str], **times: float) -> AsyncIterator[Failover]:
+    times = {**_TIMES, **times}
+    without_redis = Failover(FileLeases(store, **times), LocalLeases(**times), lines.append)
+    service = Failover(RedisLeases(url, "kcoord:test", **times), without_redis, lines.append)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+def markers(store: Path) -> list[str]:
+    return [p.stem for p in store.glob("v1/leases/*/*.lease")]
+
+
+async def until_there(store: Path, key: str) -> None:
+    deadline = time.monotonic() + BOUND
+    while key not in markers(store):
+        assert time.monotonic() < deadline, "nobody made the lease known"
+        await asyncio.sleep(0.01)
+
+
+def test_without_redis_agents_coordinate_by_lease_files(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with chain_at(redis_server.url, store, lines) as one, chain_at(redis_server.url, store, []) as other:
+            redis_server.kill()
+            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+            assert one.name == "lease files"
+            assert len(lines) == 1
+            assert "Redis cannot be used" in lines[0]
+            assert lines[0].endswith("coordination is by lease files")
+            waiter = await waiting(other, "k", "b")
+            await one.ready("k", "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+
+    bounded(scenario())
+
+
+def test_what_an_agent_holds_is_made_known_in_lease_files_as_soon_as_redis_is_lost(
+    redis_server: RedisServer, store: Path
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
+            for key in ("held", "ended"):
+                assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            await one.release("ended", "a")
+            redis_server.kill()
+            await one.acquire("another", "a", "host-a")  # finds out
+            await until_there(store, "held")
+            assert isinstance(await other.acquire("held", "b", "host-b"), Wait)
+            assert isinstance(await other.acquire("ended", "b", "host-b"), Won)
+            assert await one.renew("held", "a")
+            assert await one.release("held", "a")
+            assert isinstance(await other.acquire("held", "b", "host-b"), Won)
+
+    bounded(scenario())
+
+
+def test_redis_that_is_back_costs_no_second_leader(redis_server: RedisServer, store: Path) -> None:
+    """One agent leads since Redis was away, the other asks all the time: before, during and after Redis comes back."""
+
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
+            redis_server.kill()
+            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+            redis_server.start()
+            started, after = time.monotonic(), 0
+            while after < 5:
+                assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
+                assert time.monotonic() - started < 10.0, "Redis does not coordinate again within 10 s"
+                after += not (one.open or other.open)
+                await asyncio.sleep(0.02)
+            assert one.name == other.name == "Redis"
+            assert await one.renew("k", "a")
+            await one.ready("k", "a", "m")
+            assert markers(store) == [], "a lease was left in the files"
+            assert await other.acquire("k", "b", "host-b") == Ready("m")
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_lease_that_went_back_to_redis_ends_in_the_files_by_its_ttl(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, [], ttl=1.0) as service:
+            redis_server.kill()
+            await service.acquire("k", "a", "host-a")
+            redis_server.start()
+            deadline = time.monotonic() + BOUND
+            while markers(store) or service.open:
+                assert await service.renew("k", "a")
+                assert time.monotonic() < deadline, "the files still have it"
+                await asyncio.sleep(0.05)
+            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+            redis_server.kill()
+            assert await service.renew("k", "a")
+            await until_there(store, "k")  # Redis lost once more: and made known once more
+
+    bounded(scenario())
+
+
+@pytest.mark.parametrize("periods", [(1.0, 0.7), (0.7, 1.0)])
+def test_who_finds_redis_back_first_leaves_time_for_the_others_to_make_their_leases_known(
+    shared_redis: RedisServer, store: Path, monkeypatch: pytest.MonkeyPatch, periods: tuple[float, float]
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(shared_redis.url, store, []) as one, chain_at(shared_redis.url, store, []) as other:
+            for service, period in zip((one, other), periods, strict=True):
+                monkeypatch.setattr(failover, "_PROBE_EVERY", period)
+                service._trip(LeaseUnavailable("its cable was pulled, and is back"))
+                await asyncio.sleep(0)  # its probe begins
+            key = some_key()
+            assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            deadline = time.monotonic() + BOUND
+            while one.open or other.open:
+                assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
+
+    bounded(scenario())
+
+
+def test_while_agents_come_back_to_redis_one_by_one_they_give_no_key_to_two(
+    shared_redis: RedisServer, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with chain_at(shared_redis.url, store, []) as one, chain_at(shared_redis.url, store, []) as other:
+            pings, come_back, ping = itertools.count(1), asyncio.Event(), other._first.ping
+            probed_again = asyncio.Event()
+
+            async def slow_ping() -> None:
+                if next(pings) == 2:
+                    probed_again.set()
+                    await come_back.wait()
+                await ping()
+
+            monkeypatch.setattr(failover, "_PROBE_EVERY", 0.05)
+            monkeypatch.setattr(other._first, "ping", slow_ping)
+            for service in (one, other):
+                service._trip(LeaseUnavailable("its cable was pulled, and is back"))
+            deadline = time.monotonic() + BOUND
+            while one.open or not probed_again.is_set():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            here, there = some_key(), some_key()
+            assert isinstance(await one.acquire(here, "a", "host-a"), Won)
+            assert isinstance(await other.acquire(here, "b", "host-b"), Wait)
+            assert isinstance(await other.acquire(there, "b", "host-b"), Won)
+            assert isinstance(await one.acquire(there, "a", "host-a"), Wait)
+            assert other.open
+            assert there in markers(store), "others may still look there"
+            assert here not in markers(store), "what the other one has been refused it does not keep"
+            await one.ready(here, "a", "m")
+            assert await other.acquire(here, "b", "host-b") == Ready("m")
+            await other.ready(there, "b", "m")
+            assert await one.acquire(there, "a", "host-a") == Ready("m")
+            come_back.set()
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_waiter_follows_from_redis_to_the_files_and_back(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as service:
+            files = service._second._first  # type: ignore[attr-defined]
+
+            async def until_watched(*, in_files: bool) -> None:
+                deadline = time.monotonic() + BOUND
+                while bool("k" in files._keys and files._keys["k"].events) is not in_files:
+                    assert time.monotonic() < deadline, "the waiter watches the wrong service"
+                    await asyncio.sleep(0.01)
+
+            await service.acquire("k", "a", "host-a")
+            waiter = await waiting(service, "k", "b")
+            await until_watched(in_files=False)
+            redis_server.kill()
+            await service.acquire("another", "a", "host-a")
+            await until_there(store, "k")
+            await until_watched(in_files=True)
+            redis_server.start()
+            await until(service, is_open=False)
+            await until_watched(in_files=False)
+            assert not waiter.done()
+            await service.ready("k", "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: RedisServer, store: Path) -> None:
+    async def scenario() -> None:
+        lines: list[str] = []
+        async with chain_at(redis_server.url, store, lines) as service:
+            assert [(b["service"], b["state"], b["opened"]) for b in service.breakers()] == [
+                ("Redis", "closed", 0),
+                ("lease files", "closed", 0),
+            ]
+            redis_server.kill()
+            (store / "v1").rename(store / "away")
+            answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
+            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert service.name == "this node"
+            assert len(lines) == 2
+            assert "lease files cannot be used" in lines[1]
+            assert "create it, or mount it" in lines[1]
+            assert lines[1].endswith("coordination is by this node")
+            shown = status._coordinators({"coordinates": service.name, "breaker": service.breakers()})
+            assert shown == "this node (Redis: away, 1×; lease files: away, 1×)"
+            (store / "away").rename(store / "v1")
+            deadline = time.monotonic() + BOUND
+            while service.name != "lease files":
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            redis_server.start()
+            await until(service, is_open=False)
+            assert lines[2:] == ["coordination by lease files is back", "coordination by Redis is back"]
+            assert [(b["state"], b["opened"], b["closed"]) for b in service.breakers()] == [("closed", 1, 1)] * 2
+            assert "Redis" not in service.breakers()[1]["why"]
+
+    bounded(scenario())

@@ -1,0 +1,561 @@
+"""Leases of one node, and leases in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kcoord.errors import LeaseUnavailable
+from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive, within
+from kcoord.leases.local import LocalLeases
+from kcoord.leases.redis import RedisLeases
+from tests.support.redis_server import RedisServer
+from tests.unit.leases.conformance import (
+    BOUND,
+    TTL,
+    LeaseConformance,
+    bounded,
+    eventually,
+    some_key,
+    waiting,
+)
+
+_ANSWERS_WITHIN = 5.0  # seconds; a dead or silent server is told apart from a slow one by then
+_REFUSED_WITHIN = 1.0
+
+
+class TestLocalLeases(LeaseConformance):
+    @asynccontextmanager
+    async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
+        service = LocalLeases(**times)
+        yield service
+        await service.close()
+        assert not service._watchers, "a watch was left behind"
+
+
+class TestLocalLeasesByTheClock:
+    """What depends on time alone, without waiting for it."""
+
+    def test_a_lease_ends_at_its_ttl_and_not_before(self) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
+            await service.acquire("k", "a", "host-a")
+            now[0] = 14.999
+            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+            now[0] = 15.0
+            assert isinstance(await service.acquire("k", "b", "host-b"), Won)
+
+        bounded(scenario())
+
+    def test_renewals_never_reach_beyond_the_hard_limit(self) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            service = LocalLeases(15.0, 40.0, 30.0, clock=lambda: now[0])
+            await service.acquire("k", "a", "host-a")
+            for moment in (10.0, 20.0, 30.0, 39.0):
+                now[0] = moment
+                assert await service.renew("k", "a")
+            answer = await service.acquire("k", "b", "host-b")
+            assert isinstance(answer, Wait)
+            assert answer.ttl == pytest.approx(1.0)
+            now[0] = 40.0
+            assert not await service.renew("k", "a")
+            assert isinstance(await service.acquire("k", "b", "host-b"), Won)
+
+        bounded(scenario())
+
+    def test_a_lease_that_ran_out_and_that_nobody_took_can_be_renewed(self) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
+            await service.acquire("k", "a", "host-a")
+            now[0] = 20.0
+            assert await service.renew("k", "a")
+            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+
+        bounded(scenario())
+
+    def test_outcomes_are_forgotten_oldest_first_and_memory_is_bounded(self) -> None:
+        async def scenario() -> None:
+            service = LocalLeases(15.0, 900.0, 30.0)
+            for n in range(10_050):
+                await service.ready(f"k{n}", "a", "m")
+            assert len(service._outcomes) == 10_000
+            assert isinstance(await service.acquire("k0", "b", "host"), Won)
+            assert await service.acquire("k10049", "b", "host") == Ready("m")
+
+        bounded(scenario())
+
+
+def test_a_cancellation_that_arrives_as_the_work_ends_is_not_swallowed() -> None:
+    """`asyncio.wait_for` swallows it before Python 3.12: a cancelled claim then went on waiting."""
+
+    async def scenario() -> None:
+        for steps in range(10):
+            work: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(within(5.0, work))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            work.set_result("done")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    bounded(scenario())
+
+
+def test_work_that_takes_too_long_is_cancelled_even_if_it_swallows_a_cancellation() -> None:
+    async def scenario() -> None:
+        cancelled = []
+
+        async def stubborn() -> None:
+            while len(cancelled) < 2:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled.append(1)
+
+        with pytest.raises(asyncio.TimeoutError):
+            await within(0.01, stubborn())
+        assert len(cancelled) == 2
+
+        async def fails() -> None:
+            raise KeyError("its own error")
+
+        with pytest.raises(KeyError):
+            await within(5.0, fails())
+
+    bounded(scenario())
+
+
+@asynccontextmanager
+async def leases_at(url: str, prefix: str = "kcoord:test", **times: float) -> AsyncIterator[RedisLeases]:
+    service = RedisLeases(url, prefix, **{"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0, **times})
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+class TestRedisLeases(LeaseConformance):
+    @pytest.fixture(autouse=True)
+    def server(self, shared_redis: RedisServer) -> None:
+        self.shared_redis = shared_redis
+
+    @asynccontextmanager
+    async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
+        async with leases_at(self.shared_redis.url, f"kcoord:{uuid.uuid4().hex}", **times) as service:
+            yield service
+            assert not service._news._events, "a watch was left behind"
+
+
+def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
+            key = some_key()
+            await one.acquire(key, "a", "host-a")
+            waiter = await waiting(other, key, "b")
+            began = time.monotonic()
+            await one.ready(key, "a", "m")
+            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+            assert time.monotonic() - began < 1.5
+
+    bounded(scenario())
+
+
+def test_namespaces_are_kept_apart(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url, "kcoord:one") as one, leases_at(shared_redis.url, "kcoord:two") as two:
+            key = some_key()
+            assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            assert isinstance(await two.acquire(key, "b", "host-b"), Won)
+
+    bounded(scenario())
+
+
+def test_the_fence_grows_over_flushall_and_over_an_empty_restart(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            key, fences = some_key(), []
+            for disturb in (lambda: redis_server.command("FLUSHALL"), redis_server.restart, lambda: None):
+                won = await eventually(lambda: patiently(service, key), Won)
+                fences.append(won.fence)
+                disturb()
+            assert fences[0] < fences[1] < fences[2]
+
+    async def patiently(service: RedisLeases, key: str) -> object:
+        try:
+            return await service.acquire(key, uuid.uuid4().hex, "host")
+        except LeaseUnavailable:  # the pool's old connections, after the restart
+            return None
+
+    bounded(scenario())
+
+
+def test_a_living_holder_takes_its_lease_again_after_flushall(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            key = some_key()
+            won = await service.acquire(key, "a", "host-a")
+            shared_redis.command("FLUSHALL")
+            assert await service.renew(key, "a")
+            answer = await service.acquire(key, "b", "host-b")
+            assert isinstance(answer, Wait)
+            assert answer.holder == "host-a"
+            again = await service.acquire(key, "a", "host-a")
+            assert isinstance(won, Won)
+            assert isinstance(again, Won)
+            assert again.fence > won.fence
+
+    bounded(scenario())
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            key = some_key()
+            assert isinstance(await service.acquire(key, "a", "host-a"), Won)
+            for command in (
+                lambda: service.renew(key, "a"),
+                lambda: service.acquire(key, "b", "host-b"),
+                lambda: service.fail(key, "a", "log", "where"),
+            ):
+                shared_redis.command("SCRIPT", "FLUSH")
+                assert await command()
+
+    bounded(scenario())
+
+
+def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            await service.acquire("k", "other", "host")
+
+            async def outcome(command: Awaitable[object]) -> tuple[type[BaseException] | None, bool]:
+                began = time.monotonic()
+                try:
+                    await command
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is compared below
+                    return type(error), time.monotonic() - began < _ANSWERS_WITHIN
+                return None, time.monotonic() - began < _ANSWERS_WITHIN
+
+            redis_server.pause()
+            commands = {
+                "acquire": service.acquire("k", "a", "host"),
+                "renew": service.renew("k", "a"),
+                "ready": service.ready("another", "a", "m"),
+                "fail": service.fail("k", "a", "log", "where"),
+                "release": service.release("k", "a"),
+                "ping": service.ping(),
+                "add_up": service.add_up("job", "agent", {"compiles": 1}),
+                "await_turn": await_turn(service, "k", "a", "host"),
+                "watch": service.watch("k").__aenter__(),
+            }
+            outcomes = await asyncio.gather(*(outcome(c) for c in commands.values()))
+            assert dict(zip(commands, outcomes, strict=True)) == dict.fromkeys(commands, (LeaseUnavailable, True))
+            redis_server.resume()
+            assert isinstance(await service.acquire("k", "a", "host"), Wait)
+
+    bounded(scenario())
+
+
+def test_a_server_that_falls_silent_under_a_waiter_is_given_up_within_seconds(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            await service.acquire("k", "a", "host-a")
+            waiter = await waiting(service, "k", "b")
+            redis_server.pause()
+            began = time.monotonic()
+            with pytest.raises(LeaseUnavailable):
+                await asyncio.wait_for(waiter, BOUND)
+            assert time.monotonic() - began < 2.2 + _ANSWERS_WITHIN  # the re-check, then one command
+            redis_server.resume()
+
+    bounded(scenario())
+
+
+def test_a_server_that_is_gone_is_told_at_once(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            await service.ping()
+            redis_server.stop()
+            began = time.monotonic()
+            for command in (service.ping, lambda: service.acquire("k", "a", "host")):
+                with pytest.raises(LeaseUnavailable):
+                    await command()
+            with pytest.raises(LeaseUnavailable):
+                async with service.watch("k"):
+                    pass
+            assert time.monotonic() - began < _REFUSED_WITHIN
+
+    bounded(scenario())
+
+
+def test_a_restarted_server_is_used_again(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            assert isinstance(await service.acquire("k", "a", "host"), Won)
+            redis_server.kill()
+            with pytest.raises(LeaseUnavailable):
+                await service.acquire("k", "b", "host")
+            redis_server.start()
+            assert isinstance(await service.acquire("k", "b", "host"), Won)
+
+    bounded(scenario())
+
+
+def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
+    """Agents come in thousands: one that waits for no key does not knock several times a second, for as long as it is away."""
+
+    async def scenario(server: RedisServer) -> None:
+        knocks: list[object] = []
+
+        def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            knocks.append(writer)
+            writer.close()
+
+        async with leases_at(server.url) as service, leases_at(server.url) as other:
+            await service.ping()
+            server.kill()
+            door = await asyncio.start_server(hang_up, "127.0.0.1", server.port)
+            await asyncio.sleep(1.5)  # what is tested is what happens when nobody does anything
+            door.close()
+            assert not knocks
+            server.start()
+            await eventually(lambda: patiently(service), Won)
+            async with service.watch("k") as watch:
+                while await watch.changed(0.1):
+                    pass
+                await other.ready("k", "a", "m")
+                assert await watch.changed(BOUND), "nobody reads the news any more"
+
+    async def patiently(service: RedisLeases) -> object:
+        try:
+            return await service.acquire("another", "a", "host")
+        except LeaseUnavailable:  # the pool's old connections
+            return None
+
+    with RedisServer(tcp=True) as server:
+        bounded(scenario(server))
+
+
+def test_a_watch_is_woken_by_a_restart_and_hears_what_comes_after_it(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with (
+            leases_at(redis_server.url) as service,
+            leases_at(redis_server.url) as other,
+            service.watch("k") as watch,
+        ):
+            while await watch.changed(0.1):
+                pass
+            redis_server.restart()
+            assert await watch.changed(BOUND), "nobody said that something may have been missed"
+            deadline = time.monotonic() + BOUND
+            heard = False
+            while not heard and time.monotonic() < deadline:  # subscribed again some time after the restart
+                while await watch.changed(0.15):
+                    pass
+                await other.ready("k", "a", "m")
+                heard = await watch.changed(0.3)
+            assert heard, "not subscribed again"
+
+    bounded(scenario())
+
+
+def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None:
+    """An empty server is a free key: of the waiters one leads, the others hear that it is ready."""
+
+    async def scenario() -> None:
+        async with leases_at(redis_server.url) as service:
+            await service.acquire("k", "a", "host-a")
+
+            async def claim(token: str, waits: asyncio.Event) -> Won | Ready | Failed:
+                answer = await await_turn(service, "k", token, token, on_wait=lambda wait: waits.set())
+                if isinstance(answer, Won):
+                    await service.ready("k", token, "m")
+                return answer
+
+            told = [asyncio.Event() for _ in range(10)]
+            claims = [asyncio.create_task(claim(f"w{n}", waits)) for n, waits in enumerate(told)]
+            await asyncio.wait_for(asyncio.gather(*(waits.wait() for waits in told)), BOUND)
+            redis_server.restart()
+            answers = await asyncio.wait_for(asyncio.gather(*claims), BOUND)
+            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(a == Ready("m") for a in answers) == 9
+
+    bounded(scenario())
+
+
+def test_a_wrong_password_is_told_and_not_shown() -> None:
+    async def scenario() -> None:
+        with RedisServer(tcp=True, password="right-horse") as server:
+            async with leases_at(server.url) as service:
+                assert isinstance(await service.acquire("k", "a", "host"), Won)
+            async with leases_at(server.url.replace("right-horse", "wrong-donkey")) as service:
+                with pytest.raises(LeaseUnavailable) as caught:
+                    await service.acquire("k", "a", "host")
+                assert "donkey" not in str(caught.value)
+                with pytest.raises(LeaseUnavailable):
+                    await service.ping()
+                with pytest.raises(LeaseUnavailable):
+                    async with service.watch("k"):
+                        pass
+
+    bounded(scenario())
+
+
+_GARBAGE = {
+    "a string": ("SET", "{key}", "junk"),
+    "a list": ("RPUSH", "{key}", "junk"),
+    "READY without a manifest": ("HSET", "{key}", "state", "R"),
+    "FAILED without a log": ("HSET", "{key}", "state", "F"),
+    "READY of bytes that are no text": ("HSET", "{key}", "state", "R", "manifest", b"\xff\xfe"),
+    "a state that nobody knows": ("HSET", "{key}", "state", "Z"),
+    "a lease without anything": ("HSET", "{key}", "state", "L"),
+    "a lease that never ends": ("HSET", "{key}", "state", "L", "token", "x", "holder", "y", "fence", "1", "limit", "2"),
+    "a fence that is no number": ("HSET", "{key}", "fence", "many"),
+}
+
+
+@pytest.mark.parametrize("name", _GARBAGE)
+def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer(
+    shared_redis: RedisServer, name: str
+) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            key = some_key()
+            words = [w.format(key=service._key(key)) if isinstance(w, str) else w for w in _GARBAGE[name]]
+            shared_redis.command(*words)
+            answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
+            assert isinstance(answer, Won)
+            assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
+
+    bounded(scenario())
+
+
+def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
+            job = some_key()
+            await one.add_up(job, "agent|1", {"compiles": 3, "compile_seconds": 1.25})
+            await one.add_up(job, "agent|1", {"compiles": 4, "compile_seconds": 1.5})  # sums, not increments
+            found = await other.add_up(job, "agent-2", {"compiles": 2})
+            assert found == {"agent|1": {"compiles": 4, "compile_seconds": 1.5}, "agent-2": {"compiles": 2}}
+            assert await other.add_up(job, "agent-3", {}) == found
+            assert await other.add_up("another job", "agent-3", {}) == {}
+
+    bounded(scenario())
+
+
+def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
+    """Reading them all is as long as the job has nodes, and every agent stores its own every second."""
+
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            job = some_key()
+            shared_redis.command("CONFIG", "RESETSTAT")
+            assert await service.add_up(job, "agent", {"compiles": 3}, read=False) == {}
+            assert await service.add_up(job, "agent", {}, read=False) == {}
+            assert b"cmdstat_hgetall" not in shared_redis.command("INFO", "commandstats")
+            assert await service.add_up(job, "agent", {}) == {"agent": {"compiles": 3}}
+
+    bounded(scenario())
+
+
+def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            shared_redis.command("HSET", "kcoord:test:stats:job", "another|compiles", "many")
+            with pytest.raises(LeaseUnavailable):
+                await service.add_up("job", "agent", {"compiles": 1})
+
+    bounded(scenario())
+
+
+def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            prefix = some_key()
+            answers = await asyncio.gather(*(service.acquire(f"{prefix}{n}", "a", "host") for n in range(1000)))
+            assert all(isinstance(a, Won) for a in answers)
+
+    bounded(scenario())
+
+
+def test_a_script_touches_one_key_so_that_a_cluster_can_run_it(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url, f"kcoord:{some_key()}") as service:
+            await service.acquire("k", "a", "host")
+            found = shared_redis.command("KEYS", f"{service._prefix}*")
+            assert found.startswith(b"*1\r\n")
+
+    bounded(scenario())
+
+
+def test_no_key_stays_for_ever(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            for end in ("lease", "ready", "fail"):
+                key = some_key()
+                await service.acquire(key, "a", "host")
+                if end == "ready":
+                    await service.ready(key, "a", "m")
+                elif end == "fail":
+                    await service.fail(key, "a", "log", "where")
+                left = int(shared_redis.command("PTTL", service._key(key))[1:].strip())
+                assert 0 < left <= 7 * 86400 * 1000, end
+
+    bounded(scenario())
+
+
+def test_a_released_key_leaves_no_trace(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            await service.acquire("k-released", "a", "host")
+            await service.release("k-released", "a")
+            assert shared_redis.command("EXISTS", service._key("k-released")) == b":0\r\n"
+
+    bounded(scenario())
+
+
+def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
+    async def scenario() -> None:
+        async with leases_at(shared_redis.url) as service:
+            key = some_key()
+            await service.acquire(key, "a", "host-a")
+            for steps in range(40):
+                waiter = asyncio.create_task(await_turn(service, key, f"w{steps}", "host"))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                waiter.cancel()
+                await asyncio.gather(waiter, return_exceptions=True)
+            deadline = time.monotonic() + BOUND
+            while not shared_redis.command("PUBSUB", "NUMSUB", service._key(key)).endswith(b":0\r\n"):
+                assert time.monotonic() < deadline, "the server still sends to somebody"
+                await asyncio.sleep(TTL / 20)
+
+    bounded(scenario())
+
+
+def test_an_error_that_ends_a_renewal_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Ill(LocalLeases):
+        async def renew(self, key: str, token: str) -> bool:
+            raise ZeroDivisionError("renew")
+
+    async def scenario() -> None:
+        service = Ill(0.06, 900.0, 30.0)
+        await service.acquire("k", "a", "host-a")
+        async with kept_alive(service, "k", "a", 0.06):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+
+    bounded(scenario())
+    (record,) = caplog.records
+    assert "please report it" in record.getMessage()
+    assert record.exc_info

@@ -1,0 +1,450 @@
+"""``kcoord report``: a job on one page, looked at in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from array import array
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcoord
+from kcoord.rank.coordinator import Coordinator
+from kcoord.report.findings import Miss, findings_of, why_again
+from kcoord.report.page import page
+from kcoord.report.trace import Row, Timeline
+from kcoord.settings import Settings
+from kcoord.telemetry.spans import Process, Span
+from tests.support.browser import Browser
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually
+from tests.unit.report.test_trace import run, save
+
+LIGHT = {
+    "page": "#ffffff",
+    "compile": "#0b5ea8",
+    "wait": "#e8a33d",
+    "fetch": "#00795c",
+    "load": "#56b4e9",
+    "failed": "#c4420b",
+}
+DARK = {"page": "#14181d", "compile": "#5aa9f0", "wait": "#b98428"}
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser()
+
+
+def span(kind: str, key: int, begin: float, seconds: float, outcome: str = "ok", name: str = "", **more: Any) -> Span:
+    return Span(kind, outcome, "triton", name or f"kernel_{key}", f"{key:016x}", 1.7e9 + begin, seconds, **more)
+
+
+def rows(spans: dict[tuple[str, int], list[Span]]) -> Timeline:
+    return Timeline("j", [Row(Process(node, 100 + rank, rank), found) for (node, rank), found in spans.items()])
+
+
+def small() -> Timeline:
+    """Two nodes of two ranks: compiled by one, waited for by the others; one failure."""
+    found: dict[tuple[str, int], list[Span]] = {("a", 0): [], ("a", 1): [], ("b", 2): [], ("b", 3): []}
+    for key in range(4):
+        at = key * 2.0
+        for rank, place in enumerate(found):
+            if rank == key:
+                found[place].append(span("compile", key, at, 1.8))
+            else:
+                found[place] += [span("wait", key, at + 0.01, 1.82), span("load", key, at + 1.83, 0.002, saved=1.8)]
+    found["b", 3].append(span("compile", 9, 9.0, 1.0, "failed"))
+    found["a", 0].append(span("fetch", 8, 9.0, 0.5))
+    return rows(found)
+
+
+def report(timeline: Timeline, directory: Path) -> Path:
+    path = directory / "report.html"
+    path.write_text(page(timeline, findings_of(timeline), []), encoding="utf-8")
+    return path
+
+
+class Text(HTMLParser):
+    """The text that a reader sees, and the tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.seen: list[str] = []
+        self.feed(html)
+        self.text = re.sub(r"\s+", " ", " ".join(self.seen))
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] not in (["script"], ["style"]):
+            self.seen.append(data)
+
+
+# What it says
+
+
+def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
+    command = ["-c", "from kcoord.cli import main; main()", "exec", "--job", "j", "--", "bash", "-c"]
+    rank = f"{PROGRAMS / 'generic_rank.py'} 4 0.3"
+    import sys
+
+    done = sandbox.run(*command, f"for r in 0 1 2; do RANK=$r {sys.executable} {rank} & done; wait")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(run(sandbox, "report", "j", "--json").stdout)
+    stats = json.loads(run(sandbox, "stats", "--job", "j", "--json").stdout)
+    assert facts["compiles"] == stats["compiles"] == 4
+    assert facts["compile_seconds"] == pytest.approx(stats["compile_seconds"], abs=0.01)
+    assert facts["saved_seconds"] == pytest.approx(stats["saved_seconds"], abs=0.01)
+    assert facts["wait_seconds"] == pytest.approx(stats["wait_seconds"], abs=0.2), "but for claims that were no wait"
+    assert facts["loads"] == stats["waits"] + stats["local_hits"] + stats["store_hits"] == 8
+    assert (facts["ranks"], facts["failures"], facts["duplicates"]) == (3, [], [])
+    assert [m["reason"] for m in facts["misses"]] == ["never compiled before"]
+    seen = Text((sandbox.root / "kcoord-j.html").read_text())
+    assert "4 kernels were compiled, each once" in seen.text
+    assert "4 kernels, 1." in seen.text
+    assert "never compiled before" in seen.text
+
+
+def make(sandbox: Sandbox, job: str, name: str = "scale", **factors: Any) -> None:
+    """A job that compiles one kernel of this key."""
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_JOB": job})
+    coordinator = Coordinator(settings)
+    key = kcoord.CacheKey.of("test", name, **factors)
+    coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
+    coordinator.close()
+    eventually(lambda: any(p.stat().st_size for p in (sandbox.local / "traces" / job).glob("*.spans")))
+
+
+def misses(sandbox: Sandbox, job: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(sandbox, "report", job, "--json").stdout)["misses"]
+    return [{k: m[k] for k in ("reason", "differences", "kernels")} for m in found]
+
+
+def test_a_miss_is_explained_by_the_nearest_earlier_artifact(sandbox: Sandbox) -> None:
+    make(sandbox, "first", options={"warps": 4, "stages": 3}, block=64)
+    make(sandbox, "far", options={"warps": 1, "stages": 1}, block=64)
+    make(sandbox, "second", options={"warps": 8, "stages": 3}, block=64)
+    assert misses(sandbox, "first") == [{"reason": "never compiled before", "differences": [], "kernels": ["scale"]}]
+    (second,) = misses(sandbox, "second")
+    assert second["differences"] == [["options warps", "4", "8"]]
+    assert second["reason"] == "compiled before, with another value of this factor"
+    seen = Text((sandbox.root / "kcoord-second.html").read_text()).text
+    assert "options warps 4 8" in seen
+
+
+def test_a_kernel_that_only_this_job_has_compiled_otherwise_says_so(sandbox: Sandbox) -> None:
+    make(sandbox, "job", block=64)
+    make(sandbox, "job", block=128)
+    eventually(lambda: len(misses(sandbox, "job")) == 2)
+    assert {m["reason"].partition(",")[0] for m in misses(sandbox, "job")} == {
+        "never compiled before",
+        "new in this job",
+    }
+
+
+def test_an_artifact_that_is_gone_leaves_nothing_to_say(sandbox: Sandbox) -> None:
+    save(sandbox.local, "j", "n", {0: [span("compile", 1, 0, 1)]})
+    assert "nothing can be said" in misses(sandbox, "j")[0]["reason"]
+    assert json.loads(run(sandbox, "report", "j", "--no-misses", "--json").stdout)["misses"] == []
+
+
+def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
+    found = findings_of(small())
+    assert [k.name for k in found.compiled] == ["kernel_0", "kernel_1", "kernel_2", "kernel_3"]
+    first = found.compiled[0]
+    assert (len(first.waiters), first.loads, first.saved) == (3, 3, pytest.approx(5.4))
+    assert first.longest_wait == pytest.approx(1.82)
+    assert found.saved_seconds == pytest.approx(12 * 1.8)
+    text = Text(page(small(), found, [])).text
+    assert "12 loads saved 21.6 s of compiling" in text
+    assert "the compiler raised an exception" in text
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ({"outcome": "alone", "note": "no agent: refused"}, "nobody coordinated it: no agent: refused"),
+        ({"outcome": "private"}, "it was not shared"),
+        ({"note": "it had failed on a (rank 0, pid 1)"}, "it had failed on a"),
+        ({"begin": 0.5}, "KCOORD_LEASE_LIMIT"),
+        ({}, "what had been published was gone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_kernel_that_was_compiled_twice_says_why(second: dict[str, Any], why: str) -> None:
+    again = {"kind": "compile", "key": 1, "begin": 5.0, "seconds": 1.0, **second}
+    timeline = rows({("a", 0): [span("compile", 1, 0, 1)], ("b", 1): [span(**again)]})
+    (kernel,) = findings_of(timeline).duplicates
+    assert why in " ".join(why_again(kernel))
+    assert why in Text(page(timeline, findings_of(timeline), [])).text
+
+
+def test_a_leader_that_was_lost_explains_the_second_compile_and_is_told() -> None:
+    lost, wait = span("compile", 1, 0, 2, "lost"), span("wait", 1, 0.1, 1.9, "lead")
+    timeline = rows({("a", 0): [lost], ("a", 1): [wait, span("compile", 1, 2, 1)]})
+    found = findings_of(timeline)
+    assert not found.duplicates, "it was made once"
+    assert (len(found.compiled[0].waiters), found.compiled[0].longest_wait) == (1, 1.9)
+    assert [k.name for k in found.failures] == ["kernel_1"]
+    assert "the process ended while it compiled" in Text(page(timeline, found, [])).text
+
+
+def test_clocks_that_disagree_are_told_and_those_that_agree_are_not() -> None:
+    def job(skew: float) -> Timeline:
+        return rows({("a", 0): [span("compile", 1, 0, 2)], ("b", 1): [span("wait", 1, 0.1 + skew, 2)]})
+
+    assert findings_of(job(0)).clocks == []
+    ((compiler, waiter, by),) = findings_of(job(-5)).clocks
+    assert (compiler, waiter, by) == ("a", "b", pytest.approx(4.9))
+    assert (
+        "The clock of b is at least 4.90 s behind that of a: by these clocks a wait"
+        in Text(page(job(-5), findings_of(job(-5)), [])).text
+    )
+    assert "The clock of" not in Text(page(job(0), findings_of(job(0)), [])).text
+
+
+def test_a_leader_that_was_told_late_to_lead_did_not_wait_for_anybody() -> None:
+    timeline = rows({("a", 0): [span("wait", 1, 0, 0.3, "lead"), span("compile", 1, 0.3, 1)]})
+    assert not findings_of(timeline).compiled[0].waiters
+
+
+def test_what_is_no_kernel_of_the_job_is_drawn_and_not_counted() -> None:
+    timeline = rows({("a", 0): [span("compile", 1, 0, 1), span("compile", 2, 1, 1, aside=True)]})
+    assert findings_of(timeline).compiles == 1
+    assert findings_of(timeline).seconds_of["compile"] == 2
+
+
+def test_missing_spans_and_files_that_could_not_be_read_are_told() -> None:
+    timeline = small()
+    timeline.dropped, timeline.problems = 7, ["/x/<b>: torn"]
+    text = page(timeline, findings_of(timeline), [])
+    assert "7 spans are missing" in text
+    assert "/x/&lt;b&gt;: torn" in text
+
+
+def test_a_job_of_nothing_but_loads_and_one_of_garbage_have_a_page() -> None:
+    loads = rows({("a", 0): [span("load", 1, 0, 0.001, saved=2)]})
+    assert "Nothing had to be compiled. 1 load saved 2.00 s" in Text(page(loads, findings_of(loads), [])).text
+    empty = Timeline("j", problems=["x: torn"])
+    assert "Nothing that this job left could be read" in page(empty, findings_of(empty), [])
+
+
+HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",
+           "<!--", "{{data}}", "\u2028'\"&amp;", "$&\\1"]  # fmt: skip
+
+
+def hostile() -> Timeline:
+    found = [span("compile", n, n, 1.0, name=name, note=name) for n, name in enumerate(HOSTILE)]
+    found += [span("compile", n, n + 8.0, 1.0, "failed", name=name) for n, name in enumerate(HOSTILE)]
+    return Timeline(HOSTILE[0], [Row(Process(HOSTILE[1], 1, 0), found)], problems=[HOSTILE[1]])
+
+
+def test_names_are_text_wherever_they_stand() -> None:
+    html = page(hostile(), findings_of(hostile()), [])
+    seen = Text(html)
+    assert seen.tags.count("script") == 2
+    assert "img" not in seen.tags
+    for name in HOSTILE[:2]:
+        assert name in seen.text.replace("\u2028", " ")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])  # type: ignore[index]
+    assert [k["name"] for k in data["keys"]] == HOSTILE
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    html = page(small(), findings_of(small()), [])
+    assert not re.search(r"""(src|href)=|url\(|@import|https?://""", html)
+    assert "default-src 'none'" in html
+
+
+def test_texts_that_are_no_unicode_are_written_all_the_same(tmp_path: Path) -> None:
+    timeline = small()
+    timeline.job, timeline.problems = "j\udcff", ["/x/\udcff\n: torn"]
+    found = findings_of(timeline)
+    strange = Miss("r", (("env X\udcff", "\udcff" * 9999, "\x1b"),), tuple(found.compiled[:1]))
+    html = page(timeline, found, [strange])
+    html.encode()
+    assert html.count("\N{REPLACEMENT CHARACTER}") < 1000
+
+
+def test_a_long_name_that_spans_cut_is_explained_as_well(sandbox: Sandbox) -> None:
+    name = "triton_poi_fused_" + "add_" * 60
+    for block in (64, 128):
+        make(sandbox, f"job{block}", name, block=block)
+    (found,) = misses(sandbox, "job128")
+    assert found["differences"] == [["block", "64", "128"]]
+
+
+def unpacked(html: str) -> tuple[array[float], array[float], dict[str, Any]]:
+    """The begins and lengths that the script draws, in seconds, and all data."""
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])  # type: ignore[index]
+    begin, length = array("d"), array("f")
+    begin.frombytes(base64.b64decode(data["begin"]))
+    length.frombytes(base64.b64decode(data["length"]))
+    return begin, length, data
+
+
+def test_a_clock_that_is_decades_off_makes_no_other_row_coarse() -> None:
+    timeline = rows({("a", 0): [span("compile", 1, -1.7e9, 1)], ("b", 1): [span("load", 2, 0.25, 0.0001)]})
+    begin, length, _ = unpacked(page(timeline, findings_of(timeline), []))
+    assert begin[1] - 1.7e9 == pytest.approx(0.25, abs=1e-6)
+    assert length[1] == pytest.approx(0.0001)
+
+
+def test_of_too_many_spans_the_shortest_are_not_drawn_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = [span("load", n, n, 0.001 * (n + 1)) for n in range(6)] + [span("wait", n, n, 1.0 + n) for n in range(6)]
+    timeline = rows({("a", 0): [*spans, span("compile", 0, 50, 0.0001)]})
+    for most, drawn in ((13, 13), (10, 10), (7, 7), (4, 4), (1, 1)):
+        monkeypatch.setattr("kcoord.report.drawing._MOST_DRAWN", most)
+        html = page(timeline, findings_of(timeline), [])
+        begin, length, _ = unpacked(html)
+        assert len(begin) == len(length) == drawn
+        assert ("are not drawn" in html) == (drawn < 13)
+        assert "Load: 6, " in html
+        assert max(begin) == 50, "the compile is there"
+
+
+def test_a_node_whose_clock_is_off_is_told_once() -> None:
+    nodes = {
+        (f"n{n}", n): [span("compile", n, 0, 2), *(span("wait", k, 0.1, 2) for k in range(8) if k != n)]
+        for n in range(8)
+    }
+    nodes["late", 8] = [span("wait", k, -5, 2) for k in range(8)]
+    nodes["early", 9] = [span("compile", 9, 9, 2)]
+    for n in range(8):
+        nodes[f"n{n}", n].append(span("wait", 9, 2, 2))
+    timeline = rows(nodes)
+    text = Text(page(timeline, findings_of(timeline), [])).text
+    assert text.count("The clock of") == 2
+    assert re.search(r"The clock of late is at least 5.00 s behind those of n\d, n\d, n\d and 5 more", text)
+    assert re.search(r"The clock of early is at least 7.00 s ahead of those of n\d, n\d, n\d and 5 more", text)
+
+
+def test_explain_prints_a_strangers_texts_as_they_are_and_whole(sandbox: Sandbox) -> None:
+    make(sandbox, "j", "[/b]", **{"[/red]": "x" * 190, "esc": "\x1b[31m"})
+    done = run(sandbox, "explain", "[/b]")
+    assert "[/red]: " + "x" * 190 in done.stdout.replace("'", "")
+    assert "\x1b" not in done.stdout
+
+
+# In a browser
+
+
+def painted(dom: str) -> int:
+    return int(re.search(r'data-painted="(\d+)"', dom)[1])  # type: ignore[index]
+
+
+def test_a_browser_draws_every_span_in_its_colour_by_day_and_by_night(browser: Browser, tmp_path: Path) -> None:
+    path = report(small(), tmp_path)
+    dom = browser.dom(path)
+    assert painted(dom) == sum(1 for _ in small().spans()) == 30
+    assert 'id="controls"' in dom
+    assert 'hidden="" id="controls"' not in dom
+    for dark, colours in ((False, LIGHT), (True, DARK)):
+        picture = browser.picture(path, dark=dark)
+        assert picture.at(2, 2) == tuple(bytes.fromhex(colours["page"][1:]))
+        for kind, least in (("compile", 8000), ("wait", 8000), ("fetch", 100), ("load", 20), ("failed", 500)):
+            if kind in colours:
+                assert picture.count(colours[kind]) > least, (kind, dark)
+
+
+def test_a_part_of_the_time_line_has_an_address(browser: Browser, tmp_path: Path) -> None:
+    path = report(small(), tmp_path)
+    assert painted(browser.dom(path, "t=0-1.5&rows=0-1")) == 1, "rank 0 compiles then"
+    assert painted(browser.dom(path, "t=nonsense&rows=9-1&key=%&only=%")) == 30
+    everything, one = browser.picture(path), browser.picture(path, f"key={1:016x}")
+    compile = LIGHT["compile"]
+    assert 0 < one.count(compile) < everything.count(compile) / 2, "the others are pale"
+
+
+@pytest.fixture
+def acting(browser: Browser, tmp_path: Path) -> Callable[[Timeline, str], str]:
+    def act(timeline: Timeline, script: str) -> str:
+        """The DOM after `script` ran in the page. The page's own policy would not let it: it is taken out."""
+        path = report(timeline, tmp_path)
+        html = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text(encoding="utf-8"), count=1)
+        path.write_text(html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+        return browser.dom(path)
+
+    return act
+
+
+POINT = """
+const line = document.getElementById("line"), place = line.getBoundingClientRect();
+const at = (kind, x, y, more) => (kind === "mouseup" ? window : line).dispatchEvent(new MouseEvent(kind,
+  { clientX: place.left + place.width * x, clientY: place.top + y, bubbles: true, button: 0, ...more }));
+"""
+
+
+def test_pointing_at_a_span_tells_what_it_is(acting: Callable[[Timeline, str], str]) -> None:
+    tip = Text(
+        acting(small(), POINT + 'at("mousemove", 0.15, 37);').partition('id="tip"')[2].partition("<figcaption")[0]
+    ).text
+    assert "kernel_0" in tip
+    assert "compiled in 1.80 s" in tip
+    assert "a, rank 0, pid 100" in tip
+
+
+def test_names_in_a_tip_are_text(acting: Callable[[Timeline, str], str]) -> None:
+    dom = acting(hostile(), POINT + 'for (let x = 0.02; x < 1; x += 0.01) at("mousemove", x, 37);')
+    assert "<title>kcoord: job &lt;/script&gt;" in dom
+    assert "<img" not in dom
+
+
+def test_dragging_a_choice_and_the_keys_change_what_is_shown(acting: Callable[[Timeline, str], str]) -> None:
+    drag = 'at("mousedown", 0.4, 30); at("mousemove", 0.5, 30); at("mouseup", 0.5, 30);'
+    after = "document.body.dataset.address = location.hash;"
+    dragged = acting(small(), POINT + drag + after)
+    found = re.search(r'data-address="#t=([\d.]+)-([\d.]+)"', dragged)
+    assert found
+    assert 1 < float(found[1]) < float(found[2]) < 6
+    keys = 'line.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));'
+    assert 'data-address=""' in acting(small(), POINT + drag + keys + after)
+    chosen = acting(small(), 'document.querySelector("td button.kernel").click();' + after)
+    assert f'data-address="#key={0:016x}"' in chosen
+
+
+def test_a_job_whose_parts_are_hours_apart_opens_at_the_busiest(browser: Browser, tmp_path: Path) -> None:
+    late = [span("compile", 50 + n, 20_000 + n, 0.9) for n in range(20)]
+    timeline = small()
+    timeline.rows[0].spans += late
+    assert len(findings_of(timeline).episodes) == 2
+    dom = browser.dom(report(timeline, tmp_path))
+    assert painted(dom) == 30
+    assert "Part 2: 5:33:20 for" in dom
+
+
+def large() -> Timeline:
+    """2048 ranks that walk 300 kernels, warmed up together."""
+    chance = random.Random(7)
+    took = [chance.uniform(0.2, 6) for _ in range(300)]
+    rows = []
+    for rank in range(2048):
+        at, spans = chance.uniform(0, 0.3), []
+        for key in range(rank % 300, 300, 2048) if rank < 300 else ():
+            spans.append(span("compile", key, at, took[key]))
+            at += took[key]
+        for key in range(300):
+            if key != rank:
+                spans.append(span("load", key, at, 0.001, saved=took[key]))
+                at += 0.0015
+        rows.append(Row(Process(f"node-{rank // 8:03}", rank % 8, rank), spans))
+    return Timeline("large", rows)
+
+
+def test_a_job_of_2048_ranks_and_300_kernels_is_drawn_and_is_not_blank(browser: Browser, tmp_path: Path) -> None:
+    timeline = large()
+    path = report(timeline, tmp_path)
+    assert path.stat().st_size < 30 << 20
+    dom = browser.dom(path)
+    assert painted(dom) == sum(len(row.spans) for row in timeline.rows) > 600_000
+    picture = browser.picture(path, size=(1200, 1100))
+    assert picture.count(LIGHT["compile"]) > 1000
+    assert picture.count(LIGHT["load"]) > 20_000

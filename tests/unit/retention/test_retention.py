@@ -1,0 +1,924 @@
+"""Retention: what the limits cost goes, by way of the trash; what is pinned, young or in use stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from kcoord.agent.chores import retention as keeper
+from kcoord.agent.chores.retention import Keeper
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import MARKER
+from kcoord.errors import SettingsError, StoreError
+from kcoord.files.trash import Trash
+from kcoord.keys import CacheKey
+from kcoord.leases.local import LocalLeases
+from kcoord.profiles.requested import (
+    Need,
+    all_needs,
+    needs_directory,
+    save_needs,
+)
+from kcoord.retention import store_collector as collector
+from kcoord.retention.holdings import Holdings, read_holdings
+from kcoord.retention.limits import Entry, Limits, choose
+from kcoord.retention.local_collector import collect_local, keeps_access_times
+from kcoord.retention.pinned import pin_profile, pinned_digests
+from kcoord.retention.pins import load_pins, pin, unpin
+from kcoord.retention.store_collector import (
+    Collected,
+    Tidying,
+    collect,
+    count,
+)
+from kcoord.retention.uses import (
+    load_uses,
+    merge_uses,
+    note_uses,
+    prefix_of,
+)
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.transfer.bundle import export
+from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
+from tests.node.test_cli import as_json, kcoord
+from tests.support.agents import (
+    Node,
+    end_agent,
+    key_of,
+    until,
+)
+from tests.support.cluster import start_agent
+from tests.support.sandbox import Sandbox
+from tests.unit.artifacts.test_store import manifest_of
+from tests.unit.files.test_publish import mounted, read_only, tmpfs
+
+DAY = 86400.0
+ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
+AT_ONCE = Tidying(grace=-1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.open()
+    return made
+
+
+def publish(store: Store, name: str, age: float = 0.0, **details: str) -> str:
+    """An artifact that was made `age` seconds ago; its digest."""
+    manifest = manifest_of({"k": name.encode()}, CacheKey.of("test", name).with_details(details))
+    store.publish(manifest, {"k": name.encode()})
+    digest = manifest.key.digest
+    made = store.home(digest).stat().st_mtime - age
+    os.utime(store.home(digest), (made, made))
+    return digest
+
+
+def used(store: Store, ago: float, *digests: str) -> Path:
+    """A note that they were used so long ago."""
+    before = set(store.root.glob("v1/used/*"))
+    note_uses(store.root, [prefix_of(d) for d in digests])
+    (path,) = set(store.root.glob("v1/used/*")) - before
+    at = path.stat().st_mtime - ago
+    os.utime(path, (at, at))
+    return path
+
+
+def run(store: Store, dry_run: bool = False, least_age: float = 0.0, **limits: float) -> Collected:
+    chosen = Limits(**limits, least_age=least_age)  # type: ignore[arg-type]
+    return collect(store.root, chosen, pinned=lambda: pinned_digests(store.root), dry_run=dry_run)
+
+
+def there(store: Store, *digests: str) -> list[bool]:
+    return [store.fetch(digest) is not None for digest in digests]
+
+
+def names(found: Collected) -> list[str]:
+    return [d.entry.name for d in found.removed]
+
+
+# --- which ---
+
+
+def entry(name: str, used: float, size: int = 100, made: float | None = None, toolchain: str = "") -> Entry:
+    return Entry(name, size, 3, used if made is None else made, used, toolchain)
+
+
+def test_what_was_used_longest_ago_goes_first_and_no_more_than_needed() -> None:
+    entries = [entry("a", 3), entry("b", 1), entry("c", 2), entry("d", 4)]
+    plan = choose(entries, Limits(max_size=250, least_age=0), now=100)
+    assert [d.entry.name for d in plan.doomed] == ["b", "c"]
+    assert plan.over == ""
+    assert choose(entries, Limits(max_size=400, least_age=0), now=100).doomed == []
+    assert len(choose(entries, Limits(max_files=9, least_age=0), now=100).doomed) == 1
+
+
+def test_pinned_and_young_artifacts_stay_and_it_is_said_that_the_limit_is_not_kept() -> None:
+    entries = [entry("pinned", 1), entry("young", 99), entry("old", 2)]
+    plan = choose(entries, Limits(max_size=0, least_age=10), now=100, pinned={"pinned"})
+    assert [d.entry.name for d in plan.doomed] == ["old"]
+    assert plan.over.startswith("200 bytes more than allowed")
+
+
+def test_what_the_other_limits_cost_counts_for_the_size_too() -> None:
+    entries = [entry("unused", 1), entry("b", 90), entry("c", 91)]
+    plan = choose(entries, Limits(max_size=200, unused_for=50, least_age=0), now=100)
+    assert [(d.entry.name, d.rule) for d in plan.doomed] == [("unused", "unused-for")]
+
+
+def test_a_toolchain_is_gone_when_nothing_of_it_is_used() -> None:
+    entries = [entry("a", 10, toolchain="3.4"), entry("b", 20, toolchain="3.4"), entry("c", 10, toolchain="3.6"),
+               entry("d", 90, toolchain="3.6"), entry("e", 1)]  # fmt: skip
+    plan = choose(entries, Limits(toolchain_gone=50, least_age=0), now=100)
+    assert [(d.entry.name, d.rule) for d in plan.doomed] == [("a", "toolchain-gone"), ("b", "toolchain-gone")]
+
+
+def test_sizes_and_times_are_read_as_people_write_them() -> None:
+    assert [parse_bytes(t) for t in ("50GiB", "50G", "1.5 kb", "7")] == [50 << 30, 50 << 30, 1500, 7]
+    assert [parse_span(t) for t in ("30d", "12h", "15 min", "45s", "2w", "0")] == [
+        30 * DAY,
+        43200,
+        900,
+        45,
+        14 * DAY,
+        0,
+    ]
+    for parse, text in (
+        (parse_bytes, "x"),
+        (parse_bytes, "-1"),
+        (parse_bytes, "9" * 30),
+        (parse_span, "30"),
+        (parse_span, "1y"),
+    ):
+        with pytest.raises(ValueError, match="such as"):
+            parse(text)
+    assert [bytes_text(1536), span_text(3 * DAY)] == ["1.5 KiB", "3 d"]
+
+
+# --- the store ---
+
+
+def test_what_is_unused_goes_and_what_was_used_lately_stays_however_old_it_is(store: Store) -> None:
+    old, loved, young = publish(store, "old", 40 * DAY), publish(store, "loved", 40 * DAY), publish(store, "young")
+    used(store, 2 * DAY, loved)
+    found = run(store, unused_for=30 * DAY)
+    assert names(found) == [old]
+    assert found.removed[0].why == "unused for 40 d"
+    assert there(store, old, loved, young) == [False, True, True]
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(store: Store) -> None:
+    digests = [publish(store, f"k{n}", n * DAY) for n in range(4)]
+    would = run(store, dry_run=True, max_size=2 * 12288)
+    assert all(there(store, *digests))
+    assert names(would) == [digests[3], digests[2]]
+    did = run(store, max_size=2 * 12288)
+    assert did.removed == would.removed
+    assert there(store, *digests) == [True, True, False, False]
+
+
+def listing(root: Path) -> dict[str, tuple[int, int, int]]:
+    """All that lies below `root`, and when it was changed, to the nanosecond."""
+    found = {path: path.lstat() for path in [root, *root.rglob("*")]}
+    return {str(path): (f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for path, f in found.items()}
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "4m") as disk:
+        store = Store(disk / "store")
+        store.open()
+        digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
+        save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+        pin_profile(store.root, "llama")
+        save_needs(needs_directory(store.root, "llama"), [need(digests[1])])
+        (store.root / "v1" / "trash").mkdir()
+        (store.root / "v1" / "trash" / "old").touch()
+        make_home(disk / "local", "k", 9 * DAY)
+        limits = ["gc", "--max-size", "0", "--least-age", "0", "--grace", "0", "--dry-run", "--json"]
+        settings = {"KCOORD_STORE": str(store.root), "KCOORD_LOCAL_DIR": str(disk / "local")}
+
+        def looked() -> tuple[list[str], int, int]:
+            told = json.loads(kcoord(sandbox, *limits, **settings).stdout)
+            here = json.loads(kcoord(sandbox, *limits, "--local", **settings).stdout)
+            return [d["artifact"] for d in told["removed"]], told["pinned"], len(here["removed"])
+
+        before = listing(disk)
+        assert looked() == ([digests[0]], 2, 1), "what its jobs have asked for since is pinned, and was not noted"
+        assert listing(disk) == before
+        read_only(disk)
+        assert looked() == ([digests[0]], 2, 1)
+
+
+def test_what_is_removed_is_deleted_after_its_grace_period(store: Store) -> None:
+    digest = publish(store, "k")
+    run(store, max_size=0)
+    (trashed,) = (store.root / "v1" / "trash").iterdir()
+    assert trashed.name.startswith(digest)
+    run(store)
+    assert trashed.exists(), "a reader may have it open"
+    collect(store.root, Limits(), tidying=AT_ONCE)
+    assert not trashed.exists()
+
+
+def test_the_same_artifact_is_published_again_beside_the_trash(store: Store) -> None:
+    digest = publish(store, "k")
+    for _ in range(2):
+        assert names(run(store, max_size=0)) == [digest]
+        assert publish(store, "k") == digest
+    assert there(store, digest) == [True]
+    assert len(list((store.root / "v1" / "trash").iterdir())) == 2
+
+
+def test_what_is_younger_than_the_least_age_stays(store: Store) -> None:
+    digest = publish(store, "k", 600)
+    assert run(store, max_size=0, least_age=3600).removed == []
+    assert names(run(store, max_size=0, least_age=300)) == [digest]
+
+
+def test_toolchains_are_read_from_keys(store: Store) -> None:
+    gone, kept = publish(store, "a", 20 * DAY, triton="3.4.0"), publish(store, "b", 20 * DAY, triton="3.6.0")
+    publish(store, "c", 1 * DAY, triton="3.6.0")
+    publish(store, "nameless", 20 * DAY)
+    found = run(store, toolchain_gone=14 * DAY)
+    assert names(found) == [gone]
+    assert "3.4.0" in found.removed[0].why
+    assert there(store, kept) == [True]
+
+
+def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "v1" / "objects" / "ab" / ("ab" * 32)).mkdir(parents=True)
+    with pytest.raises(StoreError, match="there is no store here"):
+        collect(tmp_path, Limits(max_size=0, least_age=0))
+    assert (tmp_path / "v1" / "objects" / "ab" / ("ab" * 32)).exists()
+
+
+def test_a_store_of_a_later_format_is_left_alone_by_every_command(sandbox: Sandbox, store: Store) -> None:
+    """What its own version keeps, and where, is not known here."""
+    digest = publish(store, "k", 90 * DAY)
+    export(store, [digest], {}, sandbox.root / "b.kcb")
+    (store.root / MARKER).write_bytes(msgpack.packb({"format": 2, "uuid": "x"}))
+    before = listing(store.root)
+    commands = ["gc --max-size 0", "gc --max-size 0 --dry-run", "gc --pins", "ls", "verify", "explain k", "export --all a.kcb",
+                "import --dry-run b.kcb", "import b.kcb"]  # fmt: skip
+    for command in commands:
+        told = kcoord(sandbox, *command.split(), code=1, KCOORD_STORE=str(store.root))
+        assert told.stdout == "", command
+        assert (
+            told.stderr
+            == f"kcoord: {store.root}: its format is not 1: use the kcoord that made it, or a new directory\n"
+        )
+    assert listing(store.root) == before
+
+
+_AS_ANOTHER = """
+import os, sys
+import kcoord.cli, kcoord.cli.gc
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+kcoord.cli.main()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cost(sandbox: Sandbox) -> None:
+    """A user of the team published without umask 002."""
+    store = Store(sandbox.root / "store")
+    store.open()
+    theirs, ours = publish(store, "theirs", DAY), publish(store, "ours", DAY)
+    sandbox.root.chmod(0o755)
+    (store.root / "v1" / "trash").mkdir()
+    for path in [store.root, *store.root.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    os.chown(store.home(theirs).parent, 0, 0)
+    store.home(theirs).parent.chmod(0o755)
+    done = sandbox.run("-c", _AS_ANOTHER, "gc", "--max-size", "0", "--json", KCOORD_STORE=str(store.root))
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert ([d["artifact"] for d in told["removed"]], told["refused"]) == ([ours], 1)
+    assert done.stderr.startswith("kcoord: of what was to go, 1 may not be removed by this user: ")
+
+
+def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:
+    odd = [store.root / "v1" / "objects" / name for name in ("ab/mine", "notes", "ab/.nfs0001")]
+    for path in odd:
+        path.mkdir(parents=True)
+    publish(store, "k")
+    assert len(run(store, max_size=0).removed) == 1
+    assert all(path.exists() for path in odd)
+
+
+def test_another_pass_that_was_faster_is_no_fault(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [publish(store, f"k{n}") for n in range(5)]
+    take = Trash.take
+
+    def both(trash: Trash, path: Path) -> Path | None:
+        assert take(trash, path) is not None, "the other pass"
+        return take(trash, path)
+
+    monkeypatch.setattr(Trash, "take", both)
+    assert run(store, max_size=0).removed == []
+    assert not any(there(store, *digests))
+    assert len(list((store.root / "v1" / "trash").iterdir())) == 5
+
+
+def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces, digest = store.root / "v1" / "traces", publish(store, "k")
+    for n in range(3):
+        (traces / f"job{n}").mkdir(parents=True)
+    listed = collector._times
+
+    def outrun(directory: Path) -> list[tuple[Path, float]]:
+        found = listed(directory)
+        if directory == traces:
+            (traces / "job1").rmdir()  # the other pass
+        return found
+
+    monkeypatch.setattr(collector, "_times", outrun)
+    assert names(run(store, max_size=0)) == [digest]
+
+
+def test_a_link_in_the_trash_is_removed_and_not_followed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    trash = store.root / "v1" / "trash"
+    trash.mkdir()
+    (trash / "link").symlink_to(tmp_path / "precious")
+    assert Trash(trash).empty(-1) == 1
+    assert (tmp_path / "precious" / "file").exists()
+    (tmp_path / "linked").symlink_to(tmp_path / "precious")
+    assert Trash(tmp_path / "linked").empty(-1) == 0
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
+    v1 = store.root / "v1"
+    month = [v1 / "traces" / "job" / "a.spans", v1 / "leases" / "ab" / ("ab" * 32 + ".outcome"),
+             v1 / "leases" / "ab" / ("cd" * 32 + ".lease"), v1 / "leases" / "ab" / "host-1-abc.part"]  # fmt: skip
+    fresh = [path.with_name(f"{'ef' * 32}{path.suffix}") for path in month]
+    for path in (*month, *fresh):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    for path in month:
+        os.utime(path, (1e9, 1e9))
+    for n in range(5):
+        (v1 / "quarantine" / f"q{n}").mkdir(parents=True)
+    found = collect(store.root, Limits(), tidying=Tidying(quarantined=2))
+    assert found.tidied == {"traces": 1, "outcomes of leases": 3, "quarantined": 3}
+    assert not any(path.exists() for path in month)
+    assert all(path.exists() for path in fresh)
+    assert len(list((v1 / "quarantine").iterdir())) == 2
+    assert len(list((v1 / "trash").iterdir())) == 3
+
+
+# --- last use ---
+
+
+def test_nodes_that_used_the_same_leave_one_file_which_they_touch(store: Store) -> None:
+    digests = [publish(store, f"k{n}") for n in range(3)]
+    path = used(store, 5 * DAY, *digests)
+    before = path.stat().st_mtime
+    note_uses(store.root, [prefix_of(d) for d in reversed(digests)])
+    assert list(store.root.glob("v1/used/*")) == [path]
+    assert path.stat().st_mtime > before + 4 * DAY
+    assert load_uses(store.root) == {prefix_of(d): path.stat().st_mtime for d in digests}
+
+
+def test_many_notes_become_one_and_none_is_forgotten(store: Store) -> None:
+    digests = [CacheKey.of("test", str(n)).digest for n in range(100)]
+    for n, digest in enumerate(digests):
+        used(store, (n + 3) * DAY, digest, digests[0])
+    before = load_uses(store.root)
+    recent = used(store, 1.0, digests[5])
+    now = recent.stat().st_mtime
+    assert merge_uses(store.root, now) == 100
+    assert len(list(store.root.glob("v1/used/*"))) == 2
+    after = load_uses(store.root)
+    assert after.pop(prefix_of(digests[5])) == now
+    assert all(abs(after[prefix] - at) <= 1 for prefix, at in before.items() if prefix in after)
+    assert len(after) == 99
+    assert merge_uses(store.root, now) == 0
+
+
+def test_a_torn_note_counts_for_nothing_and_one_that_cannot_be_read_stops_everything(store: Store) -> None:
+    digest = publish(store, "k", 40 * DAY)
+    path = used(store, 0.0, digest)
+    assert run(store, unused_for=DAY).removed == []
+    path.write_bytes(path.read_bytes()[:-1])
+    assert load_uses(store.root) == {}
+    path.unlink()
+    (store.root / "v1" / "used").rmdir()
+    (store.root / "v1" / "used").write_text("in the way")
+    with pytest.raises(StoreError):
+        run(store, unused_for=DAY)
+    assert there(store, digest) == [True]
+
+
+def test_what_a_process_used_is_in_use_until_it_ends_however_long_its_agent_lives(store: Store) -> None:
+    """An agent that is a service of the node, for one job after the other."""
+    first, second = publish(store, "first"), publish(store, "second")
+    settings = Settings.from_environ({"KCOORD_STORE": str(store.root)})
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due = dict.fromkeys(kept._due, math.inf)
+
+    def noted() -> set[bytes]:
+        """On one more day."""
+        shutil.rmtree(store.root / "v1" / "used", ignore_errors=True)
+        kept._note_at = 0.0
+        kept.pulse()
+        assert kept._noting is not None
+        kept._noting.result(timeout=60)
+        return set(load_uses(store.root))
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+        kept.used([first], job.pid)
+        kept.used([second], os.getpid())
+        for _ in range(2):
+            assert noted() == {prefix_of(first), prefix_of(second)}
+    assert noted() == {prefix_of(second)}
+    for n in range(1000):
+        kept.used([first], 2**22 + 1 + n)  # more than Linux has
+    assert len(kept._used_by) < 200
+    assert noted() == {prefix_of(first), prefix_of(second)}, "since the last note"
+    assert noted() == {prefix_of(second)}
+    asyncio.run(kept.drain(60))
+
+
+def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Keeper(store.root, Settings.from_environ({}), LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due = dict.fromkeys(kept._due, math.inf)
+    digest = publish(store, "k")
+    kept.used([digest], os.getpid())
+    (store.root / "v1" / "used").write_text("in the way")
+    kept._note_at = 0.0
+    kept.pulse()
+    assert kept._noting is not None
+    kept._noting.result(timeout=60)
+    (store.root / "v1" / "used").unlink()
+    asyncio.run(kept.drain(60))
+    assert set(load_uses(store.root)) == {prefix_of(digest)}
+
+
+# --- pins ---
+
+
+def need(digest: str) -> Need:
+    return Need(digest, f"objects/{digest[:2]}/{digest}")
+
+
+def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_later(store: Store) -> None:
+    first, later, other = (publish(store, name, 90 * DAY) for name in ("first", "later", "other"))
+    directory = needs_directory(store.root, "llama")
+    written = save_needs(directory, [need(first)])
+    assert pin_profile(store.root, "llama") == {first}
+    written.unlink()
+    save_needs(directory, [need(later)])
+    assert names(run(store, max_size=0)) == [other]
+    assert there(store, first, later) == [True, True]
+    assert load_pins(store.root) == {"llama": {first, later}}
+    assert unpin(store.root, "llama")
+    assert len(run(store, max_size=0).removed) == 2
+
+
+@pytest.mark.parametrize("broken", ["pin", "needs"])
+def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, broken: str) -> None:
+    digest = publish(store, "k", DAY)
+    written = save_needs(needs_directory(store.root, "llama"), [need(digest)])
+    pin_profile(store.root, "llama")
+    path = written if broken == "needs" else store.root / "v1" / "pins" / "llama.pin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=r"torn|cannot be read"):
+        run(store, max_size=0)
+    assert there(store, digest) == [True]
+
+
+def test_needs_that_are_replaced_while_they_are_read_are_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = needs_directory(store.root, "p")
+    small = save_needs(directory, [need("ab" * 32)])
+    import kcoord.profiles.requested as module
+
+    read = module._read
+
+    def replaced(path: Path) -> list[Need]:
+        if path == small and path.exists():
+            save_needs(directory, [need("ab" * 32), need("cd" * 32)], small)
+        return read(path)
+
+    monkeypatch.setattr(module, "_read", replaced)
+    assert all_needs(directory) == {need("ab" * 32), need("cd" * 32)}
+
+
+def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = publish(store, "k", DAY)
+    pin(store.root, "llama", [])
+    save_needs(needs_directory(store.root, "llama"), [need(digest)])
+
+    def unpinned_meanwhile(directory: Path) -> set[Need]:
+        unpin(store.root, "llama")
+        return all_needs(directory)
+
+    monkeypatch.setattr("kcoord.retention.pinned.all_needs", unpinned_meanwhile)
+    run(store, max_size=0)
+    assert load_pins(store.root) == {}
+    assert list((store.root / "v1" / "staging").iterdir()) == []
+
+
+def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
+    monkeypatch.setattr("kcoord.retention.store_collector._PINS_AGAIN", 2)
+    take = Trash.take
+
+    def take_then_pin(trash: Trash, path: Path) -> Path | None:
+        pin(store.root, "late", [digests[-1]])
+        return take(trash, path)
+
+    monkeypatch.setattr(Trash, "take", take_then_pin)
+    assert len(run(store, max_size=0).removed) == 5
+    assert there(store, digests[-1]) == [True]
+
+
+def test_what_was_taken_away_a_moment_before_it_was_pinned_is_put_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
+    take = Trash.take
+
+    def take_then_pin(trash: Trash, path: Path) -> Path | None:
+        there = take(trash, path)
+        pin(store.root, "late", digests[:1])
+        return there
+
+    monkeypatch.setattr(Trash, "take", take_then_pin)
+    assert names(run(store, max_size=0)) == digests[1:]
+    assert there(store, *digests) == [True] + [False] * 5
+
+
+# --- this node's own copies ---
+
+
+def make_home(local_dir: Path, name: str, unused: float) -> Path:
+    """An artifact in the local tier that was read last so long ago."""
+    key = CacheKey.of("test", name)
+    home = local_dir / "objects" / key.digest[:2] / key.digest
+    staging = local.new_staging(home)
+    (staging / "kernel.txt").write_text(name)
+    local.publish_local(staging, home, key, 1.0, ORIGIN)
+    age(home, unused)
+    return home
+
+
+def age(home: Path, unused: float) -> None:
+    at = home.stat().st_ctime - unused
+    for path in home.iterdir():
+        os.utime(path, (at, at))
+
+
+@pytest.fixture
+def local_dir(tmp_path: Path) -> Path:
+    if not keeps_access_times(tmp_path):
+        pytest.skip("the temporary directory's file system keeps no access times")
+    return tmp_path / "local"
+
+
+def test_on_a_node_what_was_read_within_a_day_stays(local_dir: Path) -> None:
+    stale, idle = make_home(local_dir, "stale", 9 * DAY), make_home(local_dir, "idle", 0.9 * DAY)
+    read = make_home(local_dir, "read", 9 * DAY)
+    assert local.open_artifact(read) is not None, (
+        "a rank loads it: its manifest's access time changes, and nothing else"
+    )
+    found = collect_local(local_dir, Limits(max_size=0, least_age=0))
+    assert names(found) == [str(stale)]
+    assert not stale.exists()
+    assert idle.exists()
+    assert read.exists()
+    assert "in use" in found.over
+    (trashed,) = (stale.parent / ".kcoord" / "trash").iterdir()
+    collect_local(local_dir, Limits(), tidying=AT_ONCE)
+    assert not trashed.exists()
+
+
+def test_what_a_compiler_without_kcoord_reads_in_its_own_cache_stays(local_dir: Path) -> None:
+    read, idle = make_home(local_dir, "read", 9 * DAY), make_home(local_dir, "idle", 9 * DAY)
+    assert (read / "kernel.txt").read_text() == "read", "Triton knows nothing of a manifest"
+    assert names(collect_local(local_dir, Limits(max_size=0, least_age=0))) == [str(idle)]
+    assert read.exists()
+
+
+def test_a_compilers_cache_that_is_a_link_to_a_larger_disk_is_looked_through(
+    local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(local_dir / "large", "k", 9 * DAY)
+    (local_dir / "cache").symlink_to(home.parent)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(local_dir / "cache"))
+    (found,) = names(collect_local(local_dir, Limits(max_size=0, least_age=0)))
+    assert found == str(local_dir / "cache" / home.name)
+    assert not home.exists()
+
+
+def test_on_a_node_nothing_is_removed_while_the_store_and_its_pins_are_away(sandbox: Sandbox, local_dir: Path) -> None:
+    home = make_home(local_dir, "k", 9 * DAY)
+    away = {"KCOORD_STORE": str(sandbox.root / "mount"), "KCOORD_LOCAL_DIR": str(local_dir)}
+    (sandbox.root / "mount").mkdir()
+    told = kcoord(sandbox, "gc", "--local", "--max-size", "0", "--least-age", "0", code=1, **away).stderr
+    assert "there is no store here" in told
+    assert home.exists()
+
+
+def test_what_a_rank_opens_in_the_moment_of_its_removal_is_put_back(
+    local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(local_dir, "k", 9 * DAY)
+    take = Trash.take
+
+    def opened_before(trash: Trash, path: Path) -> Path | None:
+        assert local.open_artifact(path) is not None
+        return take(trash, path)
+
+    monkeypatch.setattr(Trash, "take", opened_before)
+    assert collect_local(local_dir, Limits(max_size=0, least_age=0)).removed == []
+    assert local.open_artifact(home) is not None
+
+
+def test_on_a_node_pinned_places_and_what_is_not_ours_stay(local_dir: Path) -> None:
+    home = make_home(local_dir, "k", 9 * DAY)
+    foreign = local_dir / "triton" / "SOMETRITONKEY"
+    foreign.mkdir(parents=True)
+    place = str(home.relative_to(local_dir))
+    assert collect_local(local_dir, Limits(max_size=0, least_age=0), pinned={place}).pinned == 1
+    assert home.exists()
+    assert names(collect_local(local_dir, Limits(max_size=0, least_age=0))) == [str(home)]
+    assert foreign.exists()
+
+
+def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m,noatime", "kcoord-test") as disk:
+        home = make_home(disk, "k", 9 * DAY)
+        with pytest.raises(StoreError, match="noatime"):
+            collect_local(disk, Limits(max_size=0, least_age=0))
+        assert home.exists()
+
+
+# --- by the agent ---
+
+_FIRST_NOW = """
+import kcoord.agent.chores.retention as keeper
+keeper.FIRST = 0.0
+"""
+_SOON = f"{_FIRST_NOW}keeper.EVERY = 0.5\n"
+_YOUNG = """
+from kcoord.artifacts import retention
+keeper.Limits = lambda **limits: retention.Limits(**limits, least_age=0.0)
+"""
+
+
+def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store) -> None:
+    digests = [publish(store, f"k{n}", (20 - n) * DAY) for n in range(20)]
+    pin(store.root, "llama", digests[:2])
+    with Node(store=str(store.root), store_max_size=f"{5 * 12}KiB") as node:
+        start_agent(node, _SOON + _YOUNG)
+        until(lambda: sum(there(store, *digests)) == 5)
+        assert there(store, *digests[:2], *digests[-3:]) == [True] * 5
+        (store.root / "v1" / "collected").stat()
+        until(lambda: not list((store.root / "v1" / "leases").glob("*/gc*.lease")))  # between two passes
+
+
+def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
+    stuck = (
+        f"{_FIRST_NOW}import time\nkeeper.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
+    )
+    with Node(store=str(store.root)) as node:
+        agent = start_agent(node, stuck)
+        client = node.client()
+        assert node.publish(client, node.claim(client, "k"), "k")
+        until((store.root / "stuck").exists)
+        end_agent(agent.pid)
+    assert load_uses(store.root).keys() == {prefix_of(key_of("k").digest)}
+
+
+@pytest.mark.parametrize("bound", [{"store_max_files": str(4 * 3)}, {"store_unused_for": "84h"}])
+def test_an_agent_keeps_the_bound_of_files_and_removes_what_is_unused(store: Store, bound: dict[str, str]) -> None:
+    digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(10)]
+    used(store, 1.0, digests[0])
+    with Node(store=str(store.root), **bound) as node:
+        start_agent(node, _SOON)
+        until(lambda: not any(there(store, *digests[1:7])))
+        until(lambda: sum(there(store, *digests)) == 4)
+        assert there(store, digests[0], *digests[7:]) == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("store_max_files", "0", "at least 1"),
+        ("store_unused_for", "36h", "at least 2d: a use may be known a day late"),
+        ("store_unused_for", "30", "30d"),
+        ("store_unused_for", "nan", "30d"),
+        ("store_unused_for", "1y", "30d"),
+    ],
+)
+def test_a_bound_that_would_empty_the_store_is_refused_in_one_line(setting: str, value: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says) as told:
+        Settings.from_environ({}, **{setting: value})
+    assert "\n" not in str(told.value)
+
+
+# --- what there is ---
+
+
+def test_what_a_pass_leaves_is_noted_for_all_agents(store: Store) -> None:
+    assert read_holdings(store.root) is None
+    for n in range(5):
+        publish(store, f"k{n}", n * DAY)
+    run(store, dry_run=True, max_size=0)
+    assert read_holdings(store.root) is None, "a dry run leaves nothing"
+    run(store, max_size=3 * 12288)
+    held = read_holdings(store.root)
+    assert held == Holdings(3, 3 * 12288, 9, (store.root / "v1" / "holdings").stat().st_mtime)
+    publish(store, "one more")
+    count(store.root)
+    held = read_holdings(store.root)
+    assert held is not None
+    assert (held.artifacts, held.files) == (4, 12)
+    assert list((store.root / "v1" / "staging").iterdir()) == []
+
+
+def test_what_is_no_note_of_what_there_is_tells_nothing(store: Store) -> None:
+    path = store.root / "v1" / "holdings"
+    good = msgpack.packb(["kcoord-holdings-1", 1, 2, 3])
+    for bad in (b"", b"\xc1", good[:-1], good + b"\0", b"x" * 5000, msgpack.packb(["kcoord-holdings-1", 1, -2, 3]),
+                msgpack.packb(["kcoord-holdings-1", 1, 2]), msgpack.packb(["kcoord-holdings-1", 1, 2.0, 3]),
+                msgpack.packb(["kcoord-holdings-2", 1, 2, 3]), msgpack.packb(7), msgpack.packb({"a": 1}),
+                msgpack.packb(["kcoord-holdings-1", 1, 1 << 63, 3])):  # fmt: skip
+        path.write_bytes(bad)
+        assert read_holdings(store.root) is None, bad
+    path.write_bytes(good)
+    assert read_holdings(store.root) is not None
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert read_holdings(store.root) is None
+
+
+def test_metrics_are_read_while_a_pass_over_the_node_ends(
+    store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
+    monkeypatch.setattr(keeper, "FIRST", 0.0)
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(local_dir), "KCOORD_LOCAL_MAX_SIZE": "1GiB"})
+
+    class Slow(Holdings):
+        """Whose reader is held up until the pass has ended."""
+
+        @property
+        def artifacts(self) -> int:  # type: ignore[override]
+            kept._io["local"].submit(lambda: None).result(timeout=60)
+            return 7
+
+    async def scenario() -> None:
+        kept._held["store"] = object.__new__(Slow)
+        for name in ("size", "files", "at"):
+            object.__setattr__(kept._held["store"], name, 0)
+        kept.pulse()
+        await asyncio.sleep(0)  # the pass is under way
+        assert kept.vitals()["kcoord_store_artifacts"] == 7.0
+        await asyncio.gather(*kept._passes.values())
+        assert kept.vitals()["kcoord_local_artifacts"] == 0.0
+        await kept.drain(60)
+
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
+    kept._due |= {"store": math.inf, "held": math.inf}
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(store, f"k{n}", DAY) for n in range(3)]
+    monkeypatch.setattr(Trash, "take", lambda trash, path: None)  # as where its directory is another user's
+    notices = Notices()
+    settings = Settings.from_environ({"KCOORD_STORE": str(store.root), "KCOORD_STORE_MAX_SIZE": "1"})
+    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", notices)
+    for _ in range(2):
+        kept._io["store"].submit(kept._collect).result(timeout=60)
+    (told,) = notices.since(0)[0]
+    assert "the store: its bound is not kept: of what was to go, 3 may not be removed by this user" in told
+    assert all(there(store, *digests))
+    asyncio.run(kept.drain(60))
+
+
+def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, "k", DAY)
+
+    def full(*figures: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kcoord.retention.store_collector.note_holdings", full)
+    assert len(run(store, max_size=0).removed) == 1
+
+
+def test_an_agent_leaves_the_store_alone_if_another_has_looked_through_it_lately(store: Store) -> None:
+    digest = publish(store, "k", DAY)
+    stamp = store.root / "v1" / "collected"
+    stamp.touch()
+    before = stamp.stat().st_mtime
+    with Node(store=str(store.root), store_max_size="1", local_max_size="0") as node:
+        old = make_home(node.directory, "old", 9 * DAY)
+        start_agent(node, _FIRST_NOW)
+        until(lambda: not old.exists())  # what is its own it has looked through
+    assert stamp.stat().st_mtime == before
+    assert there(store, digest) == [True]
+
+
+def test_what_a_node_used_is_noted_when_its_agent_ends_also_what_only_its_ranks_knew(sandbox: Sandbox) -> None:
+    rank = "import kcoord; kcoord.connect().get_or_compile(kcoord.CacheKey.of('b', 'k', a=1), "
+    rank += "lambda staging: (staging / 'f').write_text('x'))"
+    store = sandbox.root / "store"
+
+    def job() -> None:
+        kcoord(sandbox, "exec", "--", sys.executable, "-c", rank, KCOORD_STORE=str(store))
+
+    job()
+    (made,) = (store / "v1" / "objects").glob("??/*")
+    (note,) = (store / "v1" / "used").iterdir()
+    note.unlink()
+    job()  # from the local tier: the agent is asked for nothing
+    assert load_uses(store).keys() == {prefix_of(made.name)}
+
+
+# --- the command ---
+
+
+def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sandbox) -> None:
+    store = Store(sandbox.root / "store")
+    store.open()
+    digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
+    settings = {"KCOORD_STORE": str(store.root)}
+    shown = kcoord(sandbox, "gc", "--unused-for", "36h", "--dry-run", **settings).stdout
+    assert f"would remove {digests[2][:12]}" in shown
+    assert "unused for 3 d" in shown
+    save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+    assert as_json(sandbox, "gc", "--pin", "llama", **settings)["pins"] == {"llama": 1}
+    document = as_json(sandbox, "gc", "--unused-for", "36h", **settings)
+    assert [d["artifact"] for d in document["removed"]] == [digests[1]]
+    assert (document["artifacts"], document["pinned"], document["removed"][0]["rule"]) == (3, 1, "unused-for")
+    assert there(store, *digests) == [True, False, True]
+    assert "no profile is pinned" in kcoord(sandbox, "gc", "--unpin", "llama", **settings).stdout
+    bounded = as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_SIZE="12KiB")
+    assert [d["artifact"] for d in bounded["removed"]] == [digests[2]]
+    publish(store, "k3", 9 * DAY)
+    assert as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_FILES="4")["removed"][0]["rule"] == "max-files"
+    publish(store, "k4", 9 * DAY)
+    idle = {"KCOORD_STORE_UNUSED_FOR": "8d"}
+    assert as_json(sandbox, "gc", "--unused-for", "10d", **settings, **idle)["removed"] == []
+    assert as_json(sandbox, "gc", **settings, **idle)["removed"][0]["rule"] == "unused-for"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--max-size", "much"], 2, "50GiB"),
+        (["--unused-for", "30"], 2, "30d"),
+        ([], 2, "KCOORD_STORE is not set"),
+        (["--store", "/nowhere"], 1, "there is no store here"),
+        (["--store", "/nowhere", "--pin", "../x"], 2, "--pin"),
+        (["--store", "/nowhere", "--pins"], 1, "there is no store here"),
+        (["--store", "/nowhere", "--pin", "x", "--max-size", "1GiB"], 2, "give them alone"),
+        (["--store", "/" + "n" * 300], 1, "too long"),
+        (["--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
+        (["--local"], 1, "nothing on this node"),
+    ],
+)
+def test_gc_says_in_one_line_what_is_wrong(sandbox: Sandbox, arguments: list[str], code: int, says: str) -> None:
+    told = kcoord(sandbox, "gc", *arguments, code=code).stderr
+    assert says in told.splitlines()[-1]
+    assert "Traceback" not in told
+
+
+def test_ls_prints_the_newest_first_as_it_reads_them(sandbox: Sandbox) -> None:
+    store = Store(sandbox.root / "store")
+    store.open()
+    for n in range(5):
+        publish(store, f"k{n}", n * DAY)
+    shown = kcoord(sandbox, "ls", KCOORD_STORE=str(store.root)).stdout.splitlines()
+    assert [line.split()[2] for line in shown[1:-1]] == ["k0", "k1", "k2", "k3", "k4"]
+    assert shown[-1].startswith("5 artifacts")
+    listed = json.loads(kcoord(sandbox, "ls", "k3", "--json", KCOORD_STORE=str(store.root)).stdout)
+    assert [a["name"] for a in listed] == ["k3"]
+    assert json.loads(kcoord(sandbox, "ls", "nothing", "--json", KCOORD_STORE=str(store.root)).stdout) == []

@@ -1,0 +1,213 @@
+"""The documentation says what the code does, and what it tells people to type works."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+from kcoord.cli import _COMMANDS, cli
+from kcoord.settings import FIELDS, variable
+from tests.support.sandbox import PROGRAMS, Sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    ROOT / "examples" / "README.md",
+    *sorted(ROOT.glob("launch/*/*.md")),
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUNS = {  # pages whose Python runs, block after block, and what they take for granted
+    "docs/compilers.md": "",
+    "docs/warmup.md": "from pathlib import Path\nimport kcoord\n",
+    "docs/keys.md": "from pathlib import Path\nimport kcoord\n",
+}
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def settings_table() -> list[str]:
+    """README's table of settings, from the table that parses them."""
+    table: list[str] = _generator().settings_table()
+    return table
+
+
+def each_page(test: Any) -> Any:
+    return pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))(test)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [body for language, body in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def typed(page: Path) -> list[list[str]]:
+    """The commands of a page's blocks, in words; what is left out with "…" is left out."""
+    found = []
+    for block in blocks(page, "", "sh", "bash", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.removeprefix("$ ")
+            if re.search(r"(^|\s)kcoord(-torchrun)?\s", line):
+                with contextlib.suppress(ValueError):  # a picture, or a command's output
+                    found.append([w for w in shlex.split(line, comments=True) if w != "…"])
+    return found
+
+
+def test_readme_lists_every_setting_as_the_code_has_it() -> None:
+    assert "\n".join(settings_table()) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["settings_page", "cli_page"])
+def test_generated_pages_are_what_the_code_says(name: str) -> None:
+    page = DOCS / name.replace("_page", ".md")
+    assert page.read_text() == getattr(_generator(), name)(), "run: python docs/generate.py"
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in _anchors(found), f"{target}#{anchor}"
+
+
+def _anchors(page: Path) -> list[str]:
+    """Of headings, as Markdown's own tools and forges make them."""
+    prose = BLOCK.sub("", page.read_text())
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles]
+
+
+@each_page
+def test_commands_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`kcoord ([a-z]+)", page.read_text()):
+        assert name in _COMMANDS
+
+
+@each_page
+def test_variables_that_are_named_exist(page: Path) -> None:
+    known = {variable(f.name) for f in FIELDS} | {"KCOORD_"}
+    for name in re.findall(r"\bKCOORD_[A-Z_]*", page.read_text()):
+        assert name in known
+
+
+@each_page
+def test_commands_in_blocks_are_commands(page: Path) -> None:
+    """They parse, with every option, whoever launches them."""
+    for words in typed(page):
+        if "kcoord" in words:
+            name, *arguments = words[words.index("kcoord") + 1 :]
+            command = cli.get_command(click.Context(cli), name)
+            assert command is not None, words
+            with contextlib.suppress(click.exceptions.Exit):  # --help
+                command.make_context(name, arguments)
+        elif "kcoord-torchrun" in words:
+            _parse_torchrun(words[words.index("kcoord-torchrun") + 1 :])
+
+
+def _parse_torchrun(arguments: list[str]) -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    from kcoord_launch.torchrun import _add_flags
+
+    parser = run.get_args_parser()
+    _add_flags(parser)
+    parser.parse_args(arguments)  # SystemExit for one that is none
+
+
+@each_page
+def test_files_in_blocks_exist_and_shell_is_shell(page: Path) -> None:
+    for block in blocks(page, "", "sh", "bash"):
+        for path in re.findall(r"(?<![\w/])(launch/\S+|k8s/[\w./-]+|examples/\S+)", block):
+            assert (ROOT / path).exists(), path
+    for block in blocks(page, "sh", "bash"):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True, timeout=10)
+
+
+@each_page
+def test_python_in_blocks_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", RUNS)
+def test_python_in_blocks_runs(sandbox: Sandbox, page: str) -> None:
+    script = sandbox.root / "page.py"
+    script.write_text(RUNS[page] + "\n".join(blocks(ROOT / page, "python")))
+    done = sandbox.run(script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readmes_function_is_compiled_once(sandbox: Sandbox) -> None:
+    script = sandbox.root / "page.py"
+    taken_for_granted = "def my_compiler(config):\n    return b'code'\n"
+    script.write_text(taken_for_granted + blocks(ROOT / "README.md", "python")[0])
+    done = sandbox.run(script)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("docs/index.md", "kcoord doctor"),
+        ("docs/index.md", "kcoord-torchrun --standalone --nproc-per-node 8 train.py"),
+        ("docs/torchrun.md", "kcoord exec -- torchrun --standalone --nproc-per-node 8 train.py"),
+        ("docs/accelerate.md", "kcoord exec -- accelerate launch --multi_gpu --num_processes 8 train.py"),
+    ],
+)
+def test_what_people_are_told_to_type_works(sandbox: Sandbox, page: str, command: str) -> None:
+    """With two ranks, for a machine of two cores."""
+    assert shlex.split(command) in typed(ROOT / page)
+    pytest.importorskip("torch")
+    if "accelerate" in command:
+        pytest.importorskip("accelerate")
+    shutil.copy(PROGRAMS / "generic_rank.py", sandbox.root / "train.py")
+    program = "train.py" in command
+    words = [*shlex.split(command.replace("8", "2")), *(["2", "0.05"] if program else [])]
+    words += (
+        ["--mixed_precision", "no", "--dynamo_backend", "no", "--num_machines", "1"] if "--multi_gpu" in words else []
+    )
+    if "--multi_gpu" in words:  # accelerate's own options come before the script
+        words = [*words[:5], *words[-6:], *words[5:-6]]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        words, env=sandbox.env(PATH=path), cwd=sandbox.root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    if program:
+        assert "4 kernels asked for, 2 compiled" in done.stderr
+
+
+def test_the_site_has_every_page_and_builds_strictly(tmp_path: Path) -> None:
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert not re.findall(r'(?:src|href)="https?://(?!squidfunk)', index), "it loads nothing from elsewhere"
