@@ -508,7 +508,7 @@ def test_only_the_arguments_that_are_named_are_dynamic() -> None:
 
 
 def test_a_triton_kernel_counts_by_its_cache_key() -> None:
-    sys.path.insert(0, str(_ROOT / "tests" / "programs"))
+    sys.path.insert(0, str(_ROOT / "tests" / "support" / "programs"))
     try:
         import kernels
     finally:

@@ -378,9 +378,9 @@ _PROCESS = """
 import os, sys, time
 from pathlib import Path
 import filelock
-from kcoord.keys import kept, toolchain
+from kcoord.keys.tools import machine_cache, toolchain
 root = Path(sys.argv[1])
-kept._RACY, kept._patience[0] = -1, float(sys.argv[2])
+machine_cache._RACY, machine_cache._patience[0] = -1, float(sys.argv[2])
 def say(what):
     with open(root / what, "a") as log:
         log.write(f"{os.getpid()}\\n")
