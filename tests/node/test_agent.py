@@ -35,7 +35,6 @@ from kcoord.telemetry.events import Notices
 from tests.support.agents import (
     Node,
     Rank,
-    closed_port,
     end_agent,
     in_thread,
     key_of,
@@ -44,6 +43,7 @@ from tests.support.agents import (
     watching,
 )
 from tests.support.cluster import start_agent
+from tests.support.ports import reserve_port
 
 BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
@@ -556,7 +556,7 @@ def test_another_user_is_refused(node: Node) -> None:
 
 
 def test_an_agent_is_small() -> None:
-    with Node(redis_url=f"redis://127.0.0.1:{closed_port()}/0") as node:
+    with Node(redis_url=f"redis://127.0.0.1:{reserve_port()}/0") as node:
         store = node.directory / "store"
         node.settings = node.with_flags(store=str(store))  # the socket's default name depends on it
         agent = node.start()

@@ -44,6 +44,7 @@ from tests.support.agents import (
     until,
 )
 from tests.support.cluster import start_agent
+from tests.support.ports import reserve_port
 from tests.support.sandbox import Sandbox, finish
 from tests.support.scrape import (
     KEYS,
@@ -214,9 +215,7 @@ def test_a_port_in_use_is_one_notice_and_the_job_goes_on_and_the_port_is_had_lat
 
 
 def test_a_restarted_agent_counts_from_0_at_the_same_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with Node(metrics=f"127.0.0.1:{port}") as node:
+    with Node(metrics=f"127.0.0.1:{reserve_port()}") as node:
         first = node.start()
         address, client = address_of(node), node.client()
         assert node.publish(client, node.claim(client, "a"), "a")

@@ -13,7 +13,6 @@ import queue
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -372,10 +371,3 @@ def end_agent(pid: int, number: int = signal.SIGTERM) -> None:
         os.kill(pid, number)
         os.kill(pid, signal.SIGCONT)
         assert ended(SOON), "the agent does not end"
-
-
-def closed_port() -> int:
-    """A TCP port of this host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
