@@ -88,12 +88,12 @@ def log_of(path: Path) -> Path:
 
 def log_to_file(path: Path) -> None:
     """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
-    with _append_to(log_of(path)) as output:
+    with open_log(log_of(path)) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
 
 
-def _append_to(log: Path) -> BinaryIO:
+def open_log(log: Path) -> BinaryIO:
     try:
         return log.open("ab")
     except OSError:  # a full disk, most likely: an agent without a log is better than none

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from kcoord.protocol import endpoint, frames
-from kcoord.rank import connection_pool as links
-from kcoord.rank import spawn
+from kcoord.rank import connection_pool, spawn
 from kcoord.rank.client import Alone, Lead, Ready
 from tests.support.agents import (
     Node,
@@ -55,7 +54,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was found dead is asked again after less than the 5 seconds of every day."""
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.3)
 
 
 def timed(work: Future[Any]) -> tuple[Any, float]:
@@ -193,8 +192,8 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
 
 COUNTING = """
 import kcoord
-from kcoord.agent import links
-links._RETRY_AFTER = 0.2
+from kcoord.rank import connection_pool
+connection_pool._RETRY_AFTER = 0.2
 coordinator = kcoord.connect()
 def compile(staging):
     (staging / "kernel.txt").write_text("a kernel")

@@ -10,9 +10,9 @@ import pytest
 from kcoord.agent.chores import delivered as reports
 from kcoord.agent.chores.delivered import Reports
 from kcoord.errors import ProtocolError
-from kcoord.rank import connection_pool as links
+from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient
-from kcoord.rank.reporting import Account
+from kcoord.rank.reporting import Recorder
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from tests.support.agents import (
@@ -24,8 +24,8 @@ from tests.support.agents import (
 from tests.support.scrape import Scraped, address_of
 
 
-def account_of(client: AgentClient, node: Node) -> Account:
-    return Account(node.settings, client, Notices(), lambda: True)
+def recorder_of(client: AgentClient, node: Node) -> Recorder:
+    return Recorder(node.settings, client, Notices(), lambda: True)
 
 
 def counted(node: Node) -> dict[str, float]:
@@ -36,21 +36,21 @@ def counted(node: Node) -> dict[str, float]:
 
 
 def test_a_report_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.1)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.1)
     with Node(agent_timeout="1", metrics="0") as node:
         agent = node.start()
         address = address_of(node)
-        account = account_of(node.client(), node)
-        account.counters.add(requests=1, compiles=1)
-        assert account.deliver(), "there is a connection now"
-        account.counters.add(requests=2, compiles=2)
-        account.spans.add("compile", "ok", key_of("k"), time.perf_counter(), 1.0)
+        recorder = recorder_of(node.client(), node)
+        recorder.counters.add(requests=1, compiles=1)
+        assert recorder.deliver(), "there is a connection now"
+        recorder.counters.add(requests=2, compiles=2)
+        recorder.spans.add("compile", "ok", key_of("k"), time.perf_counter(), 1.0)
         agent.send_signal(signal.SIGSTOP)
-        assert not account.deliver()
-        account.counters.add(requests=4, compiles=4)
+        assert not recorder.deliver()
+        recorder.counters.add(requests=4, compiles=4)
         agent.send_signal(signal.SIGCONT)
-        until(account.deliver)
-        assert not account.counters.undelivered()
+        until(recorder.deliver)
+        assert not recorder.counters.undelivered()
         assert (counted(node)["requests"], counted(node)["compiles"]) == (7, 7)
         assert Scraped(address).sum("kcoord_requests_total") == 7
         end_agent(agent.pid)
@@ -61,15 +61,15 @@ def test_a_report_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: 
 def test_a_report_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
     with Node() as node:
         agent = node.start()
-        account = account_of(node.client(), node)
-        account.counters.add(requests=1)
-        assert account.deliver()
+        recorder = recorder_of(node.client(), node)
+        recorder.counters.add(requests=1)
+        assert recorder.deliver()
         end_agent(agent.pid)
-        account.counters.add(requests=2)
-        assert not account.deliver()
-        account.counters.add(requests=4)
+        recorder.counters.add(requests=2)
+        assert not recorder.deliver()
+        recorder.counters.add(requests=4)
         node.start()
-        until(account.deliver)
+        until(recorder.deliver)
         assert counted(node)["requests"] == 7
 
 
@@ -83,14 +83,14 @@ def test_a_forked_child_s_reports_are_its_own() -> None:
             import os
             coordinator = Coordinator(Settings.from_environ())
             coordinator.counters.add(requests=1)
-            coordinator._account.deliver()
+            coordinator._recorder.deliver()
             if os.fork() == 0:
                 coordinator.counters.add(requests=2)
-                assert coordinator._account.deliver()
+                assert coordinator._recorder.deliver()
                 os._exit(0)
             os.wait()
             coordinator.counters.add(requests=4)
-            assert coordinator._account.deliver()
+            assert coordinator._recorder.deliver()
             say("delivered")
             """,
             PYTHONWARNINGS="ignore",
