@@ -126,7 +126,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
     from kcoord.protocol import endpoint
-    from kcoord_launch.supervise import check_directories
+    from kcoord_launch.checks import check_directories
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     Trust.of(settings)  # a secret that cannot be used is said before anything listens

@@ -24,7 +24,7 @@ from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
 from kcoord.warmup.profile_access import readable
 from kcoord.warmup.tasks import distinct
-from kcoord_launch.supervise import checked_settings
+from kcoord_launch.checks import checked_settings
 
 _LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000

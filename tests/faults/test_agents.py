@@ -125,7 +125,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     reports = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
     assert [len(r["served"]) for r in reports] == [keys] * ranks
     assert sum(len(r["compiled"]) for r in reports) <= keys + kills * ranks
-    assert done.stderr.count("is started again") == kills
+    assert done.stderr.count("is restarted") == kills
     assert not list(sandbox.local.glob("*.sock"))
 
 
