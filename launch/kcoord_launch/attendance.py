@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import select
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from kcoord.rank.client import AgentClient
@@ -52,10 +52,7 @@ class Attendance:
 
 def hand_over(settings: Settings) -> bool | None:
     """Announce the end of this launcher to its agent. True: the agent stays, for other launchers. None: it does not answer."""
-    client = AgentClient(replace(settings, spawn=False), Notices())
-    try:
+    with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
         reply = client.ask({"op": "hand_over"}, quietly=True)
-    finally:
-        client.close()
     stays = None if reply is None else reply.get("stays")
     return stays if isinstance(stays, bool) else None

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -184,11 +184,8 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
 
 
 def _say_summary(settings: Settings, job: str) -> None:
-    client = AgentClient(replace(settings, spawn=False), Notices())
-    try:
+    with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
         reply = client.ask({"op": "stats", "job": job})
-    finally:
-        client.close()
     if reply and reply.get("op") == "stats":
         more = f"; more: kcoord report {shlex.quote(job)}" if reply["counters"]["requests"] else ""
         say(summary(reply["counters"]) + more)
