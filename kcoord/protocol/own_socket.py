@@ -8,7 +8,7 @@ import socket
 
 
 class OwnSocket(socket.socket):
-    """Takes over the descriptor of `taken`. Check `is_ours` before each use; `close` checks it itself.
+    """Takes over the descriptor of `taken`. Call `check` before each use; `close` does so itself.
 
     Scripts close descriptors that they did not open (``os.closerange(3, …)``, as daemons do), and the next file that they open
     gets the number: a send would write to that file, and a `close` would close it. Nor does the socket use the number of a
@@ -23,6 +23,11 @@ class OwnSocket(socket.socket):
 
     def is_ours(self) -> bool:
         return self.fileno() >= 0 and _identity_of(self.fileno()) == self._identity
+
+    def check(self) -> None:
+        """Raises ConnectionResetError if this is not `is_ours`."""
+        if not self.is_ours():
+            raise ConnectionResetError("the script has closed its descriptor")
 
     def close(self) -> None:
         if self.is_ours():

@@ -105,13 +105,12 @@ class WorkAhead:
         if self._control is None:
             return
         try:
-            if not self._control.is_ours():
-                raise ConnectionResetError("the script has closed its descriptor")
+            self._control.check()
             # no SIGPIPE, whose default action, if the script has restored it, ends the rank
             self._control.send(line, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return  # it has not read for thousands of waits; it reads this state later
-        except OSError as error:  # it has ended: nothing was left to compile
+            return  # the helper has not read for thousands of waits; a later line will reach it
+        except OSError as error:  # the helper has ended: nothing was left to compile
             let_through(error)
             self._wanted = False
             self._control.close()

@@ -94,8 +94,7 @@ class ConnectionPool:
         ``meanwhile()`` is called once, if there is a wait. The connection stays the caller's, also after an error. Raises
         OSError, and `ProtocolError` if the agent refuses or its reply is malformed.
         """
-        if not connection.is_ours():
-            raise ConnectionResetError("the script has closed its descriptor")
+        connection.check()
         frames.send_frame(connection, frame)
         if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
             meanwhile()

@@ -20,14 +20,18 @@ class Overview:
         self._coordinator, self._keys = coordinator, keys
         self._job = Identity.here(coordinator.settings.job).job
         self._before: int | None = None
-        self.walked = 0  # keys that this rank has finished
+        self._walked = 0  # keys that this rank has finished
+
+    def advance(self, done: int, total: int) -> None:
+        """This rank's walk has finished `done` keys."""
+        self._walked = done
 
     def look(self) -> Look:
         compiles = self._compiles()
         if self._before is None:
             self._before = compiles
         compiled = min(self._keys, max(0, compiles - self._before))
-        done = min(self._keys, max(self.walked, compiled))
+        done = min(self._keys, max(self._walked, compiled))
         status = self._coordinator.ask({"op": "status"}) or {}
         flights = [f for f in status.get("flights", ()) if f.get("state") == "compiling"]
         at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)

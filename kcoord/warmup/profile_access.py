@@ -1,4 +1,4 @@
-"""Where a process reads a profile: in the store, or, where signatures are required, the copy that the agent has verified.
+"""Access to a profile: in the store, or, where signatures are required, in the copy that the agent has verified.
 
 Only the agent has the signing keys, and a profile names functions that are imported and called.
 """

@@ -135,12 +135,8 @@ def _shown(
         yield None
         return
     overview = Overview(connect(), len(tasks))
-
-    def walked(done: int, total: int) -> None:
-        overview.walked = done
-
     with shown(title, [task.seconds for task in tasks], world, overview.look):
-        yield walked
+        yield overview.advance
 
 
 def walk(

@@ -1,4 +1,4 @@
-"""A rank's reports: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
+"""A rank's deliveries: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def counted(node: Node) -> dict[str, float]:
         return found
 
 
-def test_a_report_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.1)
     with Node(agent_timeout="1", metrics="0") as node:
         agent = node.start()
@@ -58,7 +58,7 @@ def test_a_report_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: 
         assert sum(len(spans) for _, spans in span_files.read(line).reports) == 1
 
 
-def test_a_report_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
+def test_a_delivery_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
     with Node() as node:
         agent = node.start()
         recorder = recorder_of(node.client(), node)
@@ -73,7 +73,7 @@ def test_a_report_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
         assert counted(node)["requests"] == 7
 
 
-def test_a_forked_child_s_reports_are_its_own() -> None:
+def test_a_forked_child_s_deliveries_are_its_own() -> None:
     with Node() as node:
         node.start()
         rank = node.rank(
@@ -99,7 +99,7 @@ def test_a_forked_child_s_reports_are_its_own() -> None:
         assert counted(node)["requests"] == 7
 
 
-def test_a_number_is_known_by_its_process_and_a_report_without_one_counts() -> None:
+def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
     arrived = Reports()
     assert arrived.new({"process": "a", "number": 1})
     assert arrived.new({"process": "b", "number": 1})
@@ -113,7 +113,7 @@ def test_a_number_is_known_by_its_process_and_a_report_without_one_counts() -> N
 @pytest.mark.parametrize(
     "message", [{"process": "x" * 65, "number": 1}, {"process": 1, "number": 1}, {"process": "a", "number": "1"}]
 )
-def test_a_report_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
+def test_a_delivery_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         Reports().new(message)
 
@@ -124,4 +124,4 @@ def test_the_memory_of_processes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     for process in "abcd":
         assert arrived.new({"process": process, "number": 1})
     assert not arrived.new({"process": "d", "number": 1})
-    assert arrived.new({"process": "a", "number": 1}), "it reported longest ago"
+    assert arrived.new({"process": "a", "number": 1}), "it delivered longest ago"
