@@ -58,21 +58,22 @@ class ArtifactUnreadable(ArtifactInvalid):
 
 
 class ArtifactDistrusted(ArtifactInvalid):
-    """None of our signing keys vouches for an artifact. `foreign`: a key that we do not have may, so others may trust it.
+    """None of our signing keys vouches for an artifact. `unknown_key`: its signer's key is not one of ours, so others may trust
+    it.
 
     `fault` is equal for all artifacts with the same reason; `remedy` says what to do.
     """
 
-    def __init__(self, fault: str, remedy: str, *, foreign: bool = False, where: str = "") -> None:
+    def __init__(self, fault: str, remedy: str, *, unknown_key: bool = False, where: str = "") -> None:
         super().__init__(fault, remedy)
-        self.fault, self.remedy, self.foreign, self.where = fault, remedy, foreign, where
+        self.fault, self.remedy, self.unknown_key, self.where = fault, remedy, unknown_key, where
 
     def __str__(self) -> str:
         return f"{self.where or 'an artifact'}: {self.fault}: {self.remedy}"
 
     def of(self, where: object) -> ArtifactDistrusted:
         """The same fault, of the file at `where`."""
-        return ArtifactDistrusted(self.fault, self.remedy, foreign=self.foreign, where=str(where))
+        return ArtifactDistrusted(self.fault, self.remedy, unknown_key=self.unknown_key, where=str(where))
 
 
 class StoreError(KcoordError):
