@@ -137,16 +137,11 @@ def add(found: dict[str, Recipe], recipe: Recipe) -> bool:
             return False
         found[recipe.digest] = recipe
         return True
-    both = _both(known, recipe)
-    found[recipe.digest] = both
-    return both is not known
-
-
-def _both(known: Recipe, other: Recipe) -> Recipe:
-    seconds, order = max(known.seconds, other.seconds), min(known.order, other.order)
+    seconds, order = max(known.seconds, recipe.seconds), min(known.order, recipe.order)
     if (seconds, order) == (known.seconds, known.order):
-        return known
-    return known.measured(seconds, order)
+        return False
+    found[recipe.digest] = known.measured(seconds, order)
+    return True
 
 
 _FIELDS = {field.name for field in fields(Recipe)}

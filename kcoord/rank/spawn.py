@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from kcoord.errors import AgentUnavailable, StoreError
-from kcoord.protocol.endpoint import agent_lock, bind, connect, log_of, make_directory, open_log
+from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
 from kcoord.settings import FIELDS, Settings, variable
 
 
@@ -33,12 +33,10 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
     try:
         make_directory(settings)
         with agent_lock(path, settings.agent_timeout):
-            try:
-                return connect(path, settings.agent_timeout)  # another process has started it meanwhile
-            except (FileNotFoundError, ConnectionRefusedError):
-                listener = bind(path)
-            with listener:
-                start_daemon(listener, settings)
+            listener = bind_unless_served(path, settings.agent_timeout)  # another process may have started it meanwhile
+            if listener is not None:
+                with listener:
+                    start_daemon(listener, settings)
         try:
             return connect(path, settings.agent_timeout)
         except ConnectionRefusedError as error:

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -58,13 +58,11 @@ class Supervisor:
         path = self.settings.socket_path
         endpoint.make_directory(self.settings)
         with endpoint.agent_lock(path, self.settings.agent_timeout):
-            try:
-                endpoint.connect(path, self.settings.agent_timeout).close()
+            self._listener = endpoint.bind_unless_served(path, self.settings.agent_timeout)
+            if self._listener is None:
                 self._attendance = Attendance(self.settings)
                 return
-            except (FileNotFoundError, ConnectionRefusedError):
-                self._listener = endpoint.bind(path)
-                self._identity = endpoint.identity_of(path)
+            self._identity = endpoint.identity_of(path)
         try:
             self._process = self._launch()
         except BaseException:
@@ -114,10 +112,7 @@ class Supervisor:
                 self._close()
 
     def _unlink(self) -> None:
-        """Only if the name is still ours, under the lock: another launcher may have bound it since."""
-        path = self.settings.socket_path
-        with suppress(OSError), endpoint.agent_lock(path, self.settings.agent_timeout):
-            endpoint.unlink_own(path, self._identity)
+        endpoint.unlink_own(self.settings.socket_path, self._identity, self.settings.agent_timeout)
 
     def _close(self) -> None:
         self._unlink()
