@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -347,6 +347,11 @@ class Settings:
         """
         mounted = self.as_mounted()
         return mounted.redis_url if mounted.redis_url_file is None else read_redis_url(mounted.redis_url_file)
+
+    def to_environ(self, *, without: Collection[str] = ()) -> dict[str, str]:
+        """Environment variables with these values, for another process; a setting that is None has none."""
+        values = {f.name: getattr(self, f.name) for f in FIELDS if f.name not in without}
+        return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items() if v is not None}
 
     def redacted(self) -> dict[str, Any]:
         """All values as JSON-able data, without the Redis password and the signing key's secret."""

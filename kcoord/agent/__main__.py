@@ -28,7 +28,6 @@ from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import (
-    agent_lock,
     identity_of,
     unlink_own,
 )
@@ -111,8 +110,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     for_sure.cancel()
     # else the socket's name is our supervisor's, who may start the next agent on it
     if daemon or orphaned.is_set() or agent.launchers.handed_over:
-        with suppress(OSError), agent_lock(path, settings.agent_timeout):  # its directory may be gone
-            unlink_own(path, identity)
+        unlink_own(path, identity, settings.agent_timeout)
     # the loop's end waits for these threads, of which one may ask a dead name server
     loop.set_default_executor(ThreadPoolExecutor(1))
     return 0

@@ -272,7 +272,7 @@ class Errands:
             self._learn(label(manifest.key.backend, manifest.key.name), manifest.compile_seconds)
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
         except ArtifactDistrusted as error:
-            if error.foreign and len(self._foreign) < _MOST_FOREIGN:
+            if error.unknown_key and len(self._foreign) < _MOST_FOREIGN:
                 self._foreign.add(digest)
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
             return None

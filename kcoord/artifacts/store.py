@@ -244,7 +244,7 @@ class Store:
             except _Another:
                 raise
             except ArtifactInvalid as error:
-                if isinstance(error, ArtifactDistrusted) and error.foreign:
+                if isinstance(error, ArtifactDistrusted) and error.unknown_key:
                     raise
                 seen.append((found, error))
         (first, _), (second, why) = seen

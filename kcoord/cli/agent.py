@@ -126,7 +126,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
     from kcoord.protocol import endpoint
-    from kcoord_launch.supervise import check_directories
+    from kcoord_launch.checks import check_directories
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     Trust.of(settings)  # a secret that cannot be used is said before anything listens
@@ -136,10 +136,9 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with endpoint.agent_lock(path, settings.agent_timeout):
-            running = _is_running(settings)
-            if running:
+            listener = endpoint.bind_unless_served(path, settings.agent_timeout)
+            if listener is None:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
-            listener = endpoint.bind(path)  # in the place of a socket that a predecessor left
             identity = endpoint.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
@@ -154,20 +153,9 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     try:
         asyncio.run(run_agent(settings, listener))
     finally:
-        with suppress(OSError), endpoint.agent_lock(path, settings.agent_timeout):
-            endpoint.unlink_own(path, identity)
+        endpoint.unlink_own(path, identity, settings.agent_timeout)
     sys.stderr.flush()
     os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
-
-
-def _is_running(settings: Settings) -> bool:
-    from kcoord.protocol import endpoint
-
-    try:
-        endpoint.connect(settings.socket_path, settings.agent_timeout).close()
-    except (FileNotFoundError, ConnectionRefusedError):
-        return False
-    return True
 
 
 def _hide_memory() -> None:

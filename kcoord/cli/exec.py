@@ -24,8 +24,8 @@ def command(arguments: tuple[str, ...], record: str | None, **flags: str | None)
 
     Signals go on to COMMAND, and its exit code is this one's. A summary is printed at the end.
     """
+    from kcoord_launch.checks import checked_settings
     from kcoord_launch.exec import run
-    from kcoord_launch.supervise import checked_settings
 
     if record is not None:
         flags["profile"] = record

@@ -17,7 +17,7 @@ from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.profiles import document
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import load_needs, needed_profiles, needs_directory
+from kcoord.profiles.requested import load_requested, requested_directory, requested_profiles
 from kcoord.settings import Settings, profile_name
 from kcoord.transfer.bundle import export
 
@@ -58,10 +58,10 @@ def command(
     digests = set(named)
     if everything:
         digests |= set(store.digests())
-        names = tuple(sorted({*profile_names(settings), *needed_profiles(store.root)}))
+        names = tuple(sorted({*profile_names(settings), *requested_profiles(store.root)}))
     profiles, unread = {}, {}
     for name in names:
-        needs = load_needs(needs_directory(store.root, name))
+        needs = load_requested(requested_directory(store.root, name))
         try:
             profiles[name] = document.encode(_recipes(settings, name, bool(needs)), needs)
         except StoreError:

@@ -14,7 +14,7 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.trash import GRACE
-from kcoord.profiles.compaction import compact, compact_needs
+from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
@@ -152,7 +152,7 @@ def _compact(store: Path, settings: Settings) -> dict[str, int]:
     gone = {}
     merges: dict[str, Callable[[], int]] = {
         "parts of profiles": lambda: compact(store, _trust(settings)),
-        "lists of needs": lambda: compact_needs(store),
+        "lists of needs": lambda: compact_requested(store),
     }
     for what, merge in merges.items():
         try:

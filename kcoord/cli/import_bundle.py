@@ -15,7 +15,7 @@ from kcoord.errors import SettingsError
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import Need, needs_directory, save_needs
+from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import Bundle, Imported
@@ -55,14 +55,14 @@ def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> No
     _say(done, sorted(profiles), store, dry_run, as_json)
 
 
-def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[Need]]:
+def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[RequestedArtifact]]:
     try:
         return document.decode(text)
     except ValueError as error:
         raise BundleInvalid(f"{file}: the profile {name}: {error}") from error
 
 
-def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need], *, vouched: bool) -> None:
+def _save(store: Store, name: str, recipes: list[Recipe], needs: list[RequestedArtifact], *, vouched: bool) -> None:
     """What nobody of us has `vouched` for is not signed by importing it, and takes the place of nothing that is signed."""
     directory = roots(store.root, store.root)[0] / name
     if not vouched and store.trust.keys:
@@ -71,7 +71,7 @@ def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need], *, 
     if recipes:
         save_part(directory, recipes, trust=store.trust if vouched else OFF)
     if needs:
-        save_needs(needs_directory(store.root, name), needs)
+        save_requested(requested_directory(store.root, name), needs)
 
 
 def _say(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:

@@ -18,13 +18,12 @@ import click
 from kcoord.cli.options import ALL, ask_agent, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.parts import load_profile
 from kcoord.settings import variable
 from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
-from kcoord.warmup.profile_access import readable
+from kcoord.warmup.profile_access import recorded
 from kcoord.warmup.tasks import distinct
-from kcoord_launch.supervise import checked_settings
+from kcoord_launch.checks import checked_settings
 
 _LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000
@@ -53,7 +52,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     if settings.disable:
         click.echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
         return
-    recipes = distinct(load_profile(readable(settings, name), name), targets)
+    recipes = distinct(recorded(settings, name), targets)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
     environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}

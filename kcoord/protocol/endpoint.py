@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,6 +81,15 @@ def bind(path: Path) -> socket.socket:
     return listener
 
 
+def bind_unless_served(path: Path, timeout: float) -> socket.socket | None:
+    """`bind`, or None if an agent listens at `path`. Call it under `agent_lock`. Raises OSError."""
+    try:
+        connect(path, timeout).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return bind(path)
+    return None
+
+
 def log_of(path: Path) -> Path:
     """Where the agent logs whose socket is `path`, if no launcher has started it."""
     return path.with_suffix(".log")
@@ -88,12 +97,12 @@ def log_of(path: Path) -> Path:
 
 def log_to_file(path: Path) -> None:
     """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
-    with _append_to(log_of(path)) as output:
+    with open_log(log_of(path)) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
 
 
-def _append_to(log: Path) -> BinaryIO:
+def open_log(log: Path) -> BinaryIO:
     try:
         return log.open("ab")
     except OSError:  # a full disk, most likely: an agent without a log is better than none
@@ -109,7 +118,8 @@ def identity_of(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def unlink_own(path: Path, identity: tuple[int, int] | None) -> None:
-    """Remove the socket's name if it is still the one with `identity`. Call it under `agent_lock`."""
-    if identity is not None and identity_of(path) == identity:
-        path.unlink(missing_ok=True)
+def unlink_own(path: Path, identity: tuple[int, int] | None, timeout: float) -> None:
+    """Remove the socket's name if it is still the one with `identity`, and the lock and the directory allow it."""
+    with suppress(OSError), agent_lock(path, timeout):
+        if identity is not None and identity_of(path) == identity:
+            path.unlink(missing_ok=True)

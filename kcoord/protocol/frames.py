@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,3 +46,30 @@ def decode_body(body: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or not all(isinstance(k, str) for k in message):
         raise ProtocolError("the peer's frame is not a map")
     return message
+
+
+def send_frame(connection: socket.socket, frame: bytes) -> None:
+    """Send an encoded frame on a blocking socket. Without SIGPIPE: a script that restored its default action would end."""
+    connection.sendall(frame, socket.MSG_NOSIGNAL)
+
+
+def receive_frame(connection: socket.socket) -> dict[str, Any]:
+    """The next message on a blocking socket, within the socket's timeout: for its first byte, and again for the rest.
+
+    Raises TimeoutError, ConnectionResetError if the peer closed it, OSError, and `ProtocolError`.
+    """
+    return decode_body(_received(connection, frame_length(_received(connection, HEADER_BYTES))))
+
+
+def _received(connection: socket.socket, length: int) -> bytes:
+    buffer, patience = bytearray(), connection.gettimeout()
+    deadline = math.inf
+    while len(buffer) < length:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the agent's answer comes too slowly")
+        chunk = connection.recv(length - len(buffer))
+        if not chunk:
+            raise ConnectionResetError("the agent closed the connection")
+        buffer += chunk
+        deadline = min(deadline, math.inf if patience is None else time.monotonic() + patience)
+    return bytes(buffer)

@@ -17,7 +17,7 @@ from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank.connection_pool import Links
+from kcoord.rank.connection_pool import ConnectionPool
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -76,7 +76,7 @@ class AgentClient:
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        self._links = Links(settings, notices)
+        self._links = ConnectionPool(settings, notices)
 
     def claim(
         self, key: CacheKey, home: Path, *, wait: bool = True, meanwhile: Callable[[], None] | None = None

@@ -21,7 +21,7 @@ from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
 from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.requested import Need, load_needs, needs_directory
+from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
 from kcoord.units import bytes_text
 
@@ -88,7 +88,7 @@ class _Prefetch:
         self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
         self._changed = threading.Condition()  # protects those below; and there may be room again
         self._found = Fetched()
-        self._left: list[Need] = []
+        self._left: list[RequestedArtifact] = []
         self._taken = 0  # bytes of memory
         self._begun = 0  # bytes of artifacts that are being fetched
 
@@ -119,7 +119,7 @@ class _Prefetch:
         self._trust = Trust.of(self._settings)
         private.make_private(self._settings.local_dir)
         self._copy_profile(name)  # first: it is small, and what is left out below can be compiled together
-        needs = load_needs(needs_directory(root, name))
+        needs = load_requested(requested_directory(root, name))
         with self._changed:
             self._found.needed = len(needs)
             self._left = needs[::-1]
@@ -147,11 +147,11 @@ class _Prefetch:
         except (StoreError, OSError) as error:
             self.stop(str(error))
 
-    def _next(self) -> Need | None:
+    def _next(self) -> RequestedArtifact | None:
         with self._changed:
             return self._left.pop() if self._left else None
 
-    def _fetch(self, store: Store, need: Need) -> None:
+    def _fetch(self, store: Store, need: RequestedArtifact) -> None:
         home = self._settings.local_dir / need.place
         if local.is_whole(home, need.digest):
             self._count(there=1)

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from kcoord.protocol import endpoint, frames
-from kcoord.rank import connection_pool as links
-from kcoord.rank import spawn
+from kcoord.rank import connection_pool, spawn
 from kcoord.rank.client import Alone, Lead, Ready
 from tests.support.agents import (
     Node,
@@ -55,7 +54,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was found dead is asked again after less than the 5 seconds of every day."""
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.3)
 
 
 def timed(work: Future[Any]) -> tuple[Any, float]:
@@ -126,7 +125,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     reports = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
     assert [len(r["served"]) for r in reports] == [keys] * ranks
     assert sum(len(r["compiled"]) for r in reports) <= keys + kills * ranks
-    assert done.stderr.count("is started again") == kills
+    assert done.stderr.count("is restarted") == kills
     assert not list(sandbox.local.glob("*.sock"))
 
 

@@ -146,7 +146,7 @@ def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_le
     job.send_signal(number)
     done = finish(job, 60)
     assert done.returncode != 0
-    assert "started again" not in done.stderr
+    assert "restarted" not in done.stderr
     assert cluster.leases() == 0, "given back, with 60 s to go"
     cluster.nothing_is_left()
 
@@ -398,7 +398,7 @@ def test_a_job_starts_although_the_files_of_its_secrets_hang(sandbox: Sandbox, i
     hung = sandbox.root / "hung"
     for call in ("stat", "open"):
         interposer.stall(call, below=hung, seconds=600)
-    impatient = "import kcoord_launch.supervise as s; s._PATIENCE = 0.5; from kcoord.cli import main; main()"
+    impatient = "import kcoord_launch.checks as c; c._PATIENCE = 0.5; from kcoord.cli import main; main()"
     given = {name: str(hung / file) for name, file in HUNG.items()}
     done = sandbox.run("-c", impatient, "exec", "--", "echo", "it ran", KCOORD_AGENT_TIMEOUT="0.5", **given,
                        **interposer.environ)  # fmt: skip

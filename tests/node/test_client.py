@@ -14,7 +14,7 @@ import pytest
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank import connection_pool as links
+from kcoord.rank import connection_pool
 from kcoord.rank.client import (
     AgentClient,
     Alone,
@@ -322,7 +322,7 @@ def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
 
 
 def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.5)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.5)
     with Node(spawn="0") as node:
         client = node.client()
         assert isinstance(node.claim(client, "k"), Alone)
@@ -428,8 +428,10 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
         end_agent(first.pid)
         client.close()
         looked: list[float] = []
-        look = links.spawn.find_or_start
-        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        look = connection_pool.spawn.find_or_start
+        monkeypatch.setattr(
+            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
+        )
         begun = in_thread(lambda: node.claim(client, "b"))
         until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
         node.start()
@@ -440,7 +442,7 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
 
 def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[float] = []
-    look = links.spawn.find_or_start
+    look = connection_pool.spawn.find_or_start
     with Node(spawn="0", agent_timeout="2") as node:
         first = node.start()
         client = node.client()
@@ -450,7 +452,9 @@ def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypat
         end_agent(first.pid)
         node.path.unlink()
         client.close()
-        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        monkeypatch.setattr(
+            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
+        )
         assert isinstance(node.claim(client, "b"), Alone)
         assert len(looked) > 5, "it looked for two seconds"
         looked.clear()

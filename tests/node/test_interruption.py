@@ -22,7 +22,7 @@ from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.reporting import Account
+from kcoord.rank.reporting import Recorder
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, key_of
@@ -242,7 +242,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(Account, "waited"), (local, "_has_room"), (Path, "read_bytes")],
+    [(Recorder, "waited"), (local, "_has_room"), (Path, "read_bytes")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(

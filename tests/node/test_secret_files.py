@@ -18,7 +18,8 @@ from kcoord.errors import SettingsError
 from kcoord.secret_files import LARGEST, is_left_out, read_secret
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord_launch.supervise import applied, checked_settings, rank_environment
+from kcoord_launch.checks import checked_settings
+from kcoord_launch.environment import applied, rank_environment
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.sandbox import Sandbox, eventually, finish
 

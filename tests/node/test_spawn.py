@@ -238,12 +238,12 @@ def test_an_agent_that_ends_removes_its_own_socket_only() -> None:
         mine = endpoint.identity_of(node.path)
         for _ in range(50):  # the file system may give the same inode again
             with endpoint.bind(node.path):
-                endpoint.unlink_own(node.path, mine)
+                endpoint.unlink_own(node.path, mine, 5)
                 assert node.path.exists(), "it removed its successor's socket"
-        endpoint.unlink_own(node.path, endpoint.identity_of(node.path))
+        endpoint.unlink_own(node.path, endpoint.identity_of(node.path), 5)
         assert not node.path.exists()
         assert endpoint.identity_of(node.path) is None
-        endpoint.unlink_own(node.path, None)
+        endpoint.unlink_own(node.path, None, 5)
 
 
 def test_a_daemon_that_is_told_to_stop_removes_its_socket_and_the_next_one_takes_over() -> None:

@@ -66,7 +66,7 @@ def test_the_first_key_of_a_file_signs_and_all_verify(tmp_path: Path) -> None:
     assert both.doubt(MANIFEST, old.seal(MANIFEST, b"text")) is None
     doubt = old.doubt(MANIFEST, sealed)
     assert doubt is not None
-    assert doubt.foreign
+    assert doubt.unknown_key
 
 
 def test_a_secret_may_be_base64_and_is_shown_nowhere(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_signature_is_for_one_kind_one_key_id_and_one_content() -> None:
     ]:
         doubt = ours.doubt(kind, data)
         assert doubt is not None
-        assert not doubt.foreign
+        assert not doubt.unknown_key
 
 
 def test_no_change_of_one_byte_passes() -> None:
@@ -302,7 +302,7 @@ def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(ro
     for given in (announced, None):
         with pytest.raises(ArtifactDistrusted, match=r"key 'other'.*not known here: add that key") as caught:
             ours.fetch(KEY.digest, given)
-        assert caught.value.foreign
+        assert caught.value.unknown_key
     with pytest.raises(ArtifactDistrusted):
         ours.publish(manifest_of(host="again"), FILES)
     assert quarantined(ours) == []

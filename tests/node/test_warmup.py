@@ -257,7 +257,7 @@ def test_a_file_system_that_hangs_does_not_hang_the_job(
     directory.mkdir(parents=True)
     (directory / "a.recipes").touch()
     let_go = threading.Event()
-    monkeypatch.setattr("kcoord.profiles.parts.read_plain", lambda *arguments, **named: let_go.wait() and b"")
+    monkeypatch.setattr("kcoord.profiles.profile_files.read_plain", lambda *arguments, **named: let_go.wait() and b"")
     try:
         assert kcoord.warmup("hangs").compiled == 0
         assert "does the file system hang" in caplog.text

@@ -16,11 +16,11 @@ from kcoord.files.faults import (
     fault_of,
 )
 from kcoord.profiles.requested import (
-    MOST_NEEDS,
-    Need,
-    load_needs,
-    needs_directory,
-    save_needs,
+    MOST_REQUESTED,
+    RequestedArtifact,
+    load_requested,
+    requested_directory,
+    save_requested,
 )
 from kcoord.telemetry.events import Notices, log
 
@@ -36,10 +36,10 @@ class Needs:
     """
 
     def __init__(self, store: Path | None, local_dir: Path, profile: str | None, notices: Notices) -> None:
-        self._directory = needs_directory(store, profile) if store is not None and profile is not None else None
+        self._directory = requested_directory(store, profile) if store is not None and profile is not None else None
         self._store, self._below, self._notices = store, f"{local_dir}{os.sep}", notices
         self._asked: dict[tuple[str, str], None] = {}
-        self._known: set[Need] | None = None  # what was there already; read once, by the thread
+        self._known: set[RequestedArtifact] | None = None  # what was there already; read once, by the thread
         self._file: Path | None = None
         self._noted = self._written = 0
         self._io = ThreadPoolExecutor(1, "needs")
@@ -48,7 +48,7 @@ class Needs:
 
     def note(self, digest: str, home: str) -> None:
         """The artifact of the key `digest` was asked for, for `home`. Costs a microsecond."""
-        if self._directory is None or not home.startswith(self._below) or len(self._asked) >= MOST_NEEDS:
+        if self._directory is None or not home.startswith(self._below) or len(self._asked) >= MOST_REQUESTED:
             return
         self._asked.setdefault((digest, home[len(self._below) :]))
         self._noted = len(self._asked)
@@ -88,14 +88,14 @@ class Needs:
         needs = []
         for digest, place in asked:
             try:
-                needs.append(Need(digest, place))
+                needs.append(RequestedArtifact(digest, place))
             except ValueError:
                 continue  # it lies where no other node would look for it
         try:
             if self._known is None:
-                self._known = set(load_needs(self._directory))
+                self._known = set(load_requested(self._directory))
             if not self._known.issuperset(needs):
-                self._file = save_needs(self._directory, needs, self._file)
+                self._file = save_requested(self._directory, needs, self._file)
         except StoreError as error:
             assert self._store is not None
             self._notices.tell(f"what the job needs is not noted: {error}", about=fault_of(self._store, error))

@@ -32,7 +32,7 @@ from kcoord.files.faults import (
 from kcoord.files.sweep import lives
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, Won, kept_alive
-from kcoord.profiles.compaction import compact, compact_needs
+from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.local_collector import collect_local
@@ -240,7 +240,7 @@ class Keeper:
         _yield_to_others()
         merges: dict[str, Callable[[], int]] = {
             "parts of profiles": lambda: compact(store, self._trust, _MOST),
-            "lists of needs": lambda: compact_needs(store, _MOST),
+            "lists of needs": lambda: compact_requested(store, _MOST),
         }
         for what, merge in merges.items():
             try:

@@ -25,10 +25,10 @@ from kcoord.files.trash import Trash
 from kcoord.keys import CacheKey
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.requested import (
-    Need,
-    all_needs,
-    needs_directory,
-    save_needs,
+    RequestedArtifact,
+    all_requested,
+    requested_directory,
+    save_requested,
 )
 from kcoord.retention import store_collector as collector
 from kcoord.retention.holdings import Holdings, read_holdings
@@ -200,9 +200,9 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
         store = Store(disk / "store")
         store.open()
         digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
-        save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+        save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
         pin_profile(store.root, "llama")
-        save_needs(needs_directory(store.root, "llama"), [need(digests[1])])
+        save_requested(requested_directory(store.root, "llama"), [need(digests[1])])
         (store.root / "v1" / "trash").mkdir()
         (store.root / "v1" / "trash" / "old").touch()
         make_home(disk / "local", "k", 9 * DAY)
@@ -476,17 +476,17 @@ def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
 # --- pins ---
 
 
-def need(digest: str) -> Need:
-    return Need(digest, f"objects/{digest[:2]}/{digest}")
+def need(digest: str) -> RequestedArtifact:
+    return RequestedArtifact(digest, f"objects/{digest[:2]}/{digest}")
 
 
 def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_later(store: Store) -> None:
     first, later, other = (publish(store, name, 90 * DAY) for name in ("first", "later", "other"))
-    directory = needs_directory(store.root, "llama")
-    written = save_needs(directory, [need(first)])
+    directory = requested_directory(store.root, "llama")
+    written = save_requested(directory, [need(first)])
     assert pin_profile(store.root, "llama") == {first}
     written.unlink()
-    save_needs(directory, [need(later)])
+    save_requested(directory, [need(later)])
     assert names(run(store, max_size=0)) == [other]
     assert there(store, first, later) == [True, True]
     assert load_pins(store.root) == {"llama": {first, later}}
@@ -497,7 +497,7 @@ def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_late
 @pytest.mark.parametrize("broken", ["pin", "needs"])
 def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, broken: str) -> None:
     digest = publish(store, "k", DAY)
-    written = save_needs(needs_directory(store.root, "llama"), [need(digest)])
+    written = save_requested(requested_directory(store.root, "llama"), [need(digest)])
     pin_profile(store.root, "llama")
     path = written if broken == "needs" else store.root / "v1" / "pins" / "llama.pin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -509,19 +509,19 @@ def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, bro
 def test_needs_that_are_replaced_while_they_are_read_are_read_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = needs_directory(store.root, "p")
-    small = save_needs(directory, [need("ab" * 32)])
+    directory = requested_directory(store.root, "p")
+    small = save_requested(directory, [need("ab" * 32)])
     import kcoord.profiles.requested as module
 
     read = module._read
 
-    def replaced(path: Path) -> list[Need]:
+    def replaced(path: Path) -> list[RequestedArtifact]:
         if path == small and path.exists():
-            save_needs(directory, [need("ab" * 32), need("cd" * 32)], small)
+            save_requested(directory, [need("ab" * 32), need("cd" * 32)], small)
         return read(path)
 
     monkeypatch.setattr(module, "_read", replaced)
-    assert all_needs(directory) == {need("ab" * 32), need("cd" * 32)}
+    assert all_requested(directory) == {need("ab" * 32), need("cd" * 32)}
 
 
 def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
@@ -529,13 +529,13 @@ def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
 ) -> None:
     digest = publish(store, "k", DAY)
     pin(store.root, "llama", [])
-    save_needs(needs_directory(store.root, "llama"), [need(digest)])
+    save_requested(requested_directory(store.root, "llama"), [need(digest)])
 
-    def unpinned_meanwhile(directory: Path) -> set[Need]:
+    def unpinned_meanwhile(directory: Path) -> set[RequestedArtifact]:
         unpin(store.root, "llama")
-        return all_needs(directory)
+        return all_requested(directory)
 
-    monkeypatch.setattr("kcoord.retention.pinned.all_needs", unpinned_meanwhile)
+    monkeypatch.setattr("kcoord.retention.pinned.all_requested", unpinned_meanwhile)
     run(store, max_size=0)
     assert load_pins(store.root) == {}
     assert list((store.root / "v1" / "staging").iterdir()) == []
@@ -873,7 +873,7 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     shown = kcoord(sandbox, "gc", "--unused-for", "36h", "--dry-run", **settings).stdout
     assert f"would remove {digests[2][:12]}" in shown
     assert "unused for 3 d" in shown
-    save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+    save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
     assert as_json(sandbox, "gc", "--pin", "llama", **settings)["pins"] == {"llama": 1}
     document = as_json(sandbox, "gc", "--unused-for", "36h", **settings)
     assert [d["artifact"] for d in document["removed"]] == [digests[1]]

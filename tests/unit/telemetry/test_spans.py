@@ -180,7 +180,7 @@ def make(n):
     key = kcoord.CacheKey.of("test", f"k{n}", n=n)
     coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
 make(0)
-coordinator._account.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
+coordinator._recorder.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
     make(2)
