@@ -32,11 +32,15 @@ def write_files(directory: Path, contents: dict[str, bytes], *, durable: bool) -
     for name, content in contents.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        write_file(path, content, durable=durable)
+
+
+def write_file(path: Path, content: bytes, *, durable: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:

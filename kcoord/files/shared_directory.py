@@ -7,21 +7,11 @@ ones, which went before theirs was reached. So whoever has read them all lists a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
-from kcoord.files.rename import (
-    sync_directory,
-    write_files,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.replace import replace_file
 
 _ATTEMPTS = 5
 
@@ -56,17 +46,12 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
     `earlier`, a file that holds nothing that this one does not, is removed then, if it is in this directory. `at`: when this one
     counts as written, if not now.
     """
-    path, fresh = directory / name, directory / f".{staging_name()}"
+    path = directory / name
     try:
-        write_files(directory, {fresh.name: content}, durable=True)
-        if at is not None:
-            os.utime(fresh, (at, at))
-        fresh.replace(path)
-        sync_directory(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, durable=True, at=at)
         if earlier is not None and earlier.parent == directory and earlier != path:
             earlier.unlink(missing_ok=True)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise store_error(error, directory) from error
     return path
