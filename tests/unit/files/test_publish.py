@@ -337,6 +337,7 @@ from pathlib import Path
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
+from kcoord.files import private
 from tests.unit.files.test_publish import KEY, ORIGIN, stage
 open_directory, closed = Path(sys.argv[1]), Path(sys.argv[2])
 os.setgid(65534); os.setuid(65534)
@@ -344,7 +345,7 @@ staging = stage(open_directory / "home")
 for attempt in (
     lambda: local.publish_local(staging, closed / "home", KEY, 1.0, ORIGIN),
     lambda: local.new_staging(closed / "home"),
-    lambda: local.make_private(closed / "mine"),
+    lambda: private.make_private(closed / "mine"),
     lambda: Store(closed / "store").open(),
 ):
     try:
