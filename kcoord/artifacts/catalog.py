@@ -32,15 +32,15 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
     Raises `StoreError`; at the call if there is no store.
     """
     root = settings.store_root
-    there: list[tuple[float, str]] = []
+    stored: list[tuple[float, str]] = []
     if root is not None:
         check_is_store(root)
         try:
-            there = [(status.st_mtime, home.name) for home, status in homes_of(root)]
+            stored = [(status.st_mtime, home.name) for home, status in homes_of(root)]
         except OSError as error:
             raise store_error(error, root) from error
-    here = [(_modified(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
-    return _each(Store(root) if root is not None else None, {name for _, name in there}, [*there, *here])
+    local = [(_modified(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
+    return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
 
 
 def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]]) -> Iterator[Manifest]:

@@ -31,12 +31,12 @@ def read_all(paths: Callable[[], list[Path]], read: Callable[[Path], bool]) -> l
     two raise.
     """
     done: set[Path] = set()
-    there = paths()
+    listing = paths()
     for _ in range(_ATTEMPTS):
-        done.update(path for path in there if path not in done and read(path))
-        before, there = there, paths()
-        if there == before and done.issuperset(there):
-            return there
+        done.update(path for path in listing if path not in done and read(path))
+        before, listing = listing, paths()
+        if listing == before and done.issuperset(listing):
+            return listing
     return None
 
 

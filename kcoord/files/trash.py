@@ -34,14 +34,14 @@ class Trash:
 
         Raises OSError if the directory cannot be made, or the disk takes no renames.
         """
-        there = self.directory / f"{path.name}-{uuid.uuid4().hex[:12]}"
+        trashed = self.directory / f"{path.name}-{uuid.uuid4().hex[:12]}"
         try:
-            path.rename(there)
+            path.rename(trashed)
         except FileNotFoundError:
             with suppress(FileExistsError):
                 self.directory.mkdir()  # never its parents: where a mount has vanished there is another disk
             try:
-                path.rename(there)
+                path.rename(trashed)
             except FileNotFoundError:
                 return None  # moved by another process; or NFS sent our rename twice
             except PermissionError:
@@ -49,13 +49,13 @@ class Trash:
         except PermissionError:
             return None  # another user's
         with suppress(OSError):  # the grace period begins: most file systems set the ctime in the rename
-            os.utime(there, follow_symlinks=False)
-        return there
+            os.utime(trashed, follow_symlinks=False)
+        return trashed
 
-    def put_back(self, there: Path, path: Path) -> bool:
-        """Undo `take`. False if `path` exists again, or `there` is gone."""
+    def put_back(self, trashed: Path, path: Path) -> bool:
+        """Undo `take`. False if `path` exists again, or `trashed` is gone."""
         try:
-            there.rename(path)
+            trashed.rename(path)
         except OSError:
             return False
         return True

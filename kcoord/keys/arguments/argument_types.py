@@ -213,7 +213,7 @@ def _class_tokens(argument_type: Fields | EnumMember, describer: Describer, dept
 
 
 class SelfDescribed(Composite):
-    """An object that is what `say` answers for it, asked at each call; `question` names the answer."""
+    """An object that counts by ``describe(value)``, called for each token; `question` names the result."""
 
     def __init__(self, kind: type, describe: Callable[[Any], Any], question: str) -> None:
         super().__init__(kind)

@@ -331,10 +331,10 @@ def test_a_token_keeps_no_argument_alive() -> None:
 
 
 def test_classes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signature, "_MOST_FORMS", 50)
+    monkeypatch.setattr(signature, "_MOST_TYPES", 50)
     for n in range(200):
         token(type(f"C{n}", (Signed,), {})(n))
-        assert len(signature._forms) <= 50
+        assert len(signature._types) <= 50
 
 
 def test_nothing_of_torch_numpy_or_triton_is_imported() -> None:
