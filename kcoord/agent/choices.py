@@ -86,8 +86,8 @@ class Choices:
     async def _read(self, home: Path, digest: str) -> Found | None:
         def read() -> Found | None:
             try:
-                artifact = local.open_artifact(home, digest)
-                return None if artifact is None else (artifact.manifest, local.read_contents(artifact))
+                found = local.read_artifact(home, digest)
+                return None if found is None else (found[0].manifest, found[1])
             except ArtifactInvalid as error:
                 self._notices.tell(f"{error}; it is chosen again")
                 local.quarantine(home)

@@ -145,10 +145,10 @@ class Errands:
             try:
                 if local.is_whole(home, digest):
                     return True
-                artifact = local.open_artifact(there, digest)
-                if artifact is None:
+                found = local.read_artifact(there, digest)
+                if found is None:
                     return None
-                local.install(artifact.manifest, local.read_contents(artifact), home)
+                local.install(found[0].manifest, found[1], home)
             except ArtifactInvalid as error:
                 self._notices.tell(str(error))
                 return False
@@ -320,10 +320,8 @@ class Errands:
         """Publish what is at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
 
         def publish(store: Store) -> str | None:
-            artifact = local.open_artifact(home, digest)
-            if artifact is None:
-                return None
-            return store.publish(artifact.manifest, local.read_contents(artifact))
+            found = local.read_artifact(home, digest)
+            return None if found is None else store.publish(found[0].manifest, found[1])
 
         try:
             return await self._store.use(publish, publishes=True)  # published late is published: its thread goes on

@@ -1,1 +1,1 @@
-"""What an artifact is, on disk."""
+"""Artifacts: their manifest, their two forms on disk, the store, and signatures."""

@@ -1,7 +1,7 @@
-"""Who may rearrange a store: whoever owns one of its upper directories, or may rename what is in them.
+"""Checks the access to a store: its upper directories should be writable only by users that may publish.
 
-Whoever may put another directory in the place of ``objects`` decides what nodes find. With signatures required they cannot make
-ranks load it; they can still make them compile, and wait. Not looked at: access control lists, and who exports the file system.
+A user who may put another directory in the place of ``objects`` decides what nodes find. Where signatures are required they
+cannot make ranks load it, but can still make them compile and wait. Not checked: access control lists, and file system exports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Doubt:
-    """What is wrong with the owner or the mode of `path`, and what to do about it."""
+    """A problem with the owner or the mode of `path`, and its remedy."""
 
     path: Path
     finding: str
@@ -22,9 +22,9 @@ class Doubt:
 
 
 def doubts(root: Path) -> list[Doubt]:
-    """About the store at `root`, and the store that its namespace is in. Raises OSError if they cannot be looked at.
+    """The problems of the store at `root`, and of the store that its namespace is in. Raises OSError if they cannot be read.
 
-    An owner is in order who is this user, root, or of whose group this user is. Blocks for as long as the file system does.
+    A directory may belong to this user, root, or a group of this user. Blocks for as long as the file system does.
     """
     places = [root, root / "v1", root / "v1" / "objects"]
     if root.parent.name == "namespaces":

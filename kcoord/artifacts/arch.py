@@ -1,8 +1,8 @@
-"""What files say themselves of the GPU that they are for, whatever their artifact's key says.
+"""The GPU that compiled files are for, read from the files themselves.
 
-A compiler whose target was settled at its first call stores code for one GPU under the key of another; the code itself tells.
-Read are: ELF headers of NVIDIA's cubins and AMD's code objects, the targets that PTX and AMD assembly name, and Triton's
-metadata. What cannot be read says nothing, and nothing is refused for it.
+A compiler that fixed its target at its first call stores code for one GPU under the key of another. The code reveals it.
+Sources: ELF headers of NVIDIA's cubins and AMD's code objects, the targets that PTX and AMD assembly name, and Triton's
+metadata. A file that cannot be parsed states no target, and is never refused for that.
 
 The layout of ``e_flags`` is LLVM's ``BinaryFormat/ELF.h``, checked against what ptxas 12.8 to 13.4 and lld write.
 """
@@ -38,9 +38,9 @@ _AMD_MACHINES = {
 
 
 def contradiction(recorded: Collection[str], target: GPUTarget | None) -> str:
-    """``for cuda:80, not for cuda:90`` if `recorded`, which `recorded_targets` returned, says so; else nothing.
+    """``for cuda:80, not for cuda:90`` if the `recorded` targets do not include `target`; else an empty string.
 
-    Without a target, for one that is no GPU, and of files that do not say, there is none.
+    Also empty if `target` is None or no GPU, and if nothing is recorded.
     """
     requested = _spelled(target.backend, target.arch) if recorded and target is not None else None
     if requested is None or requested in recorded:
@@ -48,44 +48,63 @@ def contradiction(recorded: Collection[str], target: GPUTarget | None) -> str:
     return f"for {', '.join(recorded)}, not for {requested}"
 
 
-def recorded_targets(directory: Path) -> tuple[str, ...]:
-    """The targets that the files below `directory` are for, as ``cuda:90`` or ``hip:gfx942``; none if they do not say.
+class RecordedTargets:
+    """Collects the targets of an artifact's files, one `add` for each file."""
 
-    Machine code is believed before the assembly that it was made of, and both before a description. Of an artifact for several
-    GPUs all are returned. Code that Triton was told to make for another GPU (``TRITON_OVERRIDE_ARCH``) is for the one that it was
-    made for: the metadata state both. Raises OSError.
-    """
-    code: set[str] = set()
-    assembly: set[str] = set()
-    stated: list[tuple[str, str | None]] = []
+    def __init__(self) -> None:
+        self._code: set[str] = set()
+        self._assembly: set[str] = set()
+        self._metadata: list[tuple[str, str | None]] = []
+
+    def add(self, name: str, content: bytes) -> None:
+        """`content` is the whole file, or at least its first `head_size` bytes."""
+        suffix, head = Path(name).suffix, content[: head_size(name)]
+        if head.startswith(b"\x7fELF"):
+            self._code |= _of_elf(head)
+        elif suffix == ".ptx":
+            self._assembly |= _found("cuda", _PTX_TARGET, head)
+        elif suffix in (".amdgcn", ".s"):
+            self._assembly |= _found("hip", _AMDGCN_TARGET, head)
+        elif suffix == ".json":
+            self._metadata += _of_metadata(head)
+
+    def result(self) -> tuple[str, ...]:
+        """Targets as ``cuda:90`` or ``hip:gfx942``, sorted; none if no file names one. Several GPUs are all returned.
+
+        Machine code overrides the assembly that it was made of, and both override metadata. Code that Triton made for another GPU
+        on request (``TRITON_OVERRIDE_ARCH``) belongs to the GPU that was keyed: the metadata state both.
+        """
+        backends = {target.partition(":")[0] for target in self._code}
+        found = self._code | {target for target in self._assembly if target.partition(":")[0] not in backends}
+        for target, made in self._metadata:
+            if made != target and made in found:
+                found = found - {made} | {target}
+        return tuple(sorted(found or {target for target, _ in self._metadata}))
+
+
+def head_size(name: str) -> int:
+    """The number of bytes at the beginning of file `name` that can state a target."""
+    return _LARGEST_METADATA if name.endswith(".json") else _HEAD
+
+
+def recorded_targets(directory: Path) -> tuple[str, ...]:
+    """`RecordedTargets.result` of the files below `directory`. Raises OSError."""
+    targets = RecordedTargets()
     for path in _plain_files(directory):
         with path.open("rb") as file:
-            head = file.read(_LARGEST_METADATA if path.suffix == ".json" else _HEAD)
-        if head.startswith(b"\x7fELF"):
-            code |= _of_elf(head)
-        elif path.suffix == ".ptx":
-            assembly |= _found("cuda", _PTX_TARGET, head)
-        elif path.suffix in (".amdgcn", ".s"):
-            assembly |= _found("hip", _AMDGCN_TARGET, head)
-        elif path.suffix == ".json":
-            stated += _of_metadata(head)
-    backends = {target.partition(":")[0] for target in code}
-    found = code | {target for target in assembly if target.partition(":")[0] not in backends}
-    for target, made in stated:
-        if made != target and made in found:
-            found = found - {made} | {target}
-    return tuple(sorted(found or {target for target, _ in stated}))
+            targets.add(path.name, file.read(head_size(path.name)))
+    return targets.result()
 
 
 def _plain_files(directory: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(directory):
         for path in (Path(parent, name) for name in names):
-            if stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for
+            if stat.S_ISREG(path.lstat().st_mode):  # opening a pipe would block
                 yield path
 
 
 def _spelled(backend: str, arch: object) -> str | None:
-    """One spelling for ``90``, ``sm90`` and ``sm_90a``; for ``gfx942`` and ``gfx942:sramecc+``. None: it names no single GPU."""
+    """One spelling for ``90``, ``sm90`` and ``sm_90a``; for ``gfx942`` and ``gfx942:sramecc+``. None: no single GPU."""
     pattern = {"cuda": _SM, "hip": _GFX}.get(backend)
     match = pattern.fullmatch(str(arch)) if pattern else None
     return f"{backend}:{match[1]}" if match else None
@@ -111,7 +130,7 @@ def _of_elf(head: bytes) -> set[str]:
 
 
 def _of_metadata(text: bytes) -> list[tuple[str, str | None]]:
-    """Triton's ``(target, what it was told to make code for)``; nothing if this is another JSON file."""
+    """``(target, architecture that Triton generated code for)`` of Triton's metadata; empty for any other JSON file."""
     try:
         document = json.loads(text)
         target = _spelled(document["target"]["backend"], document["target"]["arch"])

@@ -1,4 +1,4 @@
-"""All artifacts there are, for people. It lists directories: never call it on a job's way."""
+"""Lists all artifacts, for people. It lists directories: never call it on a job's way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.settings import Settings
 
@@ -29,20 +27,20 @@ def artifacts_of(settings: Settings) -> list[Manifest]:
 
 
 def newest_first(settings: Settings) -> Iterator[Manifest]:
-    """As `artifacts_of`, one by one, by when they came there; a name and a number of each are in memory at once, and no more.
+    """As `artifacts_of`, one by one, newest first. Memory holds a name and a time of each.
 
-    Raises `StoreError`: of a store that is none at once.
+    Raises `StoreError`; at the call if there is no store.
     """
     root = settings.store_root
-    there: list[tuple[float, str]] = []
+    stored: list[tuple[float, str]] = []
     if root is not None:
         check_is_store(root)
         try:
-            there = [(status.st_mtime, home.name) for home, status in homes_of(root)]
+            stored = [(status.st_mtime, home.name) for home, status in homes_of(root)]
         except OSError as error:
             raise store_error(error, root) from error
-    here = [(_written(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
-    return _each(Store(root) if root is not None else None, {name for _, name in there}, [*there, *here])
+    local = [(_modified(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
+    return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
 
 
 def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]]) -> Iterator[Manifest]:
@@ -53,7 +51,7 @@ def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]
 
 
 def local_manifests(local_dir: Path) -> Iterator[Path]:
-    """Where this node's artifacts have their manifests. Raises `StoreError` if a directory cannot be listed."""
+    """The paths of this node's manifests. Raises `StoreError` if a directory cannot be listed."""
     try:
         for tier in tiers(local_dir):
             for home in tier.iterdir():
@@ -66,10 +64,10 @@ def local_manifests(local_dir: Path) -> Iterator[Path]:
 def _has_manifest(home: Path) -> bool:
     try:
         (home / MANIFEST_NAME).lstat()
-    except (FileNotFoundError, NotADirectoryError):  # Triton's own, or nobody's
+    except (FileNotFoundError, NotADirectoryError):  # a directory of Triton's, or another file
         return False
     except OSError:
-        return True  # whoever reads it says why not
+        return True  # its reader reports why it cannot be read
     return True
 
 
@@ -81,7 +79,7 @@ def _read(home: Path) -> Manifest | None:
     try:
         return Manifest.decode(read_plain(home / MANIFEST_NAME, LARGEST_MANIFEST))
     except (ArtifactInvalid, OSError):
-        return None  # it is being removed, or not ours to judge here
+        return None  # it is being removed, or damaged, which `kcoord verify` reports
 
 
 def _from_store(store: Store, digest: str) -> Manifest | None:
@@ -92,7 +90,7 @@ def _from_store(store: Store, digest: str) -> Manifest | None:
         return None
 
 
-def _written(home: Path) -> float:
+def _modified(home: Path) -> float:
     try:
         return home.stat().st_mtime
     except OSError:
@@ -100,13 +98,11 @@ def _written(home: Path) -> float:
 
 
 _BUCKET = re.compile(r"[0-9a-f]{2}")
-
-
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def homes_of(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The artifacts' directories, one bucket after the other. Raises OSError."""
+    """The artifacts' directories with their status, one bucket after the other. Raises OSError."""
     objects = store / "v1" / "objects"
     with os.scandir(objects) as buckets:
         names = sorted(e.name for e in buckets if _BUCKET.fullmatch(e.name))
@@ -118,15 +114,12 @@ def homes_of(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
                         yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
-_BUCKET = re.compile(r"[0-9a-f]{2}")
-
-
 def tiers(local_dir: Path) -> list[Path]:
-    """The directories of `local_dir` that homes lie in; of Triton's, the one that this process would use."""
+    """The directories of `local_dir` that hold homes, and the Triton cache directory of this process."""
     triton = Path(os.environ.get("TRITON_CACHE_DIR") or local_dir / "triton")
     try:
         buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
     except FileNotFoundError:
         buckets = []
     ours = [p for p in buckets if not p.is_symlink()]
-    return [p for p in (triton, *ours) if p.is_dir()]  # Triton's may well be a link to a larger disk: the user's own
+    return [p for p in (triton, *ours) if p.is_dir()]  # a user may have linked Triton's to a larger disk

@@ -1,8 +1,7 @@
-"""A choice: an artifact of one small file that was decided by the first who wrote it, and that nobody waited for.
+"""A choice: an artifact of one small file. The first writer decides it, and no other rank waits for it.
 
-Where it lies in the local tier says who decided it. What the *store* decided holds for all its nodes, and lies where other
-artifacts lie. What this node decided by itself, since there was no store to ask, lies beside that: it holds until a store
-says otherwise.
+Its path in the local tier tells who decided. A choice of the *store* holds for all nodes, and lies where other artifacts lie. A
+choice that this node made alone, since no store could be asked, lies beside that: it holds until a store has one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _FILE = "choice"
 
 
 def store_decided(local_dir: Path, digest: str) -> Path:
-    """The home of a choice that holds wherever the store is read."""
+    """The home of a choice that holds on all nodes of the store."""
     return local_dir / "objects" / digest[:2] / digest
 
 
@@ -29,12 +28,12 @@ def node_decided(local_dir: Path, digest: str) -> Path:
 
 
 def manifest_of(key: CacheKey, content: bytes, seconds: float, origin: Origin) -> Manifest:
-    """`seconds` is what it took to come to the choice, and a hit saves."""
+    """`seconds` is the time that the decision took, which a hit saves."""
     return Manifest(key, (FileEntry(_FILE, len(content), hashlib.sha256(content).hexdigest()),), seconds, origin)
 
 
 def check(manifest: Manifest) -> None:
-    """Raises `ArtifactInvalid` for a choice that cannot be written down: a name in its key may be no UTF-8."""
+    """Raises `ArtifactInvalid` for a choice that cannot be encoded: a name in its key is not UTF-8."""
     try:
         manifest.encode()
     except UnicodeEncodeError as error:
@@ -47,7 +46,7 @@ def contents_of(content: bytes) -> dict[str, bytes]:
 
 
 def content_of(name: str, contents: dict[str, bytes]) -> bytes:
-    """What was chosen. `contents` are checked already against their manifest. Raises `ArtifactInvalid`."""
+    """The chosen content. `contents` are verified already. Raises `ArtifactInvalid` if they are no choice."""
     content = contents.get(_FILE)
     if content is None or len(contents) != 1 or len(content) > LARGEST_CHOICE:
         raise ArtifactInvalid(f"what lies under the key of {name} is no choice")

@@ -1,4 +1,4 @@
-"""The manifest of staged files: names, sizes and hashes."""
+"""Reads staged files once: their manifest, the GPUs that they are for, and the text of those that name their own directory."""
 
 from __future__ import annotations
 
@@ -6,42 +6,72 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from kcoord.artifacts.arch import recorded_targets
-from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, FileEntry, Manifest, Origin, home_token
+from kcoord.artifacts.arch import RecordedTargets
+from kcoord.artifacts.manifest import (
+    HOME_PLACEHOLDER,
+    LARGEST_ARTIFACT,
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    Origin,
+    home_token,
+)
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.reading import read_plain
 from kcoord.keys.cache_key import CacheKey
 
 
+@dataclass(frozen=True)
+class Staged:
+    """Described files: the manifest, its encoding, and by name the portable text of the relocatable files."""
+
+    manifest: Manifest
+    encoded: bytes
+    relocatable: dict[str, bytes]
+
+
 def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
-    """`describe` the files in `staging`, and write the manifest, last. Raises `ArtifactInvalid` as `describe` does."""
-    manifest = describe(staging, key, compile_seconds, origin, home)
-    (staging / MANIFEST_NAME).write_bytes(manifest.encode())
-    return manifest
+    """`describe` the files in `staging`, then write their manifest there. Raises `ArtifactInvalid` as `describe` does."""
+    staged = describe(staging, key, compile_seconds, origin, home)
+    (staging / MANIFEST_NAME).write_bytes(staged.encoded)
+    return staged.manifest
 
 
-def describe(
-    staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None
-) -> Manifest:
-    """Hash every file in `staging`; nothing is written.
+def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Staged:
+    """Read and hash each file in `staging` once; write nothing.
 
-    Files with `HOME_PLACEHOLDER`, or with the name of `home` itself, are relocatable. Raises `ArtifactInvalid` if
-    `staging` holds nothing, anything but plain files and directories, or what no manifest can state.
+    A JSON file that holds `HOME_PLACEHOLDER`, or the name of `home`, is relocatable. Raises `ArtifactInvalid` if `staging` holds
+    no file, anything but plain files and directories, or names that a manifest cannot state.
     """
-    files = tuple(sorted(_entries(staging, home), key=lambda f: f.name))
+    files: list[FileEntry] = []
+    relocatable: dict[str, bytes] = {}
+    targets = RecordedTargets()
+    for name in _names(staging):
+        content = read_plain(staging / name, LARGEST_ARTIFACT)
+        targets.add(name, content)
+        if name.endswith(".json"):
+            if home is not None:  # an agent that was killed before its rename has replaced the placeholder already
+                content = content.replace(home_token(home), HOME_PLACEHOLDER)
+            if HOME_PLACEHOLDER in content:
+                relocatable[name] = content
+        files.append(FileEntry(name, len(content), hashlib.sha256(content).hexdigest(), name in relocatable))
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
-    manifest = Manifest(key, files, max(0.0, compile_seconds), origin, targets=recorded_targets(staging))
+    files.sort(key=lambda f: f.name)
+    manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result())
     try:
         encoded = manifest.encode()
     except UnicodeEncodeError as error:
         raise ArtifactInvalid(f"{key.name}: a name in its manifest is not UTF-8: {error.object!r}") from error
-    Manifest.decode(encoded)  # what nobody could read back is not published
-    return manifest
+    Manifest.decode(encoded)  # never publish a manifest that no reader accepts
+    return Staged(manifest, encoded, relocatable)
 
 
-def _entries(staging: Path, home: Path | None) -> Iterator[FileEntry]:
+def _names(staging: Path) -> Iterator[str]:
+    """The relative names of the plain files, without the manifest."""
     for directory, folders, names in os.walk(staging):
         for name in folders + names:
             path = Path(directory, name)
@@ -51,10 +81,4 @@ def _entries(staging: Path, home: Path | None) -> Iterator[FileEntry]:
                 continue
             if not stat.S_ISREG(mode):
                 raise ArtifactInvalid(f"{relative} is neither a plain file nor a directory")
-            content = path.read_bytes()
-            relocatable = False
-            if relative.endswith(".json"):
-                if home is not None:  # settled by an agent that was killed before it could rename
-                    content = content.replace(home_token(home), HOME_PLACEHOLDER)
-                relocatable = HOME_PLACEHOLDER in content
-            yield FileEntry(relative, len(content), hashlib.sha256(content).hexdigest(), relocatable)
+            yield relative

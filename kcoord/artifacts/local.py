@@ -1,27 +1,25 @@
 """The local tier: artifacts on the node's own disk, each a directory in its compiler's own layout.
 
-A *home* is an artifact's directory, ``<root>/<name>``; beside the homes lie ``<root>/.kcoord/staging`` and
-``<root>/.kcoord/quarantine``, on the same file system, so that publishing is one rename.
+A *home* is an artifact's directory, ``<root>/<name>``. Beside the homes lie ``<root>/.kcoord/staging`` and
+``<root>/.kcoord/quarantine``, on the same file system: publishing is one rename. A publish reads the staged files once, to hash
+them; whoever loads an artifact, or sends it on, verifies the bytes that it reads itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kcoord.artifacts.describe import (
-    describe,
-    seal,
-)
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import (
     HOME_PLACEHOLDER,
     LARGEST_MANIFEST,
     MANIFEST_NAME,
+    FileEntry,
     Manifest,
     Origin,
     check_content,
@@ -30,18 +28,11 @@ from kcoord.artifacts.manifest import (
     portable,
 )
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    rename_into_place,
-    set_aside,
-    write_files,
-)
+from kcoord.files.rename import rename_into_place, set_aside, write_files
+from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
 
 
@@ -58,23 +49,34 @@ class Artifact:
 
 
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
-    """The artifact at `home`, every byte of it checked; None if there is none. What does not verify is read once more, afresh.
+    """The artifact at `home`, every byte checked; None if there is none. One that does not verify is read once more, afresh.
 
-    Raises `ArtifactInvalid` if what is there is torn, altered, or (with `digest`) another key's; `ArtifactUnreadable` if this
+    Raises `ArtifactInvalid` if the files there are torn, altered, or (with `digest`) another key's; `ArtifactUnreadable` if this
     process cannot tell.
     """
+    found = _read_twice(home, digest, keep=False)
+    return None if found is None else found[0]
+
+
+def read_artifact(home: Path, digest: str | None = None) -> tuple[Artifact, dict[str, bytes]] | None:
+    """As `open_artifact`, with the contents that were checked, by name, as they travel: without the name of `home`."""
+    return _read_twice(home, digest, keep=True)
+
+
+def _read_twice(home: Path, digest: str | None, *, keep: bool) -> tuple[Artifact, dict[str, bytes]] | None:
     try:
-        return _open(home, digest, afresh=False)
+        return _read(home, digest, keep, afresh=False)
     except ArtifactInvalid:
-        return _open(home, digest, afresh=True)
+        return _read(home, digest, keep, afresh=True)
 
 
-def _open(home: Path, digest: str | None, *, afresh: bool) -> Artifact | None:
+def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[Artifact, dict[str, bytes]] | None:
     root = os.fspath(home)
+    contents: dict[str, bytes] = {}
     try:
         encoded = read_plain(f"{root}/{MANIFEST_NAME}", LARGEST_MANIFEST, afresh=afresh)
     except (FileNotFoundError, NotADirectoryError):
-        return None  # whatever is there a moment later: it is published by one rename, and whole from its first moment
+        return None  # even if an artifact appears now: one rename publishes it, whole from its first moment
     except OSError as error:
         raise _unreadable(home, error) from error
     try:
@@ -84,45 +86,47 @@ def _open(home: Path, digest: str | None, *, afresh: bool) -> Artifact | None:
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
-            if "/" in entry.name:
-                _check_way(root, entry.name)
-            most = largest_at_home(entry, home)
-            check_content(entry, portable(entry, read_plain(f"{root}/{entry.name}", most, afresh=afresh), home))
+            content = _read_file(home, entry, afresh)
+            if keep:
+                contents[entry.name] = content
     except (FileNotFoundError, NotADirectoryError) as error:
         if (home / MANIFEST_NAME).exists():
             raise ArtifactInvalid(f"{home} lacks {error.filename}") from error
         return None
     except OSError as error:
         raise _unreadable(home, error) from error
-    return Artifact(home, manifest)
+    return Artifact(home, manifest), contents
+
+
+def _read_file(home: Path, entry: FileEntry, afresh: bool = False) -> bytes:
+    """The portable content of one file of the artifact at `home`, checked. Raises `ArtifactInvalid`, and OSError."""
+    root = path = os.fspath(home)
+    for part in entry.name.split("/")[:-1]:
+        path = f"{path}/{part}"
+        if os.path.islink(path):  # noqa: PTH114
+            raise ArtifactInvalid(f"{path} is a symbolic link")
+    content = read_plain(f"{root}/{entry.name}", largest_at_home(entry, home), afresh=afresh)
+    content = portable(entry, content, home)
+    check_content(entry, content)
+    return content
 
 
 def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
-    """A disk that cannot read it will not for others; that this process has too many files open says nothing of it."""
+    """`ArtifactInvalid` for a failure of the disk, which others meet too; else `ArtifactUnreadable` (too many open files)."""
     of_the_disk = error.errno in (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR)
     return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
 
 
-def _check_way(root: str, name: str) -> None:
-    """Raises `ArtifactInvalid` if a directory on the way to a file is a symbolic link."""
-    way = root
-    for part in name.split("/")[:-1]:
-        way = f"{way}/{part}"
-        if os.path.islink(way):  # noqa: PTH114
-            raise ArtifactInvalid(f"{way} is a symbolic link")
-
-
-def is_whole(home: Path, digest: str, targets: tuple[str, ...] = ()) -> bool:
-    """Whether `home` holds the whole artifact of `digest`; with `targets`, one that does not say it is for other GPUs."""
+def is_whole(home: Path, digest: str) -> bool:
+    """True if `home` holds the whole artifact of `digest`."""
     try:
-        artifact = open_artifact(home, digest)
+        return open_artifact(home, digest) is not None
     except ArtifactInvalid:
         return False
-    return artifact is not None and (not targets or artifact.manifest.targets in ((), targets))
 
 
 def new_staging(home: Path, room: int = 0) -> Path:
-    """A fresh, private directory from which `home` can be published by a rename, with so many bytes free. Raises `StoreError`."""
+    """Make a private directory that can be renamed to `home`. Raises `StoreError`, also if fewer than `room` bytes are free."""
     staging = home.parent / ".kcoord" / "staging" / staging_name()
     try:
         staging.mkdir(mode=0o700, parents=True)
@@ -135,7 +139,7 @@ def new_staging(home: Path, room: int = 0) -> Path:
 
 
 def takes_files(staging: Path, room: int) -> bool:
-    """Whether `staging` is there, and its disk takes a file, and so many bytes: tried, since a quota is not to be seen."""
+    """True if `staging` exists, and its disk takes a file and has `room` bytes free. One is written: no call shows a quota."""
     probe = staging.with_name(f"{staging.name}.probe")
     try:
         if not staging.is_dir() or not _has_room(staging, room):
@@ -152,7 +156,7 @@ def takes_files(staging: Path, room: int) -> bool:
 def _has_room(directory: Path, room: int) -> bool:
     """Raises OSError."""
     disk = os.statvfs(directory)
-    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= room  # some file systems do not say
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= room  # some file systems report no size
 
 
 def quarantine_of(home: Path) -> Path:
@@ -168,24 +172,27 @@ def quarantine(home: Path) -> None:
 
 
 def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
-    """Seal `staging` and rename it to `home`; whoever won, return what is there.
+    """Write the manifest of the files in `staging`, rename it to `home`, and return the artifact there, whoever won.
 
-    Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written). The staged files
-    are then as they were, so that they can be published again, or adopted.
+    The files are read once, for their hashes; the winner is not read again, and another's artifact is verified. Raises
+    `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written). The staged files are then as they
+    were, so that they can be published again, or adopted.
     """
     try:
-        manifest = seal(staging, key, compile_seconds, origin, home)
+        staged = describe(staging, key, compile_seconds, origin, home)
+        (staging / MANIFEST_NAME).write_bytes(staged.encoded)
     except OSError as error:
         raise store_error(error, staging) from error
     try:
-        _settle(staging, home, manifest)
-        return _place(staging, home, key.digest, manifest.targets)
-    except StoreError:
-        _unsettle(staging, home, manifest)
+        _write_texts(staging, _relocated(staged.relocatable, home))
+        other = _rename(staging, home, key.digest, staged.manifest.targets)
+    except (StoreError, OSError) as error:
+        with suppress(OSError):
+            _write_texts(staging, staged.relocatable)
+        if isinstance(error, OSError):
+            raise store_error(error, staging) from error
         raise
-    except OSError as error:
-        _unsettle(staging, home, manifest)
-        raise store_error(error, staging) from error
+    return other or Artifact(home, staged.manifest)
 
 
 def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
@@ -194,79 +201,74 @@ def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) 
     Raises `ArtifactInvalid` if there are no files, or they cannot be read.
     """
     try:
-        manifest = describe(staging, key, compile_seconds, origin, staging)
+        staged = describe(staging, key, compile_seconds, origin, staging)
     except OSError as error:
         raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
-    with contextlib.suppress(OSError):  # what names its own directory is read by others, and there are none
-        _settle(staging, staging, manifest)
-    return Artifact(staging, manifest)
+    with suppress(OSError):  # only other processes need the relocatable files, and none load this artifact
+        _write_texts(staging, _relocated(staged.relocatable, staging))
+    return Artifact(staging, staged.manifest)
 
 
 def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artifact:
-    """Write an artifact that came from elsewhere to `home`, and return what is there then.
+    """Write an artifact from elsewhere to `home`, verify that copy, and return the artifact that is there then.
 
     `contents` are portable and already checked against `manifest`. Raises `StoreError`.
     """
     staging = new_staging(home)
     try:
-        write_files(staging, contents, durable=False)
-        _settle(staging, home, manifest)
+        texts = {entry.name: contents[entry.name] for entry in manifest.files if entry.relocatable}
+        write_files(staging, contents | _relocated(texts, home), durable=False)
         (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+        artifact = _rename(staging, home, manifest.key.digest) or open_artifact(home, manifest.key.digest)
+    except ArtifactInvalid as error:
+        raise StoreError(f"{home}: what was just written does not verify ({error}): check the disk") from error
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise store_error(error, home) from error
-    try:
-        return _place(staging, home, manifest.key.digest)
     except StoreError:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-
-
-def _settle(staging: Path, home: Path, manifest: Manifest) -> None:
-    """Write the final directory's name into the relocatable files."""
-    _replace_in(staging, manifest, HOME_PLACEHOLDER, home_token(home))
-
-
-def _unsettle(staging: Path, home: Path, manifest: Manifest) -> None:
-    """Take `_settle` back, as far as the disk allows it."""
-    with contextlib.suppress(OSError):
-        _replace_in(staging, manifest, home_token(home), HOME_PLACEHOLDER)
-
-
-def _replace_in(staging: Path, manifest: Manifest, old: bytes, new: bytes) -> None:
-    for entry in manifest.files:
-        path = staging / entry.name
-        if entry.relocatable and old in (content := path.read_bytes()):
-            part = staging.with_name(f"{staging.name}.part")
-            try:
-                part.write_bytes(content.replace(old, new))
-                part.replace(path)  # on a full disk the file stays whole
-            finally:
-                part.unlink(missing_ok=True)
-
-
-def _place(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact:
-    """With `targets`, what is for others of them is no winner: it would be refused whenever it is asked for."""
-    valid = functools.partial(is_whole, digest=digest, targets=targets)
-    rename_into_place(staging, home, MANIFEST_NAME, valid, quarantine_of(home), durable=False)
-    try:
-        artifact = open_artifact(home, digest)
-    except ArtifactInvalid as error:
-        raise StoreError(f"{home}: what was just published does not verify ({error}): check the disk") from error
     if artifact is None:
-        raise StoreError(f"{home}: it vanished right after it was published: does something clean this directory?")
+        raise StoreError(f"{home}: it vanished right after it was written: does something clean this directory?")
     return artifact
 
 
-def read_contents(artifact: Artifact) -> dict[str, bytes]:
-    """All files of an artifact as they travel, checked once more. Raises `ArtifactInvalid`."""
-    contents = {}
-    for entry in artifact.manifest.files:
+def _relocated(texts: dict[str, bytes], home: Path) -> dict[str, bytes]:
+    """The portable `texts` with the name of `home` in the place of `HOME_PLACEHOLDER`."""
+    token = home_token(home)
+    return {name: text.replace(HOME_PLACEHOLDER, token) for name, text in texts.items()}
+
+
+def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:
+    for name, text in texts.items():
+        replace_file(staging / name, text, staging.parent)  # on a full disk the earlier file stays whole
+
+
+def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact | None:
+    """Rename `staging` to `home`. Returns another writer's artifact, verified, if that is there; None if ours is.
+
+    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it.
+    """
+    others: list[Artifact] = []
+
+    def is_valid(final: Path) -> bool:
         try:
-            content = read_plain(artifact.path / entry.name, largest_at_home(entry, artifact.path))
-        except OSError as error:
-            raise ArtifactUnreadable(f"{artifact.path} cannot be read: {error}") from error
-        content = portable(entry, content, artifact.path)
-        check_content(entry, content)
-        contents[entry.name] = content
-    return contents
+            artifact = open_artifact(final, digest)
+        except ArtifactInvalid:
+            return False
+        if artifact is None or (targets and artifact.manifest.targets not in ((), targets)):
+            return False
+        others.append(artifact)
+        return True
+
+    if rename_into_place(staging, home, MANIFEST_NAME, is_valid, quarantine_of(home), durable=False):
+        return None
+    return others[-1]
+
+
+def read_contents(artifact: Artifact) -> dict[str, bytes]:
+    """All files of an opened artifact as they travel, checked once more. Raises `ArtifactInvalid`."""
+    try:
+        return {entry.name: _read_file(artifact.path, entry) for entry in artifact.manifest.files}
+    except OSError as error:
+        raise ArtifactUnreadable(f"{artifact.path} cannot be read: {error}") from error

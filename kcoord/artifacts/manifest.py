@@ -1,7 +1,7 @@
-"""The manifest: what an artifact consists of, and where it came from.
+"""The manifest: an artifact's key, files and origin.
 
-It is written last, so a directory that holds one is whole. Everything read from a manifest is untrusted until
-`Manifest.decode` has accepted it: names are relative and tame, sizes are bounded.
+It is written last, so a directory with a manifest is whole. A manifest is untrusted until `Manifest.decode` has accepted
+it: then names are relative and plain, and sizes are bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Payload:
-    """The one file that holds all the others, in the store."""
+    """The one file of the store that holds all others."""
 
     size: int
     sha256: str
@@ -56,7 +56,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Origin:
-    """Who compiled, on what, when (seconds since 1970)."""
+    """The process that compiled, its device, and the time (Unix seconds)."""
 
     host: str = ""
     pid: int = 0
@@ -71,10 +71,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact's description. `compile_seconds` is what its compile took, and a hit saves.
+    """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
-    `targets` are the GPUs that the files themselves say they are for, as ``cuda:90``; none: they do not say.
-    A decoded manifest's key comes without its details, which only people read: they stay packed, `explained` has them.
+    `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
+    A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
     key: CacheKey
@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def explained(self) -> CacheKey:
-        """The key with its details. Raises `ArtifactInvalid` if they are not what a key's details are."""
+        """The key with its details. Raises `ArtifactInvalid` if they cannot be decoded."""
         if not self.details:
             return self.key
         try:
@@ -126,9 +126,9 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises `ArtifactInvalid` unless `data` is a manifest whose every name and number is tame.
+        """Decode a manifest, also one in a signed envelope. Raises `ArtifactInvalid` unless all names and numbers are in bounds.
 
-        One in an envelope is taken out of it. That says nothing of its signature: `kcoord.artifacts.signing.Trust.doubt` does.
+        The signature is not verified: `kcoord.artifacts.signing.Trust.doubt` does that.
         """
         data, _ = split(data)
         try:
@@ -145,7 +145,7 @@ class Manifest:
             TypeError,
             LookupError,
             ArithmeticError,
-            RecursionError,  # from printing what is nested deeply
+            RecursionError,  # a deeply nested value, when it is printed
             AttributeError,
             msgpack.exceptions.UnpackException,
         ) as error:
@@ -171,7 +171,7 @@ class Manifest:
             ),
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
-            targets=_targets(document.get("targets", [])),  # earlier manifests do not say
+            targets=_targets(document.get("targets", [])),  # earlier manifests lack it
         )
 
 
@@ -240,24 +240,24 @@ def _check_names(files: tuple[FileEntry, ...]) -> None:
 
 
 def home_token(home: Path) -> bytes:
-    """What `HOME_PLACEHOLDER` becomes in the relocatable files of an artifact at `home`."""
+    """The text that replaces `HOME_PLACEHOLDER` in the relocatable files of an artifact at `home`."""
     text = os.fsencode(home)
     return text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
 def portable(entry: FileEntry, content: bytes, home: Path) -> bytes:
-    """A file's content as it is hashed and travels: a relocatable one without its directory's name."""
+    """A file's content as it is hashed and sent: a relocatable one with `HOME_PLACEHOLDER` for its directory's name."""
     return content.replace(home_token(home), HOME_PLACEHOLDER) if entry.relocatable else content
 
 
 def largest_at_home(entry: FileEntry, home: Path) -> int:
-    """Bytes that the file may have at `home`, where a relocatable one names its directory, perhaps many times."""
+    """The most bytes of the file at `home`, where a relocatable one names its directory, perhaps many times."""
     times = entry.size // len(HOME_PLACEHOLDER) if entry.relocatable else 0
     return entry.size + times * max(0, len(home_token(home)) - len(HOME_PLACEHOLDER))
 
 
 def check_content(entry: FileEntry, content: bytes) -> None:
-    """Raises `ArtifactInvalid` unless portable `content` is what the manifest says."""
+    """Raises `ArtifactInvalid` unless portable `content` has the size and hash that the manifest states."""
     if len(content) != entry.size:
         raise ArtifactInvalid(f"{entry.name} has {len(content)} bytes, not {entry.size}")
     if hashlib.sha256(content).hexdigest() != entry.sha256:

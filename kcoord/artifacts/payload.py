@@ -1,7 +1,7 @@
-"""The payload: an artifact's files as one deterministic, compressed tar, which the manifest states the size and SHA-256 of.
+"""The payload: an artifact's files as one deterministic, compressed tar, whose size and SHA-256 the manifest states.
 
-A Triton kernel's seven files of mostly text are one short sequential read so. What is unpacked is checked against the manifest,
-file by file, and takes no more memory than the manifest states.
+So a Triton kernel's seven files of mostly text take one short sequential read. Unpacking checks each file against the manifest,
+and takes no more memory than the manifest states.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def pack(manifest: Manifest, contents: dict[str, bytes]) -> bytes:
 
 
 def unpack(manifest: Manifest, payload: bytes) -> dict[str, bytes]:
-    """The checked contents of a payload. Raises `ArtifactInvalid`; memory stays within what the manifest states."""
+    """The checked contents of a payload, by name. Raises `ArtifactInvalid`; memory stays within the stated sizes."""
     stated = manifest.payload
     if stated is None or len(payload) != stated.size or hashlib.sha256(payload).hexdigest() != stated.sha256:
         raise ArtifactInvalid(f"the payload of {manifest.key.name} is not the one that its manifest states")
     entries = {f.name: f for f in manifest.files}
-    # every member: a header, perhaps an extended one of a few blocks, and its content in whole blocks
+    # each member has a header, perhaps an extended one of a few blocks, and its content in whole blocks
     most = sum(f.size + 16 * _TAR_BLOCK + 2 * len(f.name) for f in manifest.files) + 40 * _TAR_BLOCK
     contents: dict[str, bytes] = {}
     try:
@@ -67,7 +67,9 @@ def with_payload(manifest: Manifest, payload: bytes) -> Manifest:
 def _decompress(payload: bytes, most: int) -> bytes:
     with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(payload) as reader:
         plain = bytearray()
-        while chunk := reader.read(min(_CHUNK, most + 1 - len(plain))):  # `read` allocates what it is asked for
+        while chunk := reader.read(
+            min(_CHUNK, most + 1 - len(plain))
+        ):  # `read` allocates the size that it is asked for
             plain += chunk
     if len(plain) > most:
         raise ArtifactInvalid("the payload unpacks to more than its manifest states")

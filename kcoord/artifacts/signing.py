@@ -1,11 +1,11 @@
-"""Signatures: who may say what a key's artifact is, and what a profile's functions are.
+"""Signatures of artifacts, profiles and bundles, by secrets that the agents share.
 
-Whoever can write to the store can put code there that ranks load. Its agents therefore share secrets, and sign what they publish
-with HMAC-SHA256: over an artifact's manifest, which states the SHA-256 of all else, over each part of a profile, and over a
-bundle's index. What is signed is an *envelope*, one file that holds the content, the key's id and the MAC.
+A user who can write to the store can put code there that ranks load. Agents therefore sign what they publish with HMAC-SHA256:
+an artifact's manifest, which states the SHA-256 of the other files, each part of a profile, and a bundle's index. A signed file
+is an *envelope*: the content, the key's id and the MAC.
 
-A shared secret says that *one of us* has signed, not which one: every agent that can verify can sign. Not guaranteed: that what
-is signed is the newest that was; an older artifact of the same key is as good.
+A valid signature proves that *one* holder of the secret signed, not which one: every agent that can verify can sign. Not
+guaranteed: that the newest signed content is there; an older artifact of the same key is as good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Signature:
 
 
 def split(data: bytes) -> tuple[bytes, Signature | None]:
-    """The content of an envelope, and its signature, which is not verified; what is no envelope is content without one.
+    """The content of an envelope and its signature, not verified; None as the signature if `data` is no envelope.
 
     Raises `ArtifactInvalid` for a torn envelope.
     """
@@ -58,9 +58,9 @@ def split(data: bytes) -> tuple[bytes, Signature | None]:
 
 @dataclass
 class Trust:
-    """A policy, and the keys by id: the first signs, all verify. The secrets are shown nowhere.
+    """A policy, and the keys by id: the first signs, all verify. No message or `repr` shows the secrets.
 
-    `keys` may be replaced as a whole, from any thread: each method takes them once.
+    Any thread may replace `keys` as a whole: each method reads the attribute once.
     """
 
     policy: str = "off"
@@ -68,7 +68,7 @@ class Trust:
 
     @classmethod
     def of(cls, settings: Settings) -> Trust:
-        """As the settings say. Raises `SettingsError` for keys that cannot be used, and for ``require`` without one."""
+        """The trust that the settings state. Raises `SettingsError` for unusable keys, and for ``require`` without a key."""
         settings = settings.as_mounted()
         keys: dict[str, bytes] = {}
         if settings.signing_key_file is not None:
@@ -94,11 +94,11 @@ class Trust:
 
     @property
     def signer(self) -> str:
-        """The id of the key that signs; empty: none does."""
+        """The id of the key that signs; empty if there is none."""
         return next(iter(self.keys), "")
 
     def only(self, key_id: str) -> Trust:
-        """The same, but no other key than that one."""
+        """The same policy with this key alone."""
         return Trust(self.policy, {key_id: self.keys[key_id]})
 
     def seal(self, kind: str, content: bytes) -> bytes:
@@ -108,11 +108,11 @@ class Trust:
         return content
 
     def verifies(self, kind: str, data: bytes) -> bool:
-        """Whether a key of ours has signed `data`, whatever the policy. Raises `ArtifactInvalid` for a torn envelope."""
+        """True if a known key has signed `data`, under any policy. Raises `ArtifactInvalid` for a torn envelope."""
         return Trust("require", self.keys).doubt(kind, data) is None
 
     def doubt(self, kind: str, data: bytes) -> ArtifactDistrusted | None:
-        """Why no key of ours vouches for `data`, an envelope or what lacks one; None if one does, and with the policy ``off``.
+        """The reason not to trust `data`, in an envelope or without one; None if a known key signed it, or the policy is ``off``.
 
         Raises `ArtifactInvalid` for a torn envelope.
         """
@@ -140,7 +140,7 @@ _SIGN = "let every node that publishes have the key, and see 'kcoord verify'"
 
 
 def _mac(secret: bytes, kind: str, key_id: str, content: bytes) -> bytes:
-    # neither a kind nor a key id holds a NUL: what is signed reads in one way only
+    # neither a kind nor a key id holds a NUL, so the message has one reading only
     message = b"kcoord signature 1\0" + kind.encode() + b"\0" + key_id.encode() + b"\0" + content
     return hmac.digest(secret, message, "sha256")
 
@@ -148,7 +148,7 @@ def _mac(secret: bytes, kind: str, key_id: str, content: bytes) -> bytes:
 def read_keys(path: Path) -> dict[str, bytes]:
     """The keys of a file, by id. A line is ``ID SECRET``, or ``ID:SECRET`` as in ``KCOORD_SIGNING_KEY``; ``#`` begins a comment.
 
-    Raises `SettingsError`, in which there is nothing of the file's content.
+    Raises `SettingsError`, which shows nothing of the file's content.
     """
     name = f"KCOORD_SIGNING_KEY_FILE={path}"
     content = read_secret(name, path)
@@ -183,7 +183,7 @@ def _id(text: str) -> str:
 
 
 def _secret(text: str) -> bytes:
-    """Hex, or else base64. Raises ValueError, with nothing of it."""
+    """Decode hex, or else base64. Raises ValueError, which shows nothing of the secret."""
     try:
         secret = bytes.fromhex(text)
     except ValueError:

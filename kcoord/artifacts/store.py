@@ -1,10 +1,10 @@
 """The store: the shared directory that carries artifacts between nodes and jobs.
 
 An artifact is ``v1/objects/<ab>/<digest>/`` with two files, ``manifest.msgpack`` and ``payload.tar.zst``: three
-inodes and one short sequential read, which is what NFS servers and quotas want. Only the agent comes here.
+inodes and one short sequential read, which suits NFS servers and quotas. Of a job's processes only the agent uses it.
 
-A final name is looked up only when this node has been told that it is there, or by the key's leader, while nobody
-else publishes: an NFS client caches a missing name for up to a minute.
+A final name is looked up only after its artifact was announced, or by the key's leader, while no other node publishes it: an NFS
+client caches a missing name for up to a minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,24 +26,14 @@ from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.signing import MANIFEST, OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    refresh_names,
-    rename_into_place,
-    set_aside,
-    write_files,
-)
+from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_files
 
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20
-_PUBLISHES = 3
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, of what goes while it is read
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, for a file that is removed while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,32 +46,29 @@ class Tell(Protocol):
 class Store:
     """One store. Every method may block for as long as the file system does, and raises `StoreError`.
 
-    `trust` says who may have published what is read, and signs what is published; ``tell(line, about=…)`` hears what its policy
-    has said, and not refused.
+    `trust` verifies the signatures of artifacts that are read, and signs those that are published. ``tell(line, about=…)``
+    receives the doubts that the policy only warns of.
     """
 
     def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None) -> None:
         self.root, self.trust, self._tell = root, trust, tell
-        self._in = StoreRoot(root)
-        self.opened = False  # whether `open` has ever returned
+        self._layout = StoreRoot(root)
+        self.opened = False  # `open` has returned once
         self._refused = 1  # bytes of the last artifact that could not be published
 
     def open(self) -> str:
         """Create the store if it is new, and return its uuid. Safe to run from many nodes at once.
 
-        Where signatures are required, a store that strangers may rearrange is refused; else it is told.
+        A store that strangers may rearrange is refused where signatures are required; elsewhere the user is told.
         """
-        uuid = self._in.create()
+        uuid = self._layout.create()
         self._check_access()
         self.opened = True
         return uuid
 
     def check(self) -> None:
-        """Return if an artifact could be published now, as large (up to a MiB) as the last one that could not.
-
-        Raises `StoreError`. Unlike `open` it makes no store.
-        """
-        self._in.check(self._refused)
+        """Publish a probe as large (up to a MiB) as the last artifact that was refused. Makes no store. Raises `StoreError`."""
+        self._layout.check(self._refused)
 
     def _check_access(self) -> None:
         try:
@@ -95,35 +82,42 @@ class Store:
                 self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
 
     def home(self, digest: str) -> Path:
-        return self._in.objects / digest[:2] / digest
+        return self._layout.objects / digest[:2] / digest
 
     def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
-        """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest's file (the winner's) that is there.
+        """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
 
-        Raises `ArtifactDistrusted` if another's is there that is not ours to judge.
+        `contents` are verified already. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge.
         """
         payload = pack(manifest, contents)
         encoded = self.trust.seal(MANIFEST, with_payload(manifest, payload).encode())
         return self.publish_files(manifest.key.digest, encoded, payload)
 
     def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
-        """As `publish`, of an artifact's two files as they are to be in the store, which the caller has verified."""
-        why = "another writer's artifact vanished: does something clean the store?"
-        for _ in range(_PUBLISHES):
-            stated = self._publish_once(digest, encoded, payload)
-            if stated is not None:
-                return stated
-        raise StoreError(f"{self.home(digest)}: {why}", why)
+        """As `publish`, of the two files of an artifact as the store keeps them, which the caller has verified."""
+        staging = self._layout.staging / staging_name()
+        winners: list[str] = []
 
-    def _publish_once(self, digest: str, encoded: bytes, payload: bytes) -> str | None:
-        """None: another's artifact was there, and is not any more: `kcoord gc` took it away in this moment."""
-        staging = self._in.staging / staging_name()
-        final = self.home(digest)
+        def is_valid(final: Path) -> bool | None:
+            try:
+                winners.append(self._verified(final).digest)
+            except _Torn:
+                return False
+            except _Missing:
+                return None
+            except ArtifactDistrusted:
+                raise
+            except ArtifactInvalid as error:
+                raise StoreError(str(error)) from error
+            return True
+
         settled = False
         try:
-            staging.mkdir(exist_ok=True)  # nobody else has its name: it may be a request that was sent again
+            staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
-            won = rename_into_place(staging, final, _MANIFEST, self._is_valid, self._in.quarantine, durable=True)
+            won = rename_into_place(
+                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, durable=True
+            )
             settled = True
         except (OSError, StoreError) as error:
             self._refused = max(1, min(len(payload), _LARGEST_PROBE))
@@ -131,33 +125,25 @@ class Store:
                 raise store_error(error, self.root) from error
             raise
         finally:
-            if not settled:  # also if a user interrupts it
-                self._in.discard(staging)
-        if won:
-            return manifest_digest(encoded)
-        try:
-            return manifest_digest(self._read(final).encoded)
-        except _Missing:
-            return None
-        except (ArtifactInvalid, OSError) as error:
-            why = "another writer's artifact cannot be read any more: look at the store's disk"
-            raise StoreError(f"{final}: {why}", why) from error
+            if not settled:  # a user's interrupt too
+                self._layout.discard(staging)
+        return manifest_digest(encoded) if won else winners[-1]
 
     def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
-        """The artifact's manifest, its checked contents, and its manifest's SHA-256; None if it is not there.
+        """The artifact's manifest, its checked contents, and the SHA-256 of its manifest file; None if there is none.
 
-        `announced` is that SHA-256 as READY gave it: only that artifact will do. What is not whole is read once more, afresh;
-        if it is the same then, the leader (`announced` is None) moves it into quarantine. *One* reader's failure, a failing
-        read, or one that changes from one time to the next take nothing from the others; nor does a signature by a key that is
-        unknown here. What is verified is what was read into memory, and is returned.
-        Raises `StoreError` if the file system fails, `ArtifactInvalid` if what is there does not verify.
+        `announced` is that SHA-256 as READY gave it: any other artifact is refused. The bytes that are returned are the bytes
+        that were verified. An artifact that does not verify is read once more, afresh. If it is the same then, the leader
+        (`announced` is None) moves it into quarantine. Nothing is taken from other nodes for a read that fails, for one that
+        changes from one time to the next, nor for a signature by a key that is unknown here.
+        Raises `StoreError` if the file system fails, `ArtifactInvalid` if the artifact does not verify.
         """
         final = self.home(digest)
         try:
-            if not self._look_again(final.parent):
+            if not self._refresh(final.parent):
                 return None
-            manifest, contents, stated, _ = self._verified(final, announced)
-            return manifest, contents, stated
+            found = self._verified(final, announced)
+            return found.manifest, found.contents, found.digest
         except _Torn as error:
             if announced is None:
                 self._set_aside(final)
@@ -168,14 +154,14 @@ class Store:
             return None
 
     def files(self, digest: str) -> tuple[Manifest, bytes, bytes] | None:
-        """The artifact's manifest, and its two files as they are, verified; None if it is not there. Nothing is set aside.
+        """The artifact's manifest and its two files as they are, verified; None if there is none. Nothing is quarantined.
 
-        Raises `ArtifactInvalid` if it does not verify.
+        Raises `StoreError` and `ArtifactInvalid` as `fetch` does.
         """
         final = self.home(digest)
         try:
-            manifest, _, _, found = self._verified(final)
-            return manifest, found.encoded, found.payload
+            found = self._verified(final)
+            return found.manifest, found.files.encoded, found.files.payload
         except _Torn as error:
             raise error.why from error
         except OSError as error:
@@ -184,7 +170,7 @@ class Store:
             return None
 
     def manifest_file(self, digest: str) -> bytes | None:
-        """The manifest's file as it is, not verified; None if it is not there. Raises `ArtifactInvalid` for no plain file."""
+        """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
         try:
             return read_plain(self.home(digest) / _MANIFEST, LARGEST_MANIFEST)
         except OSError as error:
@@ -193,9 +179,9 @@ class Store:
             raise store_error(error, self.home(digest)) from error
 
     def digests(self) -> Iterator[str]:
-        """Of all artifacts, by and by. Lists directories: for people, never on a job's way."""
+        """The digests of all artifacts, one bucket at a time. Lists directories: never on a job's way."""
         try:
-            for bucket in sorted(p for p in self._in.objects.iterdir() if len(p.name) == 2):
+            for bucket in sorted(p for p in self._layout.objects.iterdir() if len(p.name) == 2):
                 names: list[str] = []
                 with suppress(NotADirectoryError):  # nothing of ours
                     names = os.listdir(bucket)  # noqa: PTH208
@@ -204,23 +190,21 @@ class Store:
             raise store_error(error, self.root) from error
 
     def manifests(self) -> list[Manifest]:
-        """The manifests of all readable artifacts; none where there is no store yet. Lists directories: for people, never on a
-        job's way.
-        """
+        """The manifests of all readable artifacts; none if there is no store yet. Lists directories: never on a job's way."""
         found: list[Manifest] = []
-        for digest in self.digests() if os.path.isdir(self._in.objects) else ():  # noqa: PTH112
+        for digest in self.digests() if os.path.isdir(self._layout.objects) else ():  # noqa: PTH112
             with suppress(ArtifactInvalid):
                 encoded = self.manifest_file(digest)
                 if encoded is not None:
                     found.append(Manifest.decode(encoded))
         return found
 
-    def _look_again(self, bucket: Path) -> bool:
-        """Make an NFS client forget that it saw a name of `bucket` missing, or `bucket` itself. False: it is not there."""
+    def _refresh(self, bucket: Path) -> bool:
+        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself. False if `bucket` is missing."""
         try:
             refresh_names(bucket)
         except FileNotFoundError:
-            refresh_names(self._in.objects)
+            refresh_names(self._layout.objects)
             try:
                 refresh_names(bucket)
             except FileNotFoundError:
@@ -229,31 +213,64 @@ class Store:
 
     def _set_aside(self, final: Path) -> None:
         try:
-            set_aside(final, self._in.quarantine)
+            set_aside(final, self._layout.quarantine)
         except OSError as error:
-            raise store_error(error, self._in.quarantine) from error
+            raise store_error(error, self._layout.quarantine) from error
 
-    def _verified(self, final: Path, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str, _Found]:
-        """Raises `_Torn` if what is there is not whole, `ArtifactInvalid` if it cannot be judged, `_Missing`, and OSError."""
+    def _verified(self, final: Path, announced: str | None = None) -> _Verified:
+        """Raises `_Torn` if the artifact is not whole, `ArtifactInvalid` if this node cannot tell, `_Missing`, and OSError."""
         seen = []
         for afresh in (False, True):
-            found = None
+            files = None
             try:
-                found = self._read(final, afresh)
-                return *_checked(final, found, announced, self._judge), found
-            except _Another:
+                files = self._read(final, afresh)
+                return self._verify(final, files, announced)
+            except _NotAnnounced:
                 raise
             except ArtifactInvalid as error:
                 if isinstance(error, ArtifactDistrusted) and error.unknown_key:
                     raise
-                seen.append((found, error))
+                seen.append((files, error))
         (first, _), (second, why) = seen
         if first != second:
             raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
         raise _Torn(why)
 
-    def _judge(self, final: Path, encoded: bytes) -> None:
-        """Raises `ArtifactInvalid` if `encoded` is not to be trusted."""
+    def _read(self, final: Path, afresh: bool = False) -> _Files:
+        """Read both files, of bounded sizes. Raises `_Missing`, `ArtifactInvalid` if they are no such files, and OSError.
+
+        ESTALE while reading means that another node has removed the artifact: a miss, too.
+        """
+        try:
+            if not stat.S_ISDIR(final.lstat().st_mode):
+                raise ArtifactInvalid(f"{final} is no directory")
+            encoded = self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh)
+            stated = Manifest.decode(encoded).payload
+            return _Files(encoded, self._read_file(final, _PAYLOAD, stated.size if stated else 0, afresh))
+        except OSError as error:
+            if error.errno in _GONE:
+                raise _Missing from None
+            raise
+
+    def _read_file(self, final: Path, name: str, most: int, afresh: bool) -> bytes:
+        try:
+            return read_plain(final / name, most, afresh=afresh)
+        except FileNotFoundError as error:
+            final.lstat()  # raises if the whole artifact is gone
+            raise ArtifactInvalid(f"{final} lacks {name}") from error
+
+    def _verify(self, final: Path, files: _Files, announced: str | None) -> _Verified:
+        digest = manifest_digest(files.encoded)
+        if announced is not None and digest != announced:
+            raise _NotAnnounced(f"{final} is not the artifact that was announced")
+        self._check_signature(final, files.encoded)
+        manifest = Manifest.decode(files.encoded)
+        if manifest.key.digest != final.name:
+            raise ArtifactInvalid(f"{final} holds the artifact of another key")
+        return _Verified(manifest, unpack(manifest, files.payload), digest, files)
+
+    def _check_signature(self, final: Path, encoded: bytes) -> None:
+        """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""
         doubt = self.trust.doubt(MANIFEST, encoded)
         if doubt is None:
             return
@@ -262,74 +279,31 @@ class Store:
         if self._tell is not None:
             self._tell(f"{doubt.of(final)}; it is used all the same (KCOORD_TRUST=warn)", about=f"trust: {doubt.fault}")
 
-    def _read(self, final: Path, afresh: bool = False) -> _Found:
-        """Both files, or `_Missing`. ESTALE while reading means that somebody removed it: a miss too.
-
-        Raises `ArtifactInvalid` if there are no such files, or their sizes are not what may be.
-        """
-        try:
-            if not stat.S_ISDIR(final.lstat().st_mode):
-                raise ArtifactInvalid(f"{final} is no directory")
-            try:
-                encoded = read_plain(final / _MANIFEST, LARGEST_MANIFEST, afresh=afresh)
-            except FileNotFoundError as error:
-                final.lstat()
-                raise ArtifactInvalid(f"{final} has no manifest") from error
-            stated = Manifest.decode(encoded).payload
-            try:
-                payload = read_plain(final / _PAYLOAD, stated.size if stated else 0, afresh=afresh)
-            except FileNotFoundError as error:
-                final.lstat()
-                raise ArtifactInvalid(f"{final} has a manifest and no payload") from error
-        except OSError as error:
-            if error.errno in _GONE:
-                raise _Missing from None
-            raise
-        return _Found(encoded, payload)
-
-    def _is_valid(self, final: Path) -> bool | None:
-        try:
-            self._verified(final)
-        except _Torn:
-            return False
-        except _Missing:
-            return None
-        except ArtifactDistrusted:
-            raise
-        except ArtifactInvalid as error:
-            raise StoreError(str(error)) from error
-        return True
-
 
 @dataclass(frozen=True)
-class _Found:
+class _Files:
     encoded: bytes
     payload: bytes
 
 
-def _checked(
-    final: Path, found: _Found, announced: str | None, judge: Callable[[Path, bytes], None]
-) -> tuple[Manifest, dict[str, bytes], str]:
-    stated = manifest_digest(found.encoded)
-    if announced is not None and stated != announced:
-        raise _Another(f"{final} is not the artifact that was announced")
-    judge(final, found.encoded)
-    manifest = Manifest.decode(found.encoded)
-    if manifest.key.digest != final.name:
-        raise ArtifactInvalid(f"{final} holds the artifact of another key")
-    return manifest, unpack(manifest, found.payload), stated
+@dataclass(frozen=True)
+class _Verified:
+    manifest: Manifest
+    contents: dict[str, bytes]
+    digest: str  # of the manifest file
+    files: _Files
 
 
 class _Torn(Exception):
-    """Read twice, and the same both times."""
+    """The artifact does not verify, and was read twice with equal bytes."""
 
     def __init__(self, why: ArtifactInvalid) -> None:
         super().__init__(str(why))
         self.why = why
 
 
-class _Another(ArtifactInvalid):
-    """It may well be whole."""
+class _NotAnnounced(ArtifactInvalid):
+    """Another artifact than the announced one. It may be whole."""
 
 
 class _Missing(Exception):
@@ -337,5 +311,5 @@ class _Missing(Exception):
 
 
 def manifest_digest(encoded: bytes) -> str:
-    """What READY announces."""
+    """The SHA-256 of a manifest file, which READY announces."""
     return hashlib.sha256(encoded).hexdigest()

@@ -1,7 +1,6 @@
-"""A store's root directory: made once, told from a directory that is none, and tried.
+"""A store's root directory: how it is made, recognized and probed.
 
-``kcoord-store.msgpack`` marks it, with its format and uuid; ``v1`` holds the rest. `kcoord.artifacts.store` says what an artifact
-in it is.
+``kcoord-store.msgpack`` marks it, with its format and uuid; ``v1`` holds the rest. `kcoord.artifacts.store` has the artifacts.
 """
 
 from __future__ import annotations
@@ -15,16 +14,10 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    write_files,
-)
+from kcoord.files.rename import write_files
 
 FORMAT = 1
 MARKER = "kcoord-store.msgpack"
@@ -33,14 +26,14 @@ _MOST_LEFT = 1000
 
 
 class StoreRoot:
-    """Where the parts of the store at `path` are. Every method may block for as long as the file system does."""
+    """The directories of the store at `path`. Every method may block for as long as the file system does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.objects = path / "v1" / "objects"
         self.staging = path / "v1" / "staging"
         self.quarantine = path / "v1" / "quarantine"
-        self._left: set[Path] = set()  # what we staged, and a fault kept us from removing
+        self._left: set[Path] = set()  # staged by us, and not removed because of a fault
 
     def create(self) -> str:
         """Make the store if there is none, and return its uuid. Safe to run from many nodes at once. Raises `StoreError`."""
@@ -50,7 +43,7 @@ class StoreRoot:
             fresh = self.staging / f"{staging_name()}.marker"
             try:
                 write_files(self.staging, {fresh.name: _marker()}, durable=True)
-                os.link(fresh, self.path / MARKER)  # of many creators one wins, and nobody sees half a file
+                os.link(fresh, self.path / MARKER)  # one of many creators wins, and no reader sees half a file
             except FileExistsError:
                 pass
             finally:
@@ -76,16 +69,16 @@ class StoreRoot:
         return str(stated["uuid"])
 
     def check(self, size: int) -> None:
-        """Return if an artifact of `size` bytes could be published now. Raises `StoreError`.
+        """Publish a probe of `size` bytes, and remove it. Raises `StoreError` if that fails.
 
         Unlike `create` it makes no store: where a mount has vanished there is another disk.
         """
         self.uuid()
         fresh = self.staging / f"{staging_name()}.probe"
-        landed = self.objects / "probe"  # one name: whoever is killed here leaves one file at most
+        landed = self.objects / "probe"  # one name: killed processes leave one file at most
         try:
             try:
-                fresh.mkdir()  # all that publishing does
+                fresh.mkdir()  # the steps of a publish
                 write_files(fresh, {landed.name: os.urandom(size)}, durable=True)
                 (fresh / landed.name).rename(landed)
                 landed.unlink(missing_ok=True)
@@ -96,13 +89,13 @@ class StoreRoot:
                 self.discard(left)
         except FileNotFoundError as error:
             if self.staging.is_dir() and self.objects.is_dir():
-                return  # another node's probe went the same way at once, or the rename was answered twice
+                return  # another node probed at the same moment, or NFS sent the rename twice
             raise store_error(error, self.path) from error
         except OSError as error:
             raise store_error(error, self.path) from error
 
     def discard(self, staged: Path) -> None:
-        """Remove what we staged, now or when the store is well again: nobody else may while we live."""
+        """Remove a staged file or directory of ours, now or at the next `check`: no other process may while we live."""
         try:
             staged.unlink() if not staged.is_dir() else shutil.rmtree(staged)
         except FileNotFoundError:
@@ -113,10 +106,7 @@ class StoreRoot:
 
 
 def check_is_store(path: Path, *, or_new: bool = False) -> None:
-    """Return if there is a store of our format at `path`; with `or_new` also where there is nothing, and one may be made.
-
-    Nothing is made. Raises `StoreError`, also if nobody can tell.
-    """
+    """Raises `StoreError` unless a store of our format is at `path`, or, with `or_new`, nothing. Makes nothing."""
     try:
         is_store = stat.S_ISREG((path / MARKER).stat().st_mode)
     except FileNotFoundError:

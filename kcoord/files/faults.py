@@ -1,4 +1,4 @@
-"""An operating system error as one line that names the path and the remedy."""
+"""Operating system errors as `StoreError`, one line that names the path and the remedy."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _REMEDIES = {
 }
 
 
-_WRONG = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # the path is: nobody mends that while the job runs
+_WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # does not pass while the job runs
 
 
 def store_error(error: OSError, where: Path) -> StoreError:
     """`error` as one line that names the path and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-    return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG)
+    return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG_PATH)
 
 
 def fault_of(root: Path, error: StoreError) -> str:
-    """What a notice about `error` is about: equal for all that one fault of one disk does, whichever file it hits."""
+    """The subject of a notice about `error`: equal for all files that one fault of one disk hits."""
     return f"{root}: {error.remedy}"

@@ -1,4 +1,4 @@
-"""Names of staging directories: they tell the host, the process and the pid namespace of their owner."""
+"""Names of staging directories, which state the host, the process and the pid namespace of their owner."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def staging_name() -> str:
-    """A name for a staging directory that tells whose it is and that nobody else has: ``<host>-<pid>-<token>``.
+    """A unique name for a staging directory, which states its owner: ``<host>-<pid>-<token>``.
 
-    The token begins with `place`: hosts, and containers of one host, may have one name, and then the same pids.
+    The token begins with `place`: hosts, and containers of one host, may share a name, and then pids.
     """
     return f"{os.uname().nodename}-{os.getpid()}-{place()}{uuid.uuid4().hex[:12]}"
 
@@ -24,10 +24,10 @@ def place() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _place(pid: int) -> str:
-    """`pid` is our own: a forked child may be in another namespace."""
+    """`pid`, our own, is the key of the cache: a forked child may be in another namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         namespace = Path("/proc/self/ns/pid").readlink()
     except OSError:
-        return uuid.uuid4().hex[:8]  # nobody else's: not to be judged by its pid
+        return uuid.uuid4().hex[:8]  # unique, so that no process judges the owner by its pid
     return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:8]

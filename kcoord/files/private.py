@@ -1,4 +1,4 @@
-"""Directories of this user alone."""
+"""Directories that only this user may write to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import stat
 from pathlib import Path
 
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 
 
 def make_private(directory: Path, remedy: str = "set KCOORD_LOCAL_DIR to a directory of your own") -> None:
-    """Create `directory` for this user alone; refuse one that another user made. Raises `StoreError`, with the `remedy`."""
+    """Create `directory` for this user alone. Raises `StoreError` if another owns it, or all may write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()

@@ -1,4 +1,4 @@
-"""Reading files that others may write to: plain files of a bounded size, and nothing else."""
+"""Reads files that other users may write to: plain files of a bounded size, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kcoord.errors import ArtifactInvalid
 
 
 def read_plain(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
-    """The content of a file of at most `most` bytes. `afresh`: not from what this host remembers of it, if that can be.
+    """The content of a file of at most `most` bytes. `afresh`: past this host's page cache, as far as possible.
 
-    Raises `ArtifactInvalid` for a symbolic link, for what is no file (a pipe is not waited for), and for a larger one, of
+    Raises `ArtifactInvalid` for a symbolic link, for any other special file (a pipe does not block), and for a larger file, of
     which nothing is read; OSError as the file system does.
     """
     try:
@@ -42,7 +42,7 @@ def read_plain(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
 
 
 def open_unwaiting(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """For `open`'s ``opener``: a pipe is not waited for. Look at what was opened before it is read."""
+    """An ``opener`` for `open` that does not block on a pipe. Check the kind of the file before reading it."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

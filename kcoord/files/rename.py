@@ -1,11 +1,11 @@
 """Publishing: a staged directory becomes an artifact by one `rename`, which one writer wins.
 
-The table of what `rename` may answer was measured on local disks and on NFS v3 and v4.1:
+The results of `rename` were measured on local disks and on NFS v3 and v4.1:
 
 ===================== ======================================================================
 ``0``                 published
-``EEXIST, ENOTEMPTY`` somebody won; theirs is used if it verifies, else quarantined
-``ENOENT``            a resent NFS rename may have been done: look for our own token in the target
+``EEXIST, ENOTEMPTY`` another writer won; its artifact is used if it verifies, else quarantined
+``ENOENT``            a resent NFS rename may have succeeded: look for our own manifest in the target
 ``EXDEV, EACCES, …``  `StoreError`, with the remedy; the caller trains on with its own copy
 ===================== ======================================================================
 
@@ -28,19 +28,23 @@ from kcoord.files.reading import read_plain
 
 
 def write_files(directory: Path, contents: dict[str, bytes], *, durable: bool) -> None:
-    """Write named contents below `directory`; `durable`: fsync each, so that they survive a crash."""
+    """Write named contents below `directory`. `durable`: fsync each, so that they survive a crash."""
     for name, content in contents.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        write_file(path, content, durable=durable)
+
+
+def write_file(path: Path, content: bytes, *, durable: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:
-    """Some file systems cannot do that with a directory, and need not."""
+    """fsync a directory. Some file systems cannot, and need not."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -52,23 +56,23 @@ def sync_directory(directory: Path) -> None:
 
 
 def refresh_names(directory: Path) -> None:
-    """Make an NFS client that cached a name of `directory` as missing look again: opening it does, `stat` does not.
+    """Open `directory`, so that an NFS client that cached one of its names as missing looks again (`stat` is not enough).
 
-    Raises OSError, FileNotFoundError too if `directory` itself is cached as missing.
+    Raises OSError; FileNotFoundError also if `directory` itself is cached as missing.
     """
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def _make(directory: Path) -> None:
-    """`mkdir`, never of its parents: where a mount has vanished they would be made on the disk below.
+    """`mkdir` without parents: where a mount has vanished they would be made on the disk below.
 
-    An NFS client that cached the new name as missing looks again.
+    Touches the parent, so that an NFS client that cached the name as missing looks again.
     """
     try:
         directory.mkdir()
     except FileExistsError:
         return
-    with contextlib.suppress(OSError):  # made it is
+    with contextlib.suppress(OSError):  # the directory exists
         os.utime(directory.parent)
 
 
@@ -81,14 +85,14 @@ def rename_into_place(
     *,
     durable: bool,
 ) -> bool:
-    """Publish `staging` at `final`, whose parent's parent exists. True: ours is there. False: another writer's valid one is.
+    """Publish `staging` at `final`, whose parent's parent exists. Returns True if ours is there, False if another's valid one is.
 
-    `is_valid` judges another writer's; one that fails is moved into `quarantine`, one that is gone by then (None) is not. A
+    ``is_valid(final)`` judges another writer's: one that fails is moved into `quarantine`; None means that it has gone. A
     loser's staging directory is removed. Not guaranteed: that the winner is still there when this returns. Raises `StoreError`.
     """
     why = "another's artifact comes and goes there: does something clean this directory?"
     try:
-        token = (staging / manifest_name).read_bytes()  # names its writer and moment: nobody else has its like
+        token = (staging / manifest_name).read_bytes()  # unique: it states its writer and its time
         _make(final.parent)
         if durable:
             sync_directory(staging)
@@ -97,7 +101,7 @@ def rename_into_place(
             if won:
                 if durable:
                     sync_directory(final.parent)
-                with contextlib.suppress(OSError):  # published it is
+                with contextlib.suppress(OSError):  # it is published
                     os.utime(final.parent)  # an NFS client that cached "missing" looks again
                 return True
             valid = is_valid(final)
@@ -117,13 +121,11 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
         staging.rename(final)
     except OSError as error:
         with contextlib.suppress(OSError):
-            refresh_names(
-                final.parent
-            )  # an NFS client that saw the name missing is not told better by what just failed
+            refresh_names(final.parent)  # the failed rename does not correct an NFS client that saw the name missing
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
         if error.errno == errno.ENOTDIR and final.parent.is_dir():
-            return False  # a file or a symbolic link is there, and no artifact
+            return False  # a file or a symbolic link is at the name, and no artifact
         if error.errno == errno.ENOENT and _holds(final / manifest_name, token):
             return True
         raise
@@ -133,12 +135,12 @@ def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> boo
 def _holds(manifest: Path, token: bytes) -> bool:
     try:
         return read_plain(manifest, len(token)) == token
-    except (OSError, ArtifactInvalid):  # a pipe of a stranger's would be waited for
+    except (OSError, ArtifactInvalid):  # another user may have put a pipe there
         return False
 
 
 def set_aside(path: Path, quarantine: Path) -> None:
-    """Move a directory out of the way, to be looked at later. Whoever is reading it goes on reading."""
+    """Move a directory into `quarantine`, for inspection. Its present readers can go on."""
     quarantine.mkdir(parents=True, exist_ok=True)
     try:
         path.rename(quarantine / f"{path.name}-{uuid.uuid4().hex[:12]}")

@@ -1,27 +1,17 @@
-"""A directory to which many writers add files, and which is read whole: a profile's parts, or what its jobs needed.
+"""A directory to which many writers add files, and which is read whole: the parts of a profile, or the needs of its jobs.
 
-Each file is renamed into place, and what takes the place of others is there before they go; nothing is locked. A listing is not
-of one moment, though: who lists meanwhile may see neither the new one, whose place had been passed before it came, nor the old
-ones, which went before theirs was reached. So whoever has read them all lists again.
+Nothing is locked. Each file is renamed into place, and a file that replaces others is there before they are removed. A listing is
+not atomic, though: it may miss the new file, which came behind its position, and the old ones, which were removed ahead of
+it. So a reader lists again after it has read all files.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
-from kcoord.files.rename import (
-    sync_directory,
-    write_files,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.replace import replace_file
 
 _ATTEMPTS = 5
 
@@ -35,38 +25,33 @@ def paths_of(directory: Path, suffix: str) -> list[Path]:
 
 
 def read_all(paths: Callable[[], list[Path]], read: Callable[[Path], bool]) -> list[Path] | None:
-    """Call ``read(path)``, which is False if the file is gone, for each of ``paths()``, until all that were there at one moment
-    have been read; returns these. None: they change all the time, and some may not have been read.
+    """Call ``read(path)``, which returns False if the file is gone, for each of ``paths()``, until two listings agree.
 
-    A file that was read is not read again. Raises what the two raise.
+    Returns the files; None if they keep changing, and some may not have been read. Each file is read once. Raises what the
+    two raise.
     """
     done: set[Path] = set()
-    there = paths()
+    listing = paths()
     for _ in range(_ATTEMPTS):
-        done.update(path for path in there if path not in done and read(path))
-        before, there = there, paths()
-        if there == before and done.issuperset(there):
-            return there
+        done.update(path for path in listing if path not in done and read(path))
+        before, listing = listing, paths()
+        if listing == before and done.issuperset(listing):
+            return listing
     return None
 
 
 def save(directory: Path, name: str, content: bytes, earlier: Path | None = None, at: float | None = None) -> Path:
     """Write `content` as the file `name`, atomically and durably; returns its path. Raises `StoreError`.
 
-    `earlier`, a file that holds nothing that this one does not, is removed then, if it is in this directory. `at`: when this one
-    counts as written, if not now.
+    `earlier`, a file whose content this one includes, is removed afterwards, if it is in this directory. `at` is the new file's
+    modification time (Unix seconds), if not now.
     """
-    path, fresh = directory / name, directory / f".{staging_name()}"
+    path = directory / name
     try:
-        write_files(directory, {fresh.name: content}, durable=True)
-        if at is not None:
-            os.utime(fresh, (at, at))
-        fresh.replace(path)
-        sync_directory(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, durable=True, at=at)
         if earlier is not None and earlier.parent == directory and earlier != path:
             earlier.unlink(missing_ok=True)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise store_error(error, directory) from error
     return path

@@ -1,19 +1,19 @@
-"""Removing what dead writers left in a staging directory.
+"""Removes stale entries of a staging directory, whose writers are dead.
 
-A name there says whose it is: ``<host>-<pid>-<token>``, and the token on which boot and in which pid namespace
-(`kcoord.files.naming.staging_name`). Whatever has another form of name is left alone.
+The name of an entry states its owner: ``<host>-<pid>-<token>``, and the token its boot and pid namespace
+(`kcoord.files.naming.staging_name`). Entries with other names are left alone.
 
 ====================================== =====================================================================
-whose                                  removed
+owner                                  removed
 ====================================== =====================================================================
-of this boot and pid namespace         when its process has ended, or is younger than what it is to have left (a
-                                       pid that is used again), and it is older than some minutes
-anybody else's                         when it is older than a day: nobody can tell whether its owner lives
+a process of this boot and pid         when the process has ended, or is younger than the entry (the pid was
+namespace                              reused), and the entry is older than some minutes
+any other                              when the entry is older than a day: nobody can tell whether the owner lives
 ====================================== =====================================================================
 
 Ages are differences of the file system's own time stamps, and of a process's age on this host; no two clocks are compared.
-Not guaranteed: that everything goes at once (work is bounded), nor that a writer which takes more than a day on another
-host finds its files again; it is told so by its rename, and its kernel stays on its node.
+Not guaranteed: that one pass removes all (work is bounded), nor that a writer on another host that takes more than a day
+finds its files again; then its rename fails, and its kernel stays on its node.
 """
 
 from __future__ import annotations
@@ -29,16 +29,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from kcoord.files.naming import (
-    place,
-    staging_name,
-)
+from kcoord.files.naming import place, staging_name
 
 HERE_AFTER = 300.0  # seconds
 ELSEWHERE_AFTER = 86400.0
 _MOST_REMOVED = 200
 _MOST_SEEN = 10_000
-_SLACK = 60.0  # seconds; a process this much younger than a directory has not made it
+_SLACK = 60.0  # seconds; a process so much younger than an entry has not made it
 _NAME = re.compile(
     r"(?P<host>.+)-(?P<pid>[1-9]\d{0,9})-(?P<place>[0-9a-f]{8})?(?P<token>[0-9a-f]{12})"
     r"(?:-own)?(?:\.(?:part|marker|probe|spans|swept))?"
@@ -53,12 +50,12 @@ class _Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether a pid of ours means the same process."""
+        """True if a pid of this process's namespace means the same process."""
         return self.host == os.uname().nodename and self.place == place()
 
 
 def sweep(staging: Path, *, here_after: float = HERE_AFTER, elsewhere_after: float = ELSEWHERE_AFTER) -> int:
-    """Remove what is stale in `staging`, as far as that is bounded work; returns how much. Safe in many processes at once.
+    """Remove stale entries of `staging`, in bounded work; returns their number. Safe in many processes at once.
 
     Raises OSError if the directory cannot be listed, or its clock not be read: on a disk that takes no writes nothing is removed.
     Blocks for as long as the file system does.
@@ -67,21 +64,23 @@ def sweep(staging: Path, *, here_after: float = HERE_AFTER, elsewhere_after: flo
     try:
         now = touched(staging)
         for path, owner in _owned(staging):
-            with suppress(OSError):  # gone this very moment, or not ours to judge
-                age = now - path.lstat().st_ctime  # what no writer can set: a copied directory has its model's mtime
+            with suppress(OSError):  # removed meanwhile, or not readable by this user
+                age = (
+                    now - path.lstat().st_ctime
+                )  # ctime: no writer can set it, and a copy keeps the mtime of its source
                 if age > here_after and not lives(owner.pid, age) if owner.is_here else age > elsewhere_after:
                     removed += _remove(path)
             if removed >= _MOST_REMOVED:
                 break
     except FileNotFoundError:
-        pass  # nobody has staged anything there
+        pass  # nothing was ever staged
     return removed
 
 
 def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
-    """Remove at once what process `pid` of this host left in `staging`, but for the names in `spared`; returns how much.
+    """Remove at once the entries of process `pid` of this host in `staging`, except those in `spared`; returns their number.
 
-    Nothing is removed while there is such a process. Raises OSError if the directory cannot be listed.
+    Nothing is removed while the process lives. Raises OSError if the directory cannot be listed.
     """
     removed = 0
     with suppress(FileNotFoundError):
@@ -92,9 +91,9 @@ def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
 
 
 def sweep_beside(path: Path) -> int:
-    """Remove what dead processes of this host left as they were about to write `path`, as ``.<its name>.<staging name>``.
+    """Remove the temporary files that dead processes of this host left for `path`, ``.<its name>.<staging name>``.
 
-    Returns how much. Raises OSError if the directory cannot be listed.
+    Returns their number. Raises OSError if the directory cannot be listed.
     """
     removed = 0
     prefix = f".{path.name}."
@@ -104,21 +103,21 @@ def sweep_beside(path: Path) -> int:
             continue
         owner = _owner(match)
         if owner.is_here and not lives(owner.pid):
-            with suppress(OSError):  # another was faster, or it is another user's
+            with suppress(OSError):  # removed by another process, or owned by another user
                 path.with_name(name).unlink()
                 removed += 1
     return removed
 
 
 def lives(pid: int, since: float = 0.0) -> bool:
-    """Whether there is a process `pid`, and it is not known to be younger than `since` seconds."""
+    """True if process `pid` exists, unless it is known to be younger than `since` seconds."""
     if not _exists(pid):
         return False
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         state, started = fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
-        return _exists(pid)  # hidden from us, or it has ended this very moment
+        return _exists(pid)  # hidden from us, or ended meanwhile
     if state in (b"Z", b"X"):
         return False
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started + _SLACK >= since
@@ -135,15 +134,15 @@ def _exists(pid: int) -> bool:
 
 
 def touched(directory: Path) -> float:
-    """The file system's own time now, in seconds. Nothing is made for it, which a full disk would refuse."""
+    """The file system's own time now, in seconds, by touching `directory`: a full disk would refuse a new file."""
     os.utime(directory)
     return directory.stat().st_ctime
 
 
 def _owned(staging: Path) -> Iterator[tuple[Path, _Owner]]:
-    """What lies there under a name that tells its owner. Raises OSError."""
+    """The entries whose names state an owner. Raises OSError."""
     if not stat.S_ISDIR(staging.lstat().st_mode):
-        return  # whoever made a link of it would choose where we remove
+        return  # the maker of a link would choose where we remove
     with os.scandir(staging) as entries:
         names = [entry.name for entry in islice(entries, _MOST_SEEN)]
     for name in names:
@@ -157,14 +156,14 @@ def _owner(match: re.Match[str]) -> _Owner:
 
 
 def _remove(path: Path) -> bool:
-    """A directory gets another name first: an owner that lives after all cannot publish what is half removed."""
+    """Remove a file or a directory; a directory is renamed first, so that an owner that lives cannot publish half of it."""
     try:
         if stat.S_ISDIR(path.lstat().st_mode):
             doomed = path.with_name(f"{staging_name()}.swept")
             path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)  # what an NFS client holds open (.nfsXXXX) goes next time
+            shutil.rmtree(doomed, ignore_errors=True)  # files that an NFS client holds open (.nfsXXXX) go next time
         else:
             path.unlink()
     except OSError:
-        return False  # another sweeper was faster, or it is another user's
+        return False  # removed by another process, or owned by another user
     return True

@@ -1,11 +1,11 @@
-"""The trash: what is to be removed lies there for a while, under another name, before it is.
+"""The trash: a removed directory stays there under another name for a *grace* period before it is deleted.
 
-Taking something away is one `rename`, in the same file system: whoever has its files open goes on reading them, whoever asks for
-them by name finds the whole of it or nothing. It is deleted when it has lain there for the *grace* period, by the file system's
-own clock. Whoever is killed in between leaves something whole, or something in the trash, which the next one deletes.
+A removal is one `rename` in the same file system: a reader with open files goes on reading, and a lookup by name finds all
+files or none. After the grace period, by the file system's own clock, the files are deleted. A process that is killed in between
+leaves a directory whole, or in the trash, which the next pass deletes.
 
-Not guaranteed: that a reader of NFS v3 which has had a file open for longer than the grace period can go on; it gets ESTALE,
-which is a miss.
+Not guaranteed: that a reader on NFS v3 with a file open for longer than the grace period can go on; it gets ESTALE, which is
+a miss.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ class Trash:
         self.directory = directory
 
     def take(self, path: Path) -> Path | None:
-        """Move `path` here; where it lies now. None: it is gone already, or it is not ours to move.
+        """Move `path` here; returns its new path. None if it is gone already, or this user may not move it.
 
         Raises OSError if the directory cannot be made, or the disk takes no renames.
         """
-        there = self.directory / f"{path.name}-{uuid.uuid4().hex[:12]}"
+        trashed = self.directory / f"{path.name}-{uuid.uuid4().hex[:12]}"
         try:
-            path.rename(there)
+            path.rename(trashed)
         except FileNotFoundError:
             with suppress(FileExistsError):
                 self.directory.mkdir()  # never its parents: where a mount has vanished there is another disk
             try:
-                path.rename(there)
+                path.rename(trashed)
             except FileNotFoundError:
-                return None  # another was faster; or the rename was answered twice, and it is done
+                return None  # moved by another process; or NFS sent our rename twice
             except PermissionError:
                 return None
         except PermissionError:
             return None  # another user's
-        with suppress(OSError):  # most file systems have done it in the rename
-            os.utime(there, follow_symlinks=False)  # its time here begins
-        return there
+        with suppress(OSError):  # the grace period begins: most file systems set the ctime in the rename
+            os.utime(trashed, follow_symlinks=False)
+        return trashed
 
-    def put_back(self, there: Path, path: Path) -> bool:
-        """Undo `take`. False: something else is at `path` by now, or it is gone from here."""
+    def put_back(self, trashed: Path, path: Path) -> bool:
+        """Undo `take`. False if `path` exists again, or `trashed` is gone."""
         try:
-            there.rename(path)
+            trashed.rename(path)
         except OSError:
             return False
         return True
 
     def empty(self, grace: float = GRACE) -> int:
-        """Delete what has lain here for longer than `grace` seconds, in bounded work; returns how much. No link is followed."""
+        """Delete entries older than `grace` seconds, in bounded work; returns their number. No link is followed."""
         deleted = 0
         try:
             if not stat.S_ISDIR(self.directory.lstat().st_mode):
@@ -69,20 +69,20 @@ class Trash:
             now = touched(self.directory)
             with os.scandir(self.directory) as entries:
                 for entry in entries:
-                    with suppress(OSError):  # another was faster
+                    with suppress(OSError):  # deleted by another process
                         found = entry.stat(follow_symlinks=False)
                         if now - found.st_ctime > grace:
                             deleted += _delete(Path(entry.path), found.st_mode)
                     if deleted >= _MOST_DELETED:
                         break
         except FileNotFoundError:
-            pass  # nothing was ever taken away
+            pass  # nothing was ever removed
         return deleted
 
 
 def _delete(path: Path, mode: int) -> bool:
     if stat.S_ISDIR(mode):
-        shutil.rmtree(path, ignore_errors=True)  # what an NFS client holds open (.nfsXXXX) goes next time
+        shutil.rmtree(path, ignore_errors=True)  # files that an NFS client holds open (.nfsXXXX) go next time
         return not path.exists()
     path.unlink()
     return True

@@ -1,4 +1,4 @@
-"""What identifies an artifact."""
+"""Keys: the identity of an artifact, as named factors and their digest."""
 
 from kcoord.keys.cache_key import CacheKey, Factor, FactorDiff
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device

@@ -1,7 +1,7 @@
 """A key: everything an artifact's bytes depend on, as named factors and their SHA-256 digest.
 
 A factor's value is encoded by value *and* type (``1``, ``1.0``, ``True`` and ``"1"`` differ) into bytes that
-do not depend on the process, the hash seed or the host. What has no such encoding raises
+do not depend on the process, the hash seed or the host. A value without such an encoding raises
 `KeyFactorError`: never a silent collision, never a key that differs between ranks.
 """
 
@@ -26,7 +26,7 @@ _DEEPEST = 32
 
 @dataclass(frozen=True)
 class Factor:
-    """One named reason for a key to be what it is. `text` is for people; only `digest` identifies."""
+    """One named dependency of an artifact's bytes. `text` is for people; only `digest` identifies."""
 
     name: str
     digest: str
@@ -38,7 +38,7 @@ class Factor:
 
     @classmethod
     def from_wire(cls, wire: Any, depth: int = 0) -> Factor:
-        """Raises ValueError or TypeError if `wire` is not what `to_wire` gives."""
+        """Raises ValueError or TypeError unless `to_wire` could have returned `wire`."""
         name, digest, text, parts = wire
         if not (isinstance(name, str) and isinstance(digest, str) and isinstance(text, str)):
             raise TypeError("a factor is three strings and a list")
@@ -63,10 +63,10 @@ class FactorDiff:
 
 @dataclass(frozen=True)
 class CacheKey:
-    """What identifies an artifact. Equal digests mean interchangeable artifacts.
+    """The identity of an artifact. Equal digests mean interchangeable artifacts.
 
-    `details` explain a factor that is itself an opaque hash (a compiler's own cache key, say): `diff` shows
-    them, the digest does not hold them.
+    `details` explain a factor that is an opaque hash (a compiler's own cache key, say): `diff` shows
+    them, the digest does not include them.
     """
 
     backend: str
@@ -82,29 +82,29 @@ class CacheKey:
         an enum member; a dataclass instance; or any object whose ``__cache_signature__()`` returns one of
         these. Everything else raises `KeyFactorError`, which names the factor and the remedy.
         """
-        for what, text in (("backend", backend), ("name", name)):
+        for part, text in (("backend", backend), ("name", name)):
             if not isinstance(text, str) or not text:
-                raise KeyFactorError(f"the {what} of a key must be a string that is not empty, not {text!r}")
+                raise KeyFactorError(f"the {part} of a key must be a string that is not empty, not {text!r}")
         return cls(backend, name, tuple(make_factor(n, v) for n, v in sorted(factors.items())))
 
     def with_factors(self, **factors: Any) -> CacheKey:
-        """This key and more factors; a factor of the same name is replaced."""
-        kept = [f for f in self.factors if f.name not in factors]
+        """This key with more factors; a factor of the same name is replaced."""
+        others = [f for f in self.factors if f.name not in factors]
         added = [make_factor(n, v) for n, v in factors.items()]
-        return dataclasses.replace(self, factors=tuple(sorted(kept + added, key=lambda f: f.name)))
+        return dataclasses.replace(self, factors=tuple(sorted(others + added, key=lambda f: f.name)))
 
     def with_details(self, details: Mapping[str, Any]) -> CacheKey:
-        """This key, explained. A detail that cannot be encoded is left out: it identifies nothing."""
-        explained = []
+        """This key with `details`. One that cannot be encoded is left out: it identifies nothing."""
+        added = []
         for name, value in sorted(details.items()):
             try:
-                explained.append(make_factor(name, value))
+                added.append(make_factor(name, value))
             except KeyFactorError:
                 continue
-        return dataclasses.replace(self, details=tuple(explained))
+        return dataclasses.replace(self, details=tuple(added))
 
     def on(self, device: DeviceKey, scope: Scope) -> CacheKey:
-        """This key with as much of `device` as `scope` says."""
+        """This key with the part of `device` that `scope` selects."""
         return self.with_factors(**scope_factors(scope, device))
 
     @cached_property
@@ -117,10 +117,10 @@ class CacheKey:
     def diff(self, other: CacheKey) -> list[FactorDiff]:
         """The factors, and the details, in which `other` differs, as (name, ours, theirs)."""
         found = []
-        for what in ("backend", "name"):
-            ours, theirs = getattr(self, what), getattr(other, what)
+        for part in ("backend", "name"):
+            ours, theirs = getattr(self, part), getattr(other, part)
             if ours != theirs:
-                found.append(FactorDiff(what, ours, theirs))
+                found.append(FactorDiff(part, ours, theirs))
         found += _diff("", self.factors, other.factors)
         return found + _diff("", self.details, other.details)
 
@@ -134,7 +134,7 @@ class CacheKey:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> CacheKey:
-        """Raises ValueError, TypeError or KeyError if `wire` is not what `to_wire` gives."""
+        """Raises ValueError, TypeError or KeyError unless `to_wire` could have returned `wire`."""
         if not (isinstance(wire["backend"], str) and isinstance(wire["name"], str)):
             raise TypeError("a key's backend and name are strings")
         factors = tuple(Factor.from_wire(f) for f in wire["factors"])
@@ -163,7 +163,7 @@ def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> 
 
 
 def _shown(factor: Factor | None, other: Factor | None) -> str | None:
-    """Two long values may share a shortened text: then their digests tell them apart."""
+    """The text of `factor`, with its digest if `other` has the same shortened text."""
     if factor is None:
         return None
     if other is not None and other.text == factor.text:
@@ -250,7 +250,7 @@ def _encode(value: Any, out: bytearray, depth: int) -> None:
 
 
 def _member(member: enum.Enum) -> tuple[Any, ...]:
-    """A flag is its value: combinations have no names, or names that depend on the version of Python."""
+    """The identity of an enum's member. A flag is its value: names of combinations depend on the version of Python, or lack."""
     if isinstance(member, enum.Flag):
         return (member.value,)
     return (member.name, member.value) if isinstance(member.value, (bool, int, float, str)) else (member.name,)

@@ -1,6 +1,6 @@
-"""The live key of a call: what the function says now, its arguments, the environment, the tools and the device.
+"""The live key of a call: the function's present content, its arguments, the environment, the tools and the device.
 
-The first call reads everything (some milliseconds). A later one only asks whether anything has changed, by a generated function
+The first call reads everything (some milliseconds). A later one only checks for changes, by a generated function
 (`kcoord.keys.function.watch.Watch`), and looks the rest up: microseconds, without a lock.
 """
 
@@ -18,18 +18,12 @@ from kcoord.keys.arguments.signature import Arguments
 from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import VARIABLES, Environment, variables
-from kcoord.keys.function.lookup import (
-    REMEDY,
-    is_computed,
-    is_open,
-    is_slot,
-    own_attributes,
-)
+from kcoord.keys.function.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
 from kcoord.keys.function.walk import Content, content_of
 from kcoord.keys.tools.toolchain import tools
 from kcoord.keys.tools.tree import tree_fingerprint
 
-_MOST_KEYS = 4096  # kept per function: a job that makes more of them compiles all the time anyway
+_MOST_KEYS = 4096  # cached per function: a job that makes more of them compiles all the time anyway
 _REMEDY = (
     "undo the change, compile in a new process, "
     'allow it with on_drift="rekey", or name it in ignore=… if it changes nothing'
@@ -42,7 +36,7 @@ _REMEDY_WITHIN = (
 
 @dataclass(frozen=True)
 class Declared:
-    """What a function is keyed by beside its content and its arguments, as its author said."""
+    """The author's declarations: factors of a function's key beside its content and its arguments."""
 
     scope: Scope = Scope.DEVICE
     ignore: frozenset[str] = frozenset()
@@ -54,7 +48,7 @@ class Declared:
 
 @dataclass
 class _State:
-    """A function as it was found: immutable but for `keys`, which are made of it alone."""
+    """A snapshot of a function: immutable but for `keys`, which are made of it alone."""
 
     content: Content
     unchanged: Callable[[], bool]
@@ -72,7 +66,7 @@ class _State:
 
 
 class Call(NamedTuple):
-    """One call's key, and what it was made of beside the arguments."""
+    """One call's key, and its sources beside the arguments."""
 
     key: CacheKey
     device: DeviceKey
@@ -92,7 +86,7 @@ class LiveKey:
         self._is_method = _is_method(function, names)
         self._arguments = Arguments(names, dynamic=declared.dynamic, functions=_Functions(declared.ignore))
         self._states: dict[type | None, _State] = {}
-        self._compiled: dict[str, Factor] = {}  # what this process was served with
+        self._compiled: dict[str, Factor] = {}  # facts of the calls that this process has compiled or loaded
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: GPUTarget | None = None) -> Call:
         """The key of a call, on the current device, or for `target`, which needs no device.
@@ -106,7 +100,7 @@ class LiveKey:
             state = self._find(owner)
         values = state.bind(*args, **kwargs)
         if owner is not None:
-            values = (_of_receiver(values[0], state.content), *values[1:])
+            values = (_receiver_read(values[0], state.content), *values[1:])
         device = current_device() if target is None else self._pretended(target)
         arguments = self._arguments.token(values, device.device_id)
         surroundings = self._surroundings(state)
@@ -128,7 +122,7 @@ class LiveKey:
         )
 
     def served(self, call: Call) -> None:
-        """`call` was compiled or loaded: from now on `check` holds this process to what it read."""
+        """Record that `call` was compiled or loaded: from now on `check` compares later calls with it."""
         for name, factor in call.state.facts.items():
             self._compiled.setdefault(name, factor)
 
@@ -163,7 +157,7 @@ class LiveKey:
         return state
 
     def _surroundings(self, state: _State) -> Any:
-        """A token of what is neither the function's nor an argument: the environment, tools and trees."""
+        """A token of the environment, tools and trees."""
         if not (self._declared.tools or self._declared.trees):
             return state.environment.token()
         directory = self._local_dir()
@@ -181,7 +175,7 @@ class LiveKey:
 
 
 def _takes_target(function: Callable[..., Any]) -> bool:
-    """Whether kcoord passes the GPU to compile for: by a keyword parameter that has no default."""
+    """True if kcoord passes the GPU to compile for, in a keyword parameter without a default."""
     parameter = inspect.signature(function).parameters.get("target")
     return (
         parameter is not None
@@ -191,18 +185,18 @@ def _takes_target(function: Callable[..., Any]) -> bool:
 
 
 def _by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """A tree counts wherever it lies: by its last name, and two of one name by the order in which they were declared."""
+    """Fingerprints by the tree's last name, wherever it lies; two of one name by the order of declaration."""
     found: dict[str, str] = {}
-    for tree, said in trees:
+    for tree, fingerprint in trees:
         name = Path(tree).name
         while name in found:
             name += "'"
-        found[name] = said
+        found[name] = fingerprint
     return found
 
 
 class _Functions:
-    """What identifies a function that is an argument: the digest of its content, kept while that is unchanged."""
+    """Identifies a function that is an argument by the digest of its content, cached while that is unchanged."""
 
     def __init__(self, ignore: frozenset[str]) -> None:
         self._ignore = ignore
@@ -221,13 +215,13 @@ class _Functions:
 
 
 def _is_method(function: Callable[..., Any], names: list[str]) -> bool:
-    """Whether `function` was defined in a class, and takes the object that it is called on."""
+    """True if `function` was defined in a class, and takes the object that it is called on."""
     parent = function.__qualname__.rpartition(".")[0]
     return bool(names) and bool(parent) and not parent.endswith("<locals>")
 
 
-def _of_receiver(value: Any, content: Content) -> Any:
-    """What counts of the object that a method is called on: the attributes that are read, or what it says of itself."""
+def _receiver_read(value: Any, content: Content) -> Any:
+    """The parts of a method's receiver that count: the attributes that are read, or the object itself if it is described."""
     if content.escapes or not is_open(value):
         return value
     own = own_attributes(value)
@@ -248,7 +242,7 @@ def _of_receiver(value: Any, content: Content) -> Any:
 def _binder(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., tuple[Any, ...]]:
     """``bind(*args, **kwargs)``: the arguments' values in the order of the parameters, defaults filled in."""
     names: dict[str, Any] = {}
-    written, star = [], False
+    signature, star = [], False
     for p in parameters:
         text = p.name
         if p.kind is p.VAR_POSITIONAL:
@@ -256,21 +250,21 @@ def _binder(function: Callable[..., Any], parameters: list[inspect.Parameter]) -
         elif p.kind is p.VAR_KEYWORD:
             text = f"**{text}"
         elif p.kind is p.KEYWORD_ONLY and not star:
-            written.append("*")
+            signature.append("*")
             star = True
         if p.default is not p.empty:
             names[f"_default_{p.name}"] = _default_of(function, p)
             text += f"=_default_{p.name}"
-        written.append(text)
+        signature.append(text)
     positional_only = [n for n, p in enumerate(parameters) if p.kind is p.POSITIONAL_ONLY]
     if positional_only:
-        written.insert(positional_only[-1] + 1, "/")
+        signature.insert(positional_only[-1] + 1, "/")
     values = "".join(f"{p.name}, " for p in parameters)
-    exec(f"def {function.__name__}({', '.join(written)}): return ({values})", names)
+    exec(f"def {function.__name__}({', '.join(signature)}): return ({values})", names)
     found: Callable[..., tuple[Any, ...]] = names[function.__name__]
     return found
 
 
 def _default_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """As it is now: a function's defaults can be exchanged."""
+    """The present default: a function's defaults can be replaced."""
     return inspect.signature(function).parameters[parameter.name].default

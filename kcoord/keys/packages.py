@@ -1,6 +1,6 @@
-"""Whose code a module is, and the version of what is installed.
+"""The owner of a module (the project, an installed package or Python), and the identity of an installed package.
 
-A project's own functions are keyed by content. What is installed (``site-packages``) or belongs to Python is keyed by name:
+A project's own functions are keyed by content. Installed packages (``site-packages``) and Python's modules are keyed by name:
 an installed package with its version and the hashes that its installer recorded, so that ``pip install .`` without a new
 version number is a change too. Not seen: an installed file that was edited by hand.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FOLLOWED = frozenset(("kcoord", "torch", "triton"))
-"""Nobody's project, also when used from a checkout: torch and Triton are too large, and say their versions; what waits for a
-compile changes nothing of it."""
+"""Never the project, not even in a checkout: torch and Triton are too large, and state their versions; kcoord does not change
+what a compile produces."""
 _SITE = frozenset(("site-packages", "dist-packages"))
 _GENERATED = "torch._inductor.runtime.compile_tasks"
 _MOST_READ = 1 << 20  # bytes
@@ -35,13 +35,13 @@ class Owner(enum.Enum):
 
 
 _NAMELESS = "<none>"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made by a ``class`` statement, or as if
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a ``class`` statement, or like one
 
 
 def module_of(thing: Any) -> str:
-    """The name of the module that a function or a class belongs to; ``<none>``, which is the project's, if it has none.
+    """The name of the module that a function or a class belongs to; ``<none>``, which counts as the project's, if it has none.
 
-    Code that is executed in a namespace without a ``__name__`` makes functions of no module, and classes that claim to be of
+    Code that runs in a namespace without a ``__name__`` makes functions without a module, and classes that claim to be of
     ``builtins``.
     """
     module = getattr(thing, "__module__", None)
@@ -58,7 +58,7 @@ def module_of(thing: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def owner_of(module: str) -> Owner:
-    """Whose code `module` is, by its name and file. A module without a file, made by ``exec``, is the project's."""
+    """The owner of `module`, by its name and file. A module without a file, made by ``exec``, is the project's."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "builtins":
         return Owner.PYTHON
@@ -72,7 +72,7 @@ def portable_name(module: str) -> str:
     """The name that `module` has when it is imported: ``python train.py`` and ``import train`` are the same code.
 
     A child that `multiprocessing` spawns has the script under a third name. Inductor names a module by the hash of its file,
-    in which stands for which GPU of the node it was made.
+    which contains the index of a GPU.
     """
     if module not in ("__main__", "__mp_main__"):
         return _GENERATED if module.startswith(f"{_GENERATED}.") else module
@@ -86,7 +86,7 @@ def portable_name(module: str) -> str:
 
 
 def label_of(thing: Any) -> str:
-    """What a function or a class is called in a key."""
+    """The name of a function or a class in a key."""
     return f"{portable_name(module_of(thing))}.{thing.__qualname__}"
 
 
@@ -103,11 +103,11 @@ def _installed(top: str) -> str:
     file = _file_of(top)
     directory = _site_of(file)
     recorded = _record(directory, top) if directory is not None else ""
-    return f"{top} {recorded or _listed(file)}"
+    return f"{top} {recorded or _hash_files(file)}"
 
 
 def _file_of(module: str) -> str | None:
-    """Where a module comes from; a top-level one need not be imported for that."""
+    """The file or directory of a module; a top-level one need not be imported for that."""
     found: Any = sys.modules.get(module)
     if found is None and "." not in module:
         with contextlib.suppress(ValueError, ImportError):
@@ -124,12 +124,12 @@ def _site_of(file: str | None) -> Path | None:
 
 
 def _record(site: Path, top: str) -> str:
-    """Version and the hashes in RECORD, without what differs between installations of one wheel (bytecode, metadata, scripts).
+    """The version and a hash of RECORD, without files that differ between installations of one wheel.
 
-    A script begins with the path of the interpreter that it was installed for.
+    These are bytecode, metadata and scripts: a script begins with the path of the interpreter that it was installed for.
     """
-    versions, kept = [], []
-    for info in _distributions(str(site)).get(_normal(top)) or _holders(str(site)).get(top, []):
+    versions, recorded = [], []
+    for info in _distributions(str(site)).get(_normal(top)) or _by_top_level(str(site)).get(top, []):
         lines = [
             line
             for line in _lines(info)
@@ -137,10 +137,9 @@ def _record(site: Path, top: str) -> str:
         ]
         if lines:
             versions.append(info.name.removesuffix(".dist-info").partition("-")[2])
-            kept += lines
-    return (
-        f"{' '.join(versions)} {hashlib.sha256(chr(10).join(sorted(kept)).encode()).hexdigest()[:16]}" if kept else ""
-    )
+            recorded += lines
+    digest = hashlib.sha256("\n".join(sorted(recorded)).encode()).hexdigest()[:16]
+    return f"{' '.join(versions)} {digest}" if recorded else ""
 
 
 def _lines(info: Path) -> list[str]:
@@ -159,8 +158,11 @@ def _distributions(site: str) -> dict[str, list[Path]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _holders(site: str) -> dict[str, list[Path]]:
-    """The distributions by what they install, for one of another name (``yaml``), or several (``google``). Reads all records."""
+def _by_top_level(site: str) -> dict[str, list[Path]]:
+    """Distributions by the top-level names that they install, which may differ (``yaml``) or be shared (``google``).
+
+    Reads all records.
+    """
     found: dict[str, list[Path]] = {}
     for info in (info for infos in _distributions(site).values() for info in infos):
         for top in {re.split("[/.,]", line, maxsplit=1)[0] for line in _lines(info)}:
@@ -172,19 +174,19 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _listed(file: str | None) -> str:
-    """For what has no record: its files by name and size, the outer ones that are small by content, too.
+def _hash_files(file: str | None) -> str:
+    """The identity of a package without a record: its files by name and size, small ones at its top by content, too.
 
-    Not by the ``__version__`` that it says: a process in which it is not imported yet would have another key.
+    ``__version__`` is not used: a process that has not imported the package yet would have another key.
     """
     if file is None:
         return ""
-    path, said = Path(file), hashlib.sha256()
+    path, digest = Path(file), hashlib.sha256()
     package = path.parent if path.name.startswith("__init__.") else path
     with contextlib.suppress(OSError):
         for inner in sorted(package.rglob("*")) if package.is_dir() else [path]:
             if inner.is_file() and "__pycache__" not in inner.parts:
                 size, is_outer = inner.stat().st_size, inner == path or inner.parent == package
-                said.update(f"{inner.relative_to(package.parent)}:{size}\n".encode())
-                said.update(inner.read_bytes() if is_outer and size <= _MOST_READ else b"")
-    return said.hexdigest()[:16]
+                digest.update(f"{inner.relative_to(package.parent)}:{size}\n".encode())
+                digest.update(inner.read_bytes() if is_outer and size <= _MOST_READ else b"")
+    return digest.hexdigest()[:16]

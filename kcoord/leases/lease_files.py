@@ -27,6 +27,7 @@ from kcoord.files.naming import (
     staging_name,
 )
 from kcoord.files.reading import read_plain
+from kcoord.files.replace import replace_file
 from kcoord.leases.base import Failed, Ready, Wait
 
 _LARGEST_OUTCOME = 256 << 10  # bytes
@@ -114,14 +115,10 @@ class KeyFiles:
         else:
             stated = {"state": "failed", "log": _utf8(outcome.log[-_LONGEST_LOG:]), "where": _utf8(outcome.where)}
         look_up(self._directory)
-        fresh = self._staging / f"{staging_name()}.part"
         try:
-            fresh.write_bytes(msgpack.packb(stated))
-            fresh.replace(self._outcome)
+            replace_file(self._outcome, msgpack.packb(stated), self._staging)
         except IsADirectoryError:
             return
-        finally:
-            fresh.unlink(missing_ok=True)
         os.utime(self._directory)  # an NFS client that cached "missing" looks again
 
     def changes(self) -> object:

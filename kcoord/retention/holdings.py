@@ -7,7 +7,6 @@ whose modification time the file server sets. Not trusted: whoever can write to 
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +16,11 @@ from kcoord.errors import ArtifactInvalid
 from kcoord.files.faults import (
     store_error,
 )
-from kcoord.files.naming import (
-    staging_name,
-)
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import (
     refresh_names,
 )
+from kcoord.files.replace import replace_file
 
 _FORMAT = "kcoord-holdings-1"
 _LARGEST = 1024  # bytes
@@ -42,13 +39,8 @@ class Holdings:
 
 def note_holdings(store: Path, artifacts: int, size: int, files: int) -> None:
     """Raises OSError: on a full disk it is not noted."""
-    fresh = store / "v1" / "staging" / f"{staging_name()}.part"
-    try:
-        fresh.write_bytes(msgpack.packb([_FORMAT, artifacts, size, files]))
-        fresh.replace(store / "v1" / _NAME)
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+    content = msgpack.packb([_FORMAT, artifacts, size, files])
+    replace_file(store / "v1" / _NAME, content, store / "v1" / "staging")
 
 
 def read_holdings(store: Path) -> Holdings | None:

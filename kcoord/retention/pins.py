@@ -18,13 +18,8 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import (
     store_error,
 )
-from kcoord.files.naming import (
-    staging_name,
-)
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    write_files,
-)
+from kcoord.files.replace import replace_file
 from kcoord.settings import profile_name
 
 _FORMAT = b"kcoord-pin-1\n"
@@ -51,15 +46,8 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
             if len(wanted) > _MOST_DIGESTS:
                 raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
-            staging = store / "v1" / "staging"
-            fresh = staging / f"{staging_name()}.part"
-            try:
-                write_files(staging, {fresh.name: _FORMAT + hashlib.sha256(body).digest() + body}, durable=True)
-                if anew or path.exists():
-                    fresh.replace(path)
-            finally:
-                with suppress(OSError):
-                    fresh.unlink(missing_ok=True)
+            content = _FORMAT + hashlib.sha256(body).digest() + body
+            replace_file(path, content, store / "v1" / "staging", durable=True, create=anew)
     except OSError as error:
         raise store_error(error, path.parent) from error
     return wanted

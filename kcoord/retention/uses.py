@@ -24,10 +24,8 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import (
     store_error,
 )
-from kcoord.files.naming import (
-    staging_name,
-)
 from kcoord.files.reading import read_plain
+from kcoord.files.replace import replace_file
 
 PREFIX = 8  # bytes of a digest
 MOST_USES = 100_000  # of one agent
@@ -116,13 +114,7 @@ def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
     with suppress(FileExistsError):
         directory.mkdir()
     body = b"".join(_RECORD.pack(prefix, int(at)) for prefix, at in uses)
-    fresh = store / "v1" / "staging" / f"{staging_name()}.part"
-    try:
-        fresh.write_bytes(_FORMAT + hashlib.sha256(body).digest() + body)
-        fresh.replace(directory / name)
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+    replace_file(directory / name, _FORMAT + hashlib.sha256(body).digest() + body, store / "v1" / "staging")
 
 
 def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kcoord.files.replace import replace_file
 from kcoord.telemetry.counters import COUNTERS, complete
 from kcoord.telemetry.job_names import directory_name, job_of
 
@@ -59,9 +60,7 @@ class Ledger:
 
     def _write(self, directory: Path, text: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        fresh = directory / f".{self._agent}"
-        fresh.write_text(text)
-        fresh.replace(directory / f"{self._agent}.json")
+        replace_file(directory / f"{self._agent}.json", text.encode())
 
     def mine(self, job: str) -> dict[str, float]:
         with self._lock:

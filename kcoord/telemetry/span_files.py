@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgpack
 
+from kcoord.files.replace import replace_file
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import Process, Span, checked, plain_text
 
@@ -54,9 +55,7 @@ def write_own(local_dir: Path, job: str, name: str, process: Process, wire: list
     spans, refused = checked(wire, len(wire))
     directory = roots(None, local_dir)[0] / directory_name(job)
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{name}"
-    fresh.write_bytes(head(process.node) + report(process, spans, dropped + refused))
-    fresh.replace(directory / f"{name}{SUFFIX}")
+    replace_file(directory / f"{name}{SUFFIX}", head(process.node) + report(process, spans, dropped + refused))
 
 
 def forget_old(local_dir: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from kcoord.artifacts import local
 from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.payload import pack, with_payload
@@ -21,9 +22,12 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, parts, save_part
+from kcoord.profiles.requested import Need, needs_directory, save_needs
 from kcoord.rank.client import Lead, Ready
+from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.transfer.prefetch import prefetch
 from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
 from tests.support.sandbox import Sandbox
@@ -599,3 +603,65 @@ def test_the_upper_directories_of_a_namespace_are_looked_at_too(root: Path) -> N
     (root / "namespaces").chmod(0o777)
     assert [d.path for d in doubts(below)] == [root / "namespaces"]
     assert stat.S_IMODE(below.stat().st_mode) & 0o002 == 0
+
+
+# --- a local directory that others can write to ---
+
+
+@pytest.fixture
+def open_to_all(sandbox: Sandbox) -> Path:
+    """A local directory in which everybody may have put the artifact of `KEY` and a profile."""
+    home = sandbox.local / "objects" / KEY.digest[:2] / KEY.digest
+    local.install(manifest_of(), FILES, home)
+    save_part(sandbox.local / "profiles" / "job", [recipe()])
+    sandbox.local.chmod(0o777)
+    return sandbox.local
+
+
+def test_a_rank_loads_nothing_from_a_directory_that_everybody_may_write_to(open_to_all: Path) -> None:
+    coordinator = Coordinator(Settings.from_environ({"KCOORD_LOCAL_DIR": str(open_to_all)}))
+    home = coordinator.home(KEY.digest)
+    try:
+        assert not coordinator.usable
+        found = coordinator.request(Request(KEY, home))
+        assert isinstance(found, Compilation)
+        assert found.lead is None
+        (found.staging / "mine").write_bytes(b"mine")
+        artifact = found.publish()
+        assert (artifact.path / "mine").read_bytes() == b"mine"
+        assert not artifact.path.is_relative_to(open_to_all)
+        assert coordinator.choice(KEY) is None
+        assert coordinator.offer(KEY, b"chosen", 0.0) is None
+        assert coordinator.ask({"op": "status"}) is None
+        (line,) = coordinator.notices.since(0)[0]
+        assert "everybody may write to it" in line
+    finally:
+        coordinator.close()
+    assert not list(open_to_all.glob("*.sock")), "no agent is started there"
+
+
+def test_no_profile_is_read_from_a_directory_that_everybody_may_write_to(open_to_all: Path) -> None:
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(open_to_all)})
+    with pytest.raises(StoreError, match="everybody may write to it"):
+        load_profile(settings, "job")
+    open_to_all.chmod(0o700)
+    assert len(load_profile(settings, "job")) == 1
+
+
+def test_nothing_is_prefetched_into_a_directory_that_everybody_may_write_to(
+    sandbox: Sandbox, open_to_all: Path
+) -> None:
+    store = Store(sandbox.root / "store")
+    store.open()
+    store.publish(manifest_of(key=OTHER), FILES)
+    place = f"objects/{OTHER.digest[:2]}/{OTHER.digest}"
+    save_needs(needs_directory(store.root, "job"), [Need(OTHER.digest, place)])
+    environment = {
+        "KCOORD_LOCAL_DIR": str(open_to_all), "KCOORD_STORE": str(store.root), "KCOORD_PROFILE": "job",
+    }  # fmt: skip
+    refused = prefetch(Settings.from_environ(environment), timeout=60, most=1 << 30, say=print)
+    assert refused.fetched == 0
+    assert "everybody may write to it" in refused.why
+    assert not (open_to_all / place).exists()
+    open_to_all.chmod(0o700)
+    assert prefetch(Settings.from_environ(environment), timeout=60, most=1 << 30, say=print).fetched == 1

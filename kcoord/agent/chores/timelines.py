@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from kcoord.files.faults import (
     fault_of,
     store_error,
 )
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.replace import replace_file
 from kcoord.protocol.identity import (
     Identity,
 )
@@ -265,14 +262,7 @@ class Timelines:
             raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
         if _size(there / path.name) != here.st_size:
             content = path.read_bytes()
-            fresh = self._store / "v1" / "staging" / f"{staging_name()}{span_files.SUFFIX}"
-            try:
-                fresh.write_bytes(content)
-                fresh.replace(there / path.name)
-            except OSError:
-                with suppress(OSError):
-                    fresh.unlink()
-                raise
+            replace_file(there / path.name, content, self._store / "v1" / "staging")
         self._shared[path] = here.st_size
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:

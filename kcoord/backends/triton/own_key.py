@@ -28,7 +28,7 @@ import triton
 
 from kcoord.backends.base import fails_open
 from kcoord.keys.environment import Environment, variables
-from kcoord.keys.tools.machine_cache import is_settled, once
+from kcoord.keys.tools.machine_cache import cached, is_settled
 from kcoord.keys.tools.toolchain import Tool, fingerprint, tools
 from kcoord.keys.tools.tree import Listed, listing_of
 
@@ -114,7 +114,7 @@ def _once(computes: Callable[[], str], local_dir: Path) -> str:
         return key, [stamps, key] if settled else None
 
     where = hashlib.sha256(os.fsencode(_PACKAGE)).hexdigest()[:32]
-    return once(local_dir, f"triton-{where}", recall, find)
+    return cached(local_dir, f"triton-{where}", recall, find)
 
 
 def _own_files() -> list[Listed]:

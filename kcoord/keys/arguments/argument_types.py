@@ -1,8 +1,8 @@
-"""How values of plain types become tokens, and tokens canonical values.
+"""The plain argument types: how their values become tokens, and tokens canonical values.
 
-A token's head is the `Form` that made it (``int`` and ``bytes`` are their own), so it can be read without the value, and no two
-types share a token: ``1``, ``1.0`` and ``True`` are equal as keys of a dictionary, their tokens are not. A canonical value is
-computed from the token alone; hence equal tokens have equal canonical values, by construction.
+A token begins with the `ArgumentType` that made it (``int`` and ``bytes`` are their own), so it can be read without the value,
+and no two types share a token: ``1``, ``1.0`` and ``True`` are equal as keys of a dictionary, their tokens are not. A canonical
+value is computed from the token alone; hence equal tokens have equal canonical values, by construction.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from kcoord.errors import KeyFactorError
 from kcoord.keys.packages import portable_name
 
 Token = Any
-"""Hashable: None, a bool or a str as itself; anything else as a tuple with its head. Of use in this process only."""
+"""Hashable: None, a bool or a str as itself; anything else as a tuple that begins with its type. Valid in this process only."""
 
 
-class Unkeyed(KeyFactorError):
-    """A value has no identity; `where` it lies is completed on the way up."""
+class NoIdentity(KeyFactorError):
+    """A value has no identity. `where`, the path to it, is completed on the way up."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why, self.where = why, ""
 
-    def inside(self, step: str) -> Unkeyed:
-        """This error, as seen from one level further out; `step` leads inwards: ``[3]`` or ``.name``."""
+    def inside(self, step: str) -> NoIdentity:
+        """This error as seen from one level further out; `step` leads inwards: ``[3]`` or ``.name``."""
         self.where = step + self.where
         return self
 
 
-class Walk(Protocol):
-    """What a form may ask while it describes a value."""
+class Describer(Protocol):
+    """Describes inner values, for the type of the value around them."""
 
     functions: Callable[[Any], Any] | None
-    """What identifies a function, a class or a module; None: nothing does."""
+    """Returns the identity of a function, a class or a module; None: they have none."""
 
     def inner(self, value: Any, depth: int) -> Token:
-        """The token of a value inside a value that lies at `depth`. Raises `Unkeyed`."""
+        """The token of a value inside a value that lies at `depth`. Raises `NoIdentity`."""
 
 
 class Described(Mapping[str, Any]):
     """A canonical value with a type: ``torch.Tensor`` and its dtype, shape and so on. `fields` become parts of a factor."""
+
+    __module__ = "kcoord.keys.forms"  # part of the digests of keys: this class may move, they must not change
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
         self.kind, self.fields = kind, fields
@@ -70,19 +72,19 @@ class Described(Mapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # a set may hold it
 
 
-class Form:
-    """How values of the type `kind` are described."""
+class ArgumentType:
+    """Describes values of the class `kind`."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
         self.name = f"{portable_name(str(kind.__module__))}.{kind.__qualname__}"
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        """A tuple that begins with this form and refers to nothing that can change. Raises `Unkeyed`."""
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        """A tuple that begins with this type and refers to nothing mutable. Raises `NoIdentity`."""
         raise NotImplementedError
 
     def canonical(self, token: Token, device_id: int) -> Any:
-        """What `kcoord.keys.cache_key.encode` takes, made of `token` alone; `device_id` is the current device."""
+        """A value that `kcoord.keys.cache_key.encode` takes, made of `token` alone; `device_id` is the current device."""
         raise NotImplementedError
 
     def generalized(self, token: Token) -> Token:
@@ -104,60 +106,60 @@ def value_of(token: Token, device_id: int) -> Any:
 
 def generalized(token: Token) -> Token:
     """`token` with the sizes of tensors, however deep inside it, as Triton specializes them."""
-    return token[0].generalized(token) if type(token) is tuple and isinstance(token[0], Form) else token
+    return token[0].generalized(token) if type(token) is tuple and isinstance(token[0], ArgumentType) else token
 
 
-class Float(Form):
+class Float(ArgumentType):
     """Zeros and NaNs by their text: 0.0 == -0.0, and no NaN equals any other."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return (self, value if value and value == value else repr(value))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return float(token[1])
 
 
-class Complex(Form):
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return (self, walk.inner(value.real, depth), walk.inner(value.imag, depth))
+class Complex(ArgumentType):
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return (self, describer.inner(value.real, depth), describer.inner(value.imag, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return complex(value_of(token[1], device_id), value_of(token[2], device_id))
 
 
-class Composite(Form):
-    """A form whose tokens are its head and the tokens of what is inside."""
+class Composite(ArgumentType):
+    """A type whose tokens hold the tokens of inner values."""
 
     def generalized(self, token: Token) -> Token:
         return (self, *map(generalized, token[1:]))
 
 
-def inner_tokens(values: Iterable[Any], walk: Walk, depth: int, step: Callable[[int], str]) -> list[Token]:
-    """The tokens of `values`; ``step(n)`` says how one reaches the n-th, for the error alone."""
+def inner_tokens(values: Iterable[Any], describer: Describer, depth: int, step: Callable[[int], str]) -> list[Token]:
+    """The tokens of `values`; ``step(n)`` is the path to the n-th one, for the error alone."""
     found: list[Token] = []
     try:
         for value in values:
-            found.append(walk.inner(value, depth))
-    except Unkeyed as error:
+            found.append(describer.inner(value, depth))
+    except NoIdentity as error:
         raise error.inside(step(len(found))) from error.__cause__
     return found
 
 
-class Sequence(Composite):
+class SequenceType(Composite):
     """A list or a tuple."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return (self, *inner_tokens(value, walk, depth, "[{}]".format))
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return (self, *inner_tokens(value, describer, depth, "[{}]".format))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return self.kind(value_of(t, device_id) for t in token[1:])
 
 
-class Members(Form):
-    """A set, in no order. Its members may have one token in common: two tensors of one shape are two."""
+class SetType(ArgumentType):
+    """A set, without order. Members with equal tokens are counted: two tensors of one shape are two."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return self._of(inner_tokens(value, walk, depth, lambda _: "{…}"))
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return self._of(inner_tokens(value, describer, depth, lambda _: "{…}"))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return self.kind(value_of(t, device_id) for t, count in token[1] for _ in range(count))
@@ -169,17 +171,17 @@ class Members(Form):
         return (self, frozenset(collections.Counter(tokens).items()))
 
 
-class Table(Composite):
-    """A mapping, in the order in which it lists its entries: another order is another token of the same canonical value."""
+class MappingType(Composite):
+    """A mapping, in the order of its entries: another order gives another token with the same canonical value."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         entries = list(value.items())
 
         def step(n: int) -> str:
             key = entries[n // 2][0]
             return f"[{key!r}]" if n % 2 and type(key) in (str, int) else "[…]" if n % 2 else ".keys()"
 
-        return (self, *inner_tokens(itertools.chain.from_iterable(entries), walk, depth, step))
+        return (self, *inner_tokens(itertools.chain.from_iterable(entries), describer, depth, step))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         values = [value_of(t, device_id) for t in token[1:]]
@@ -187,93 +189,96 @@ class Table(Composite):
 
 
 class Fields(Composite):
-    """An object that is what its named attributes are: a dataclass, a named tuple. `with_class`: and what its class says."""
+    """An object that counts by its named attributes (a dataclass, a named tuple), and `with_class` by the code of its class."""
 
     def __init__(self, kind: type, names: tuple[str, ...], with_class: bool = False) -> None:
         super().__init__(kind)
         self._names, self._with_class = names, with_class
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         values = [getattr(value, name) for name in self._names]
-        tokens = inner_tokens(values, walk, depth, lambda n: f".{self._names[n]}")
-        return (self, *tokens, *_class_tokens(self, walk, depth))
+        tokens = inner_tokens(values, describer, depth, lambda n: f".{self._names[n]}")
+        return (self, *tokens, *_class_tokens(self, describer, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         values = [value_of(t, device_id) for t in token[1:]]
         return Described(self.name, dict(zip((*self._names, "class"), values, strict=False)))
 
 
-def _class_tokens(form: Fields | Member, walk: Walk, depth: int) -> list[Token]:
-    """One, if the class of an object is code that counts, else none: its methods and its values belong to the object."""
-    if not form._with_class or walk.functions is None:
+def _class_tokens(argument_type: Fields | EnumMember, describer: Describer, depth: int) -> list[Token]:
+    """The token of an object's class, if its code counts; else none. Its methods and values belong to the object."""
+    if not argument_type._with_class or describer.functions is None:
         return []
-    return inner_tokens(_said(walk.functions, form.kind), walk, depth, lambda _: "")
+    return inner_tokens(_described_by(describer.functions, argument_type.kind), describer, depth, lambda _: "")
 
 
-class Said(Composite):
-    """An object that is what `say` answers for it, asked at each call; `question` names the answer."""
+class SelfDescribed(Composite):
+    """An object that counts by ``describe(value)``, called for each token; `question` names the result."""
 
-    def __init__(self, kind: type, say: Callable[[Any], Any], question: str) -> None:
+    def __init__(self, kind: type, describe: Callable[[Any], Any], question: str) -> None:
         super().__init__(kind)
-        self._say, self._question = say, question
+        self._describe, self._question = describe, question
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return (self, *inner_tokens(_said(self._say, value), walk, depth, lambda _: f".{self._question}"))
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return (
+            self,
+            *inner_tokens(_described_by(self._describe, value), describer, depth, lambda _: f".{self._question}"),
+        )
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return Described(self.name, {self._question: value_of(token[1], device_id)})
 
 
-def _said(say: Callable[[Any], Any], value: Any) -> list[Any]:
-    """What code from outside answers. A `KeyFactorError` of its own is completed on the way up."""
+def _described_by(describe: Callable[[Any], Any], value: Any) -> list[Any]:
+    """The result of a program's code. A `KeyFactorError` that it raises is completed on the way up."""
     try:
-        return [say(value)]
+        return [describe(value)]
     except KeyFactorError as error:
-        raise Unkeyed(str(error)) from error
+        raise NoIdentity(str(error)) from error
 
 
 class Code(Composite):
-    """A function, a class or a module: what the caller's `functions` says. Python's own, and NumPy's types, by their names."""
+    """A function, a class or a module, by the caller's `functions`; Python's own, and NumPy's types, by name."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         if _is_known(value):
             return (self, None, value.__qualname__)
-        if walk.functions is None:
-            raise Unkeyed(f"a {self.kind.__name__} has no identity here: pass the plain values that matter")
-        return (self, *inner_tokens(_said(walk.functions, value), walk, depth, lambda _: ""))
+        if describer.functions is None:
+            raise NoIdentity(f"a {self.kind.__name__} has no identity here: pass the plain values that matter")
+        return (self, *inner_tokens(_described_by(describer.functions, value), describer, depth, lambda _: ""))
 
     def canonical(self, token: Token, device_id: int) -> Any:
-        what = {"name": token[2]} if len(token) == 3 else {"content": value_of(token[1], device_id)}
-        return Described(self.name, what)
+        identity = {"name": token[2]} if len(token) == 3 else {"content": value_of(token[1], device_id)}
+        return Described(self.name, identity)
 
 
 def _is_known(value: Any) -> bool:
-    """Looked up, not believed: code that was executed without a ``__name__`` claims to be of ``builtins``."""
+    """True for a builtin or a NumPy type. Looked up: code that runs without a ``__name__`` claims to be of ``builtins``."""
     module = value.__module__ if isinstance(value, (type, types.BuiltinFunctionType)) else None
     return module in ("builtins", "numpy") and vars(sys.modules[module]).get(value.__qualname__) is value
 
 
-class Member(Form):
-    """A member of an enum: itself. A flag by its value: combinations have no names of their own."""
+class EnumMember(ArgumentType):
+    """A member of an enum, by name; a flag by value, since combinations have no names of their own."""
 
     def __init__(self, kind: type[enum.Enum], with_class: bool = False) -> None:
         super().__init__(kind)
         self._enum, self._with_class = kind, with_class
         self._is_flag = issubclass(kind, enum.Flag)
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         which = value._value_ if self._is_flag else value._name_
-        return (self, which, *_class_tokens(self, walk, depth))
+        return (self, which, *_class_tokens(self, describer, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         member = self._enum(token[1]) if self._is_flag else self._enum[token[1]]
         return Described(self.name, {"member": member, "class": token[2]}) if len(token) == 3 else member
 
 
-class Text(Form):
-    """An object that is what its text says: a dtype, a layout."""
+class Text(ArgumentType):
+    """An object that counts by its text: a dtype, a layout."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return (self, str(value))
 
     def canonical(self, token: Token, device_id: int) -> Any:
@@ -281,14 +286,14 @@ class Text(Form):
 
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-PLAIN: dict[type, Form] = {
+PLAIN: dict[type, ArgumentType] = {
     float: Float(float),
     complex: Complex(complex),
-    list: Sequence(list),
-    tuple: Sequence(tuple),
-    set: Members(set),
-    frozenset: Members(frozenset),
-    dict: Table(dict),
+    list: SequenceType(list),
+    tuple: SequenceType(tuple),
+    set: SetType(set),
+    frozenset: SetType(frozenset),
+    dict: MappingType(dict),
     **{kind: Code(kind) for kind in (*_CODE, types.ModuleType)},
 }
-"""Of the types whose values occur as they are; None, bool, int, str and bytes need no form."""
+"""The types of plain values; None, bool, int, str and bytes need none."""

@@ -1,10 +1,10 @@
-"""The types of torch, NumPy and Triton that occur as arguments, known by their qualified names: nothing is imported here.
+"""The argument types of torch, NumPy and Triton, known by their qualified names: nothing is imported here.
 
 As arguments, tensors and arrays count by their metadata, never by their content: class, dtype, shape, strides, device, and the
-alignment of their address up to 16 bytes, which is what Triton specializes on. Nothing is copied, exported or synchronized to
-read it. What a program hangs on a tensor does not count, nor what a sparse tensor holds beside its layout, shape and dtype.
+alignment of their address up to 16 bytes, on which Triton specializes. Reading it copies, exports and synchronizes nothing.
+Attributes that a program adds to a tensor do not count, nor the contents of a sparse tensor beside layout, shape and dtype.
 
-Those that code *holds* (a global, a closure value, a default) it may well read: they count by content, if they are small.
+Code may read the tensors and arrays that it *holds* (a global, a closure value, a default): these count by content, if small.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kcoord.keys.arguments.argument_types import (
+    ArgumentType,
     Code,
     Described,
+    Describer,
     Fields,
-    Form,
+    NoIdentity,
     Text,
     Token,
-    Unkeyed,
-    Walk,
     qualified,
     value_of,
 )
@@ -33,10 +33,10 @@ _LARGEST = 16 << 20  # bytes: each call reads them again, which takes about 10 m
 _PASS_IT = "pass it as an argument, which counts by its shape and dtype"
 
 
-class Tensor(Form):
-    """A tensor. Its token: head, dtype, shape, strides, address modulo 16, device, and its layout if that is not strided."""
+class Tensor(ArgumentType):
+    """A tensor. Its token: type, dtype, shape, strides, address modulo 16, device, and its layout if that is not strided."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         try:
             address = value.data_ptr() % _ALIGNMENT
             return (self, value.dtype, value.shape, value.stride(), address, value.device)
@@ -44,13 +44,13 @@ class Tensor(Form):
             return self.without_address(value)
 
     def without_address(self, value: Any) -> Token:
-        """For another layout, or no storage."""
+        """The token of a tensor of another layout, or without storage."""
         layout = str(value.layout)
         other = () if layout == "torch.strided" else (layout,)
         try:
             shape, strides = value.shape, () if other else value.stride()
         except (RuntimeError, ValueError):
-            raise Unkeyed(f"this {self.name} has no shape (nested, or not initialized): pass its parts") from None
+            raise NoIdentity(f"this {self.name} has no shape (nested, or not initialized): pass its parts") from None
         _check_sizes((*shape, *strides))
         return (self, value.dtype, shape, strides, None, value.device, *other)
 
@@ -68,69 +68,73 @@ class Tensor(Form):
         return (self, dtype, _classes(shape), _classes(strides), *rest)
 
     def content(self, value: Any) -> Token:
-        """A token of what `value` holds. Raises `Unkeyed` for what is not plain, not in the CPU's memory, or too large."""
+        """A token of the content. Raises `NoIdentity` unless `value` is plain, in the CPU's memory and small enough."""
         plain = type(value).__name__ in ("Tensor", "Parameter") and str(value.layout) == "torch.strided"
         if not plain or value.device.type != "cpu" or value.is_quantized:
-            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+            raise NoIdentity(
+                f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}"
+            )
         size = value.numel() * value.element_size()
         _check_size(size)
         flat = value.detach().resolve_conj().resolve_neg().contiguous()
         data = ctypes.string_at(flat.data_ptr(), size) if size else b""
-        return _contents(self, str(value.dtype), value.shape, value.stride(), data)
+        return _content_token(self, str(value.dtype), value.shape, value.stride(), data)
 
 
 class JitFunction(Code):
-    """Triton's function: by content, as any other; where no code is followed, by what Triton says of it."""
+    """A Triton function: by content, as any other; where no code is followed, by Triton's own cache key."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
-        return (self, value.cache_key) if walk.functions is None else super().token(value, walk, depth)
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
+        return (self, value.cache_key) if describer.functions is None else super().token(value, describer, depth)
 
 
 class Storageless(Tensor):
-    """A tensor that stands for another while a program is traced: its address means nothing, and reading it may warn."""
+    """A tensor that stands for another during a trace: its address means nothing, and reading it may warn."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return self.without_address(value)
 
     def content(self, value: Any) -> Token:
-        raise Unkeyed(f"a {self.name} holds nothing that could be read: {_PASS_IT}")
+        raise NoIdentity(f"a {self.name} holds nothing that could be read: {_PASS_IT}")
 
 
 class Array(Tensor):
     """A NumPy array; its strides are in bytes."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         address = value.__array_interface__["data"][0] % _ALIGNMENT
         return (self, _dtype_text(value.dtype), value.shape, value.strides, address, None)
 
     def content(self, value: Any) -> Token:
         if self.name not in ("numpy.ndarray", "numpy.memmap", "numpy.matrix") or value.dtype.hasobject:
-            raise Unkeyed(f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}")
+            raise NoIdentity(
+                f"code that holds this {self.name} may read it, and its content cannot be hashed: {_PASS_IT}"
+            )
         _check_size(value.nbytes)
-        return _contents(self, _dtype_text(value.dtype), value.shape, value.strides, value.tobytes())
+        return _content_token(self, _dtype_text(value.dtype), value.shape, value.strides, value.tobytes())
 
 
-class Contents(Form):
-    """A tensor or an array that counts by what it holds."""
+class TensorContent(ArgumentType):
+    """A tensor or an array that counts by its content."""
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return Described(self.name, dict(zip(("dtype", "shape", "strides", "sha256"), token[1:], strict=True)))
 
 
-def _contents(form: Form, dtype: str, shape: Any, strides: Any, data: bytes) -> Token:
-    return (Contents(form.kind), dtype, tuple(shape), tuple(strides), hashlib.sha256(data).hexdigest())
+def _content_token(argument_type: ArgumentType, dtype: str, shape: Any, strides: Any, data: bytes) -> Token:
+    return (TensorContent(argument_type.kind), dtype, tuple(shape), tuple(strides), hashlib.sha256(data).hexdigest())
 
 
 def _check_size(size: int) -> None:
     if size > _LARGEST:
-        raise Unkeyed(
+        raise NoIdentity(
             f"it holds {size >> 20} MiB, and each call would hash them (at most {_LARGEST >> 20}): {_PASS_IT}"
         )
 
 
 def _check_sizes(sizes: Any) -> None:
     if not all(type(size) is int for size in sizes):
-        raise Unkeyed(f"a size is not known yet: {tuple(map(str, sizes))}")
+        raise NoIdentity(f"a size is not known yet: {tuple(map(str, sizes))}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -139,7 +143,7 @@ def _classes(sizes: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _placed(device: Any, device_id: int) -> str:
-    """Eight equal ranks share what each compiles for its own GPU, so the current one's index does not count."""
+    """The device's name without the index of the current GPU: eight equal ranks share artifacts."""
     if device is None:
         return "cpu"
     if device.type == "cuda" and device.index == device_id:
@@ -147,20 +151,20 @@ def _placed(device: Any, device_id: int) -> str:
     return str(device)
 
 
-class Device(Form):
-    """A torch.device; the current GPU under whatever index."""
+class Device(ArgumentType):
+    """A torch.device; the current GPU without its index."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return (self, value)
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return Described(self.name, {"name": _placed(token[1], device_id)})
 
 
-class Sizes(Form):
+class Sizes(ArgumentType):
     """A torch.Size."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         _check_sizes(value)
         return (self, value)
 
@@ -169,42 +173,42 @@ class Sizes(Form):
 
 
 class Dtype(Text):
-    """A numpy.dtype, under one name whatever NumPy's version calls its class."""
+    """A numpy.dtype, under one name for the classes of all versions of NumPy."""
 
     def __init__(self, kind: type) -> None:
         super().__init__(kind)
         self.name = "numpy.dtype"
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         return (self, _dtype_text(value))
 
 
 def _dtype_text(dtype: Any) -> str:
-    """`str` is quick, and says too little of structures and of types that others have added."""
+    """``dtype.str`` where it is complete: it omits parts of structures, and of types that other libraries add."""
     return str(dtype.str if dtype.kind in "biufcmMOSU" and dtype.type.__module__ == "numpy" else dtype)
 
 
-class Scalar(Form):
+class Scalar(ArgumentType):
     """A NumPy scalar, by value and dtype."""
 
-    def token(self, value: Any, walk: Walk, depth: int) -> Token:
+    def token(self, value: Any, describer: Describer, depth: int) -> Token:
         item = value.item()
         if type(item) not in (bool, int, float, complex, str, bytes):
             item = str(value)  # long doubles, and times with their units
-        return (self, _dtype_text(value.dtype), walk.inner(item, depth))
+        return (self, _dtype_text(value.dtype), describer.inner(item, depth))
 
     def canonical(self, token: Token, device_id: int) -> Any:
         return Described(self.name, {"dtype": token[1], "value": value_of(token[2], device_id)})
 
 
-def _tensor(kind: type) -> Form | None:
-    """None for a subclass that gives operations another meaning: its metadata do not say what it is."""
+def _tensor(kind: type) -> ArgumentType | None:
+    """None for a subclass that redefines operations: its metadata do not identify it."""
     plain: Any = next(base for base in kind.__mro__ if qualified(base) == "torch.Tensor")
     subclass: Any = kind
     return Tensor(kind) if subclass.__torch_dispatch__ is plain.__torch_dispatch__ else None
 
 
-FORMS: dict[str, Callable[[type], Form | None]] = {
+LIBRARY_TYPES: dict[str, Callable[[type], ArgumentType | None]] = {
     "torch.Tensor": _tensor,
     "torch._subclasses.fake_tensor.FakeTensor": Storageless,
     "torch._subclasses.functional_tensor.FunctionalTensor": Storageless,
@@ -225,4 +229,4 @@ FORMS: dict[str, Callable[[type], Form | None]] = {
     "triton.runtime.jit.JITCallable": JitFunction,
     "triton.runtime.jit.JITFunction": JitFunction,  # before 3.5 it has no such base
 }
-"""Forms by the qualified name of a class or a base; None: nothing can be said of this subclass."""
+"""Argument types by the qualified name of a class or a base; None: this subclass has no identity."""

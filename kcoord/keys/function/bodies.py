@@ -1,4 +1,4 @@
-"""What a function itself says: its code, its defaults, and whatever it reads, followed to the values and the callables there."""
+"""A function's own content: its code, its defaults, and its reads, each followed to a value or a callable."""
 
 from __future__ import annotations
 
@@ -13,37 +13,25 @@ from typing import Any
 
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
-from kcoord.keys.function.lookup import (
-    COMPUTED,
-    REMEDY,
-    Lookup,
-    Receiver,
-    is_method,
-    is_project,
-)
+from kcoord.keys.function.lookup import COMPUTED, REMEDY, Lookup, Receiver, is_method, is_project
 from kcoord.keys.function.reads import Read, reads_of
-from kcoord.keys.function.source import said_by
-from kcoord.keys.function.values import (
-    OR_IGNORE,
-    Content,
-    Values,
-    is_callable,
-)
-from kcoord.keys.function.visits import Agenda
+from kcoord.keys.function.source import source_of
+from kcoord.keys.function.values import OR_IGNORE, Content, Values, is_callable
+from kcoord.keys.function.visits import VisitQueue
 from kcoord.keys.function.watch import MISSING
 from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_of, portable_name
 
 
 @dataclass
 class Bodies:
-    """Puts what functions say into `content`. ``callable(thing, receiver)`` is the label of what is called, which it says, too.
+    """Adds functions to `content`. ``callable(thing, receiver)`` adds a callable and returns its label.
 
-    `ignore` names what does not count, `skip` the modules of which nothing does; `owner` is the class that the outermost function
-    is called on, if it is a method.
+    `ignore` names variables that do not count, `skip` selects modules that do not count; `owner` is the class that the outermost
+    function is called on, if it is a method.
     """
 
     content: Content
-    agenda: Agenda
+    queue: VisitQueue
     lookup: Lookup
     values: Values
     callable: Callable[..., str]
@@ -52,12 +40,12 @@ class Bodies:
     owner: type | None
 
     def visit(
-        self, function: types.FunctionType, label: str, receiver: Receiver | None, says: tuple[str, ...] | None
+        self, function: types.FunctionType, label: str, receiver: Receiver | None, text: tuple[str, ...] | None
     ) -> None:
         code = function.__code__
-        self.content.watch.function(function, code=says is None)
+        self.content.watch.function(function, code=text is None)
         name = f"{portable_name(module_of(function))}.{function.__qualname__}"
-        self.content.code[label] = says or said_by(code, name)
+        self.content.code[label] = text or source_of(code, name)
         self._defaults(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
         cells = dict(_closure(function))
@@ -98,7 +86,7 @@ class Bodies:
         elif read.kind in ("import", "imported"):
             self._imported(read, function)
         elif receiver is not None:
-            self._of_receiver(read, function, label, receiver)
+            self._receiver_read(read, function, label, receiver)
 
     def _follow(self, part: str, name: str, value: Any, read: Read) -> None:
         if isinstance(value, types.ModuleType) and self.skip(value.__name__):
@@ -113,7 +101,7 @@ class Bodies:
             return
         part = part if found.name.startswith(name) else "globals"
         if found.value is COMPUTED:
-            if not self.agenda.lenient:
+            if not self.queue.lenient:
                 raise KeyFactorError(f"{part} {found.name}: {REMEDY}; {OR_IGNORE}")
             self.values.keep(part, found.name, "computed")
         elif found.installed:
@@ -124,7 +112,7 @@ class Bodies:
             self.values.add(part, found.name, found.value)
 
     def _imported(self, read: Read, function: types.FunctionType) -> None:
-        """A module that the function imports when it runs. Only a project's own is imported for the key."""
+        """A module that the function imports when it runs. Only a module of the project is imported for the key."""
         package = str(function.__globals__.get("__package__") or "")
         try:
             name = resolve_name(read.name, package or None)
@@ -147,14 +135,14 @@ class Bodies:
         else:
             self._follow("globals", name, module, read)
 
-    def _of_receiver(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
+    def _receiver_read(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
         kind, name = receiver.kind, label_of(receiver.kind)
         if read.kind == "super":
-            found = self.lookup.after(function, kind, read.path[0]) if read.path else MISSING
+            found = self.lookup.super_attribute(function, kind, read.path[0]) if read.path else MISSING
             if is_method(found):
                 self.content.globals[f"{label} super {read.path[0]}"] = self.callable(found, receiver)
         elif receiver.known:
-            name = self.agenda.label((id(receiver.value), kind, -1), receiver.value, f"{name} object")
+            name = self.queue.label((id(receiver.value), kind, -1), receiver.value, f"{name} object")
             if read.path:
                 self._follow("globals", name, receiver.value, read)
             else:
@@ -163,7 +151,7 @@ class Bodies:
             self.content.escapes = self.content.escapes or kind is self.owner
         else:
             if kind is self.owner:
-                self.content.attributes.add(read.path)  # the object has it, or hides what its class has
+                self.content.attributes.add(read.path)  # the object has it, or hides the class attribute
             found = self.lookup.static(kind, read.path[0])
             if is_method(found):
                 self.values.keep("globals", f"{name}.{read.path[0]}", self.callable(found, receiver))

@@ -1,4 +1,4 @@
-"""Where a path leads: ``config.layer.tile``, through modules, classes and objects, without running anybody's code.
+"""Resolves a path such as ``config.layer.tile`` through modules, classes and objects, without running a program's code.
 
 Each step is watched (`kcoord.keys.function.watch.Watch`), also the places where a name was *not* found, since it could appear
 there.
@@ -29,7 +29,7 @@ _NOTHING: Mapping[str, Any] = {}
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: Python's own classes
 
 COMPUTED: Any = object()
-"""What an attribute stands for that an object's class computes: only its code knows where it comes from."""
+"""Stands for an attribute that an object's class computes: where its value comes from is unknown."""
 REMEDY = (
     "its class computes attributes (__getattr__), so what it reads is not known: give the class a __cache_signature__() that "
     "returns the plain values that matter"
@@ -38,7 +38,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Receiver:
-    """The object that a method is called on: its class, and itself if it is known already."""
+    """The object that a method is called on: its class, and the object itself if it is known already."""
 
     kind: type
     value: Any = None
@@ -47,8 +47,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Found:
-    """What a path leads to, and its identity as ``module.NAME``. `value` is `MISSING` if the path ends before, and
-    `COMPUTED` if code decides.
+    """The end of a path, named ``module.NAME``. `value` is `MISSING` if there is none, `COMPUTED` if code decides.
 
     `receiver` is set if `value` is a method; `installed` names the package, if code of an installed package ended the walk.
     """
@@ -72,8 +71,8 @@ class Lookup:
             if isinstance(value, types.ModuleType):
                 inner = self._of_module(value, attribute)
                 name = f"{portable_name(value.__name__)}.{attribute}"
-                foreign = owner_of(value.__name__) is not Owner.PROJECT
-                if foreign and not isinstance(inner, (types.ModuleType, *PLAIN)) and inner is not MISSING:
+                installed = owner_of(value.__name__) is not Owner.PROJECT
+                if installed and not isinstance(inner, (types.ModuleType, *PLAIN)) and inner is not MISSING:
                     return Found(name, inner, installed=identity_of(value.__name__))
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
                 inner = value.__members__[attribute]
@@ -82,7 +81,7 @@ class Lookup:
                 if is_method(inner):
                     return Found(f"{name}.{attribute}", inner, receiver)
             elif isinstance(value, types.FunctionType):
-                inner = self.watch.item(vars(value), attribute)  # what a decorator left there
+                inner = self.watch.item(vars(value), attribute)  # set by a decorator
                 if inner is MISSING or (isinstance(inner, types.FunctionType) and not is_project(inner)):
                     return Found(name, value)
             elif isinstance(value, (*PLAIN, type)) or not is_open(value):
@@ -104,7 +103,7 @@ class Lookup:
         return found
 
     def of_class(self, kind: type, attribute: str) -> tuple[Any, Receiver]:
-        """An attribute of a class of the project: its own or its metaclass's; and what it is called on, if it is a method."""
+        """An attribute of a class of the project, its own or its metaclass's, and the receiver if it is a method."""
         self.watch.lineage(kind)
         found, meta = self.static(kind, attribute), type(kind)
         if not is_project(meta):
@@ -115,14 +114,14 @@ class Lookup:
         return COMPUTED if found is MISSING and is_computed(meta, attribute) else found, Receiver(kind)
 
     def of_object(self, value: Any, attribute: str) -> Any:
-        """An attribute of an object of the project: its own, or what its class has; a method is not called."""
+        """An attribute of an object of the project, its own or its class's. No method is called."""
         self.watch.lineage(value)
         found = self.static(type(value), attribute)
         if any(isinstance(vars(base).get("__getattribute__"), types.FunctionType) for base in type(value).__mro__):
             return COMPUTED
         if isinstance(found, (property, functools.cached_property)):
             return found
-        own = MISSING if _has_the_say(found) else self.watch.item(own_attributes(value), attribute)
+        own = MISSING if _is_data_descriptor(found) else self.watch.item(own_attributes(value), attribute)
         if own is not MISSING:
             return own
         if found is not MISSING and not is_method(found) and hasattr(type(found), "__get__"):  # a slot
@@ -134,7 +133,7 @@ class Lookup:
         return found
 
     def static(self, kind: type, attribute: str) -> Any:
-        """What a class has under `attribute`; the classes before that could hide it are watched as well."""
+        """The class attribute of this name, or `MISSING`; classes earlier in the MRO, which could hide it, are watched too."""
         for base in kind.__mro__:
             cannot_change = base.__flags__ & _IMMUTABLE_TYPE
             found = (
@@ -144,8 +143,8 @@ class Lookup:
                 return found
         return MISSING
 
-    def after(self, function: types.FunctionType, kind: type, attribute: str) -> Any:
-        """What ``super().attribute`` finds: behind the class that defines `function`."""
+    def super_attribute(self, function: types.FunctionType, kind: type, attribute: str) -> Any:
+        """The result of ``super().attribute``: found behind the class that defines `function` in the MRO."""
         mro = kind.__mro__
         defines = next((i for i, c in enumerate(mro) if _defines(c, function)), len(mro) - 1)
         for base in mro[defines + 1 :]:
@@ -155,23 +154,23 @@ class Lookup:
         return MISSING
 
     def space(self, kind: type) -> Mapping[str, Any]:
-        """``vars(kind)``, one object for one class."""
+        """``vars(kind)``, always the same object for one class."""
         return self._spaces.setdefault(kind, vars(kind))
 
 
-def _has_the_say(found: Any) -> bool:
-    """Whether what a class has is asked before an object's own attributes: it sets them, too."""
+def _is_data_descriptor(found: Any) -> bool:
+    """True for a descriptor of the program that also sets: it precedes an object's own attributes."""
     kind = type(found)
     return isinstance(getattr(kind, "__get__", None), types.FunctionType) and hasattr(kind, "__set__")
 
 
 def is_project(thing: Any) -> bool:
-    """Whether a class or function belongs to the project, and counts by content."""
+    """True if a class or function belongs to the project, and so counts by content."""
     return owner_of(module_of(thing)) is Owner.PROJECT
 
 
 def is_open(value: Any) -> bool:
-    """Whether single attributes of an object can be read: its class is the project's, and says nothing itself."""
+    """True if an object counts by single attributes: its class is the project's, and has no ``__cache_signature__``."""
     kind = type(value)
     if f"{module_of(kind)}.{kind.__qualname__}" in _NAMESPACES:
         return True
@@ -187,14 +186,14 @@ def has_slots(kind: type) -> bool:
 
 
 def is_computed(kind: type, attribute: str) -> bool:
-    """Whether code of the class `kind` answers for an attribute that its object itself has not."""
+    """True if ``__getattr__`` of the class `kind` answers for an attribute that an object lacks."""
     if any(attribute in vars(base) for base in kind.__mro__):
         return False
     return any("__getattr__" in vars(base) for base in kind.__mro__)
 
 
 def own_attributes(value: Any) -> Mapping[str, Any]:
-    """An object's ``__dict__``, whatever its class answers when it is asked for one."""
+    """An object's ``__dict__``, even if its class overrides access to it."""
     try:
         found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -203,30 +202,30 @@ def own_attributes(value: Any) -> Mapping[str, Any]:
 
 
 def is_method(value: Any) -> bool:
-    """Whether looking `value` up on an object runs code, which is then what counts."""
+    """True if a lookup of `value` on an object runs or binds code, which counts in its place."""
     return isinstance(value, _METHODS) or wrapped_by(value) is not None or jit_function(value) is not None
 
 
 def wrapped_by(value: Any) -> Any:
-    """What the decorator object `value` wraps, or None. An object that answers everything wraps nothing."""
+    """The function that the decorator object `value` wraps, or None. ``__getattr__`` is not asked: it may answer anything."""
     found = inspect.getattr_static(value, "__wrapped__", None)
     return getattr(value, "__wrapped__", None) if isinstance(found, _SLOTS) else found
 
 
 def registered_with(function: types.FunctionType) -> Mapping[type, Any] | None:
-    """The functions among which `functools.singledispatch` chooses, by the type of the first argument; None for others."""
+    """The functions that `functools.singledispatch` chooses from, by the first argument's type; None for other functions."""
     registry, dispatch = (function.__dict__.get(name) for name in ("registry", "dispatch"))
     is_one = isinstance(registry, types.MappingProxyType) and getattr(dispatch, "__module__", "") == "functools"
     return registry if is_one else None
 
 
 def call_of(value: Any) -> Any:
-    """What the class of `value` has as ``__call__``, or None."""
+    """The ``__call__`` of the class of `value`, or None."""
     return next((vars(c)["__call__"] for c in type(value).__mro__ if "__call__" in vars(c)), None)
 
 
 def jit_function(value: Any) -> Any:
-    """Triton's object (with `fn`, the Python function, and `src`, its text) that `value` is, or wraps; None for others."""
+    """The Triton function (with `fn`, the Python function, and `src`, its text) that `value` is or wraps, or None."""
     while module_of(type(value)).partition(".")[0] == "triton" and hasattr(value, "fn"):
         if isinstance(value.fn, types.FunctionType) and hasattr(value, "src"):
             return value
@@ -235,7 +234,7 @@ def jit_function(value: Any) -> Any:
 
 
 def _defines(kind: type, function: types.FunctionType) -> bool:
-    """Decorated methods too: what the class holds may wrap `function`."""
+    """True if `kind` defines `function`, also below decorators."""
     found = vars(kind).get(function.__name__)
     while found is not None and found is not function:
         found = getattr(found, "__func__", None) or getattr(found, "__wrapped__", None)

@@ -1,4 +1,4 @@
-"""What of a class's or a module's namespace its author wrote: Python adds the rest, and adds another one in each version."""
+"""The attributes of classes and modules that their authors defined, without those that Python adds, which differ by version."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _OF_MODULES = frozenset(
     )
 )
 _CHOICES = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
-"""Of a dataclass; those that all versions of Python have."""
+"""A dataclass's options that all versions of Python have."""
 
 
 def names_in_class(kind: type) -> list[str]:
-    """Sorted. Not those whose values `facts_of` says, nor methods that Python makes: they say nothing that those do not."""
+    """The names that the author defined, sorted, without those in `declared_values` and the methods that Python derives."""
     is_enum = issubclass(kind, enum.Enum)
     makes = is_enum or "__dataclass_fields__" in vars(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
     members = kind.__members__ if is_enum else {}  # type: ignore[attr-defined]
@@ -53,8 +53,8 @@ def names_in_module(module: types.ModuleType) -> list[str]:
     return sorted(vars(module).keys() - _OF_MODULES)
 
 
-def facts_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class says beside its attributes: the values of an enum's members, the fields of a dataclass."""
+def declared_values(kind: type) -> Iterator[tuple[str, Any]]:
+    """Values that a class declares beside its attributes: an enum's members, a dataclass's options and fields."""
     if issubclass(kind, enum.Enum):
         for name, member in kind.__members__.items():
             yield name, member._value_
@@ -69,7 +69,7 @@ def facts_of(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_made(name: str, value: Any, is_enum: bool) -> bool:
-    """Whether an enum's, a dataclass's or a named tuple's machinery put `value` there."""
+    """True if `value` was generated for an enum, a dataclass or a named tuple."""
     function = getattr(value, "__func__", value)
     if isinstance(function, types.FunctionType):
         inner = inspect.unwrap(function)
@@ -77,6 +77,4 @@ def _is_made(name: str, value: Any, is_enum: bool) -> bool:
         return made or owner_of(module_of(inner)) is Owner.PYTHON
     if is_enum:
         return (name.startswith("_") and name.endswith("_")) or isinstance(value, types.DynamicClassAttribute)
-    return (
-        type(value).__name__ == "_tuplegetter"
-    )  # what a named tuple reads a field with; its module is renamed in 3.12
+    return type(value).__name__ == "_tuplegetter"  # a named tuple's field; its module was renamed in 3.12

@@ -1,7 +1,7 @@
-"""What a code object reads from outside itself: ``hp.TILE`` is a root, ``hp``, and a path, ``("TILE",)``.
+"""The names that a code object reads from outside itself: ``hp.TILE`` is a root, ``hp``, and a path, ``("TILE",)``.
 
-It is read from the bytecode, so it works without source, and says the same under every version of Python: the order and the
-number of the reads do not matter. Nested functions and comprehensions belong to the function that they are in.
+They are found in the bytecode, without source, and are equal under every version of Python: their order and number do not
+count. Nested functions and comprehensions belong to the function around them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MOVES = _ops("SWAP", "ROT_TWO", "POP_TOP")
 _IMPORT_NAME, _IMPORT_FROM = dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]
 _CONST, _CONTAINS = dis.opmap["LOAD_CONST"], dis.opmap["CONTAINS_OP"]
 _SMALL_INT = _ops("LOAD_SMALL_INT")
-_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the low bit says: push a NULL first
-_ATTRIBUTE_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the low bit says: it is a method call
+_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the low bit means: push a NULL first
+_ATTRIBUTE_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the low bit means: a method call
 _FLAT_CELLS = sys.version_info >= (3, 11)  # cells are numbered after the local variables
 
 
@@ -62,14 +62,14 @@ class Read:
 def reads_of(code: types.CodeType, receiver: str | None = None) -> tuple[Read, ...]:
     """All reads of `code`, sorted, each once. `receiver` is the name of its first parameter if it is a method.
 
-    Not seen: what is reached by a computed name (``getattr(module, name)``) or through an attribute of a local variable.
+    Not seen: a read by a computed name (``getattr(module, name)``), or through an attribute of a local variable.
     """
     return tuple(sorted(set(_Scope(code, receiver, frozenset(code.co_freevars), {}).reads())))
 
 
 @dataclass
 class _Scope:
-    """One code object, and what its names stand for. `free` names come from the surroundings of the outermost function."""
+    """One code object and the meaning of its names. `free` names are closure variables of the outermost function."""
 
     code: types.CodeType
     receiver: str | None
@@ -123,7 +123,7 @@ class _Scope:
         return None
 
     def _fast(self, name: str) -> Read | None:
-        """From 3.13 on a cell that an inner function will need is loaded like a local variable: nothing is read."""
+        """None for a cell that an inner function needs: from 3.13 on it is loaded like a local variable, which is no read."""
         is_cell = name in self.code.co_cellvars or name in self.code.co_freevars
         return None if is_cell else self._local(name)
 
@@ -131,7 +131,7 @@ class _Scope:
         return Read("receiver", name) if name == self.receiver else self.imported.get(name)
 
     def _after_super(self, position: int) -> tuple[Read, int]:
-        """``super()``, in whichever form it is compiled; anything else that is called so is a global."""
+        """``super()`` in any of its compiled forms; another use of that name reads a global."""
         if self._op(position) in _CALLS and self.steps[position][1] == 0:
             return Read("super", "super"), position + 1
         if self._op(position + 2) in _SUPER_ATTRIBUTE:
@@ -194,7 +194,7 @@ _SHIFTED = _ops("LOAD_GLOBAL")
 
 
 def instructions(code: types.CodeType) -> Iterator[tuple[int, int]]:
-    """(operation, argument), without those that only prepare for others. `dis` says the same, ten times slower."""
+    """(operation, argument) pairs, without no-ops and prefixes. `dis` does the same ten times slower."""
     raw, extended = code.co_code, 0
     for position in range(0, len(raw), 2):
         op, arg = raw[position], raw[position + 1] | extended
@@ -211,7 +211,7 @@ def global_name(code: types.CodeType, op: int, arg: int) -> str:
 
 
 def is_method_load(op: int, arg: int) -> bool:
-    """Whether an instruction loads an attribute in order to call it as a method."""
+    """True if an instruction loads an attribute to call it as a method."""
     return op in _METHODS or (op in _ATTRIBUTES and _ATTRIBUTE_SHIFT == 1 and bool(arg & 1))
 
 

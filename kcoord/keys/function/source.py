@@ -1,8 +1,8 @@
-"""What a function's code says: its source text if that is truly what runs, else its bytecode.
+"""The identity of a function's code: its source text if that is what runs, else its bytecode.
 
-Source text is the better identity, because it is the same under every version of Python. But a file may have been edited
-after it was imported, two lambdas may share a line, and a test runner may rewrite an assertion: the text is therefore
-compiled again and compared with the code that runs; only an equal one is believed.
+Source text is the better identity, because it is equal under every version of Python. But a file may have been edited
+after it was imported, two lambdas may share a line, and a test runner may rewrite an assertion. The text is therefore
+compiled again and compared with the code that runs; a text that differs is not used.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _QUALNAMES_ARE_CONSTANTS = sys.version_info < (3, 11)
 
 
 @functools.lru_cache(maxsize=4096)
-def said_by(code: types.CodeType, qualname: str) -> tuple[Any, ...]:
+def source_of(code: types.CodeType, qualname: str) -> tuple[Any, ...]:
     """``("source", text)``, or ``("bytecode", …)`` with the version of Python that it belongs to.
 
-    The text is dedented and begins at ``def`` or ``lambda``: decorators are other functions' business. Costs about half a
+    The text is dedented and begins at ``def`` or ``lambda``: decorators are functions of their own. Costs about half a
     millisecond for a function of 30 lines, once per process.
     """
-    text = _believable_text(code, qualname)
+    text = _verified_text(code, qualname)
     optimize = (("optimize", sys.flags.optimize),) if sys.flags.optimize else ()  # -O drops assertions
     if text is not None:
         return ("source", text, *optimize)
     return ("bytecode", list(sys.version_info[:2]), _plain(code), *optimize)
 
 
-def _believable_text(code: types.CodeType, qualname: str) -> str | None:
+def _verified_text(code: types.CodeType, qualname: str) -> str | None:
     try:
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
@@ -64,7 +64,7 @@ def _is_candidate(node: ast.AST, name: str) -> bool:
 
 
 def _compiled(node: ast.AST, code: types.CodeType, qualname: str) -> Iterator[types.CodeType]:
-    """The code objects of `code`'s name that `node` compiles to, where names are free and mangled as they were there."""
+    """The code objects of `code`'s name that `node` compiles to, with the same free variables and name mangling."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         node.decorator_list = []
         statement: ast.stmt = node
@@ -91,7 +91,7 @@ def _compiled(node: ast.AST, code: types.CodeType, qualname: str) -> Iterator[ty
 
 
 def _imported_names(code: types.CodeType) -> set[str]:
-    """Globals of which no method is called. Since 3.11 ``module.function()`` is compiled otherwise than ``object.method()``."""
+    """Globals on which no method is called. Since 3.11 ``module.function()`` and ``object.method()`` are compiled differently."""
     loaded, methods, last = set(), set(), ""
     for inner in _all_code(code):
         for op, arg in instructions(inner):
@@ -111,7 +111,7 @@ def _all_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=1024)
 def _plain(code: types.CodeType) -> tuple[Any, ...]:
-    """All of `code` that decides what it does: no file name, no line numbers."""
+    """The parts of `code` that affect its behaviour: no file name, no line numbers."""
     return (
         code.co_code,
         getattr(code, "co_exceptiontable", b""),
@@ -125,7 +125,7 @@ def _plain(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _constant(constant: Any) -> Any:
-    """With its type, because ``1 == 1.0 == True``."""
+    """A constant with its type, because ``1 == 1.0 == True``."""
     if isinstance(constant, types.CodeType):
         return ("code", constant.co_name, _plain(constant))
     if isinstance(constant, str) and _QUALNAMES_ARE_CONSTANTS:

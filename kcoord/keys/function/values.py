@@ -9,15 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.arguments.signature import Held
+from kcoord.keys.arguments.signature import HeldValues
 from kcoord.keys.cache_key import encode
-from kcoord.keys.function.lookup import (
-    PLAIN,
-    call_of,
-    is_method,
-    is_open,
-)
-from kcoord.keys.function.visits import Agenda
+from kcoord.keys.function.lookup import PLAIN, call_of, is_method, is_open
+from kcoord.keys.function.visits import VisitQueue
 from kcoord.keys.function.watch import MISSING, Watch
 from kcoord.keys.packages import module_of
 
@@ -27,12 +22,12 @@ OR_IGNORE = "or name it in ignore=… if it changes nothing"
 
 @dataclass
 class Content:
-    """What a function says. Each mapping is a key factor; their names are the same in every process.
+    """The content of a function. Each mapping is a key factor; its names are the same in every process.
 
     `code` maps functions to their text, `globals` ``module.NAME`` to values, `closure` and `defaults` ``function.name`` to
-    values; `variables` are the environment variables that are read by a constant name; `attributes` the paths that a method
-    reads from its own object, `escapes` whether it also hands that object on; `jit_functions` Triton's functions among the code.
-    `watch` knows whether any of it has changed.
+    values. `variables` are the environment variables that are read by a constant name. `attributes` are the paths that a method
+    reads from its own object; `escapes` is true if it also hands that object on. `jit_functions` are Triton's functions among the
+    code. `watch` detects changes of all of it.
     """
 
     function: str = ""
@@ -52,28 +47,28 @@ class Content:
 
 
 class Values:
-    """Puts values into a content, and under its watch. ``functions(f)`` is the label of a function, a class or a module."""
+    """Adds values to a content and to its watch. ``functions(f)`` returns the label of a function, a class or a module."""
 
-    def __init__(self, content: Content, agenda: Agenda, functions: Callable[[Any], str]) -> None:
-        self._content, self._agenda, self._functions = content, agenda, functions
-        self._held = Held(functions)
+    def __init__(self, content: Content, queue: VisitQueue, functions: Callable[[Any], str]) -> None:
+        self._content, self._queue, self._functions = content, queue, functions
+        self._held_values = HeldValues(functions)
 
     def add(self, part: str, name: str, value: Any, whole: bool = False) -> None:
-        """Keep what `name` is, and watch it. The functions in a value are watched by themselves, and keep their labels."""
+        """Add the description of `value` under `name`, and watch it. Functions in a value are watched separately, by label."""
         described = "missing"
         if value is not MISSING:
-            described = self.describe(value, f"{part} {name}", self._agenda.lenient, whole)
+            described = self.describe(value, f"{part} {name}", self._queue.lenient, whole)
             self.watch(value, name, whole)
         self.keep(part, name, described)
 
     def watch(self, value: Any, name: str, whole: bool = False) -> None:
-        """`value` may be changed in place; it is described anew then, as leniently as now."""
-        lenient = self._agenda.lenient
+        """Watch a value that may change in place. It is described again for each comparison, as leniently as now."""
+        lenient = self._queue.lenient
         if whole or not is_callable(value):
             self._content.watch.content(value, lambda: encode(self.describe(value, name, lenient, whole)))
 
     def keep(self, part: str, name: str, described: Any) -> None:
-        """Two values of one name (modules made by exec, say) are numbered."""
+        """Add a description. Different values of one name (in modules made by exec, say) are numbered."""
         mapping: dict[str, Any] = getattr(self._content, part)
         number, unique = 1, name
         while unique in mapping and encode(mapping[unique]) != encode(described):
@@ -82,13 +77,13 @@ class Values:
         mapping[unique] = described
 
     def describe(self, value: Any, name: str, lenient: bool, whole: bool = False) -> Any:
-        """`value` in terms that can be encoded; functions in it by content. `whole`: not as something that is called."""
+        """`value` in terms that `encode` takes, functions in it by label. `whole`: a callable object counts as a value."""
         try:
             if is_callable(value) and not whole:
                 return ("function", self._functions(value))
             if isinstance(value, types.ModuleType):
                 return ("module", self._functions(value))
-            described = self._held.describe(value, name)
+            described = self._held_values.describe(value, name)
             encode(described)
         except KeyFactorError as error:
             if not lenient:
@@ -98,7 +93,7 @@ class Values:
 
 
 def is_callable(value: Any) -> bool:
-    """What is followed as code. An object with a signature of its own says itself what it is."""
+    """True if the walk follows `value` as code. An object with a ``__cache_signature__`` is a value."""
     if isinstance(value, PLAIN):
         return False
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type, *NO_CODE)) or is_method(value):

@@ -1,8 +1,8 @@
-"""A function by content: what it, its helpers, its closure and the values that they read say; never an `id`.
+"""The content of a function: its code, its helpers, its closure and the values that they read; never an `id`.
 
-Followed, recursively: functions, also through ``module.helper`` and ``object.method``, in whatever file of the project they are;
-partials; closures; methods of the class that they are called on; classes that are used; what decorators wrap. Installed
-packages and Python's own modules end the walk: they count by name and version (`kcoord.keys.packages`).
+The walk follows, recursively: functions, also through ``module.helper`` and ``object.method``, in any file of the project;
+partials; closures; methods of the class that they are called on; classes that are used; functions that decorators wrap.
+Installed packages and Python's own modules end the walk: they count by name and version (`kcoord.keys.packages`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.function import namespaces as written
 from kcoord.keys.function.bodies import Bodies
 from kcoord.keys.function.lookup import (
     Lookup,
@@ -29,9 +28,10 @@ from kcoord.keys.function.lookup import (
     registered_with,
     wrapped_by,
 )
+from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
 from kcoord.keys.function.values import NO_CODE, Values
 from kcoord.keys.function.values import Content as Content
-from kcoord.keys.function.visits import Agenda, Visit, Where
+from kcoord.keys.function.visits import Identity, Visit, VisitQueue
 from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_of, portable_name
 
 
@@ -41,10 +41,10 @@ def content_of(
     owner: type | None = None,
     skip: Callable[[str], bool] = lambda module: False,
 ) -> Content:
-    """What `function` says. `owner` is the class that it is called on, if it is a method.
+    """The content of `function`. `owner` is the class that it is called on, if it is a method.
 
-    `ignore` names globals and closure variables that do not change what it does (a logger, say); `skip` modules of which
-    nothing counts. Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
+    `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects modules that do not count.
+    Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     walk = _Walk(Content(), ignore, skip, owner)
     receiver = Receiver(owner) if owner is not None else None
@@ -52,26 +52,21 @@ def content_of(
 
 
 def content_of_value(value: Any, skip: Callable[[str], bool] = lambda module: False) -> Content:
-    """What `value` says, as something that code holds: by value, with the functions in it and the code of its class.
+    """The content of a value that code holds: the value, the functions in it and the code of its class.
 
-    An object of the project that has no identity counts by its attributes. Raises `KeyFactorError` for those that have none.
+    An object of the project that has no identity counts by its attributes. Raises `KeyFactorError` if one of these has none.
     """
     walk = _Walk(Content(), frozenset(), skip, None)
-    return _walked(walk, lambda: walk.whole(label_of(type(value)), value), value)
+    return _walked(walk, lambda: walk.add_value(label_of(type(value)), value), value)
 
 
 def _walked(walk: _Walk, begin: Callable[[], str], thing: Any) -> Content:
     try:
         walk.content.function = begin()
-        walk.agenda.run()
+        walk.queue.run()
     except RecursionError:
         raise KeyFactorError(f"{_name_of(thing)} is wrapped too deeply: name what it reads in ignore=…") from None
     return walk.content
-
-
-def function_factors(function: Callable[..., Any], ignore: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The key factors of `function` as it is now."""
-    return content_of(function, ignore).factors()
 
 
 @dataclass
@@ -80,17 +75,17 @@ class _Walk:
     ignore: frozenset[str]
     skip: Callable[[str], bool]
     owner: type | None
-    agenda: Agenda = field(default_factory=Agenda)
+    queue: VisitQueue = field(default_factory=VisitQueue)
 
     def __post_init__(self) -> None:
         self.lookup = Lookup(self.content.watch)
-        self.values = Values(self.content, self.agenda, self.callable)
+        self.values = Values(self.content, self.queue, self.callable)
         self.bodies = Bodies(
-            self.content, self.agenda, self.lookup, self.values, self.callable, self.ignore, self.skip, self.owner
+            self.content, self.queue, self.lookup, self.values, self.callable, self.ignore, self.skip, self.owner
         )
 
     def callable(self, value: Any, receiver: Receiver | None = None) -> str:
-        """The label of what is called, or of a module. Everything that it says is in `content` at the end."""
+        """The label of a callable or a module, whose whole content is in `content` when the walk ends."""
         value = _undecorated(value)
         jit = jit_function(value)
         if jit is not None:
@@ -141,37 +136,37 @@ class _Walk:
             self.content.code[label] = "partial"
 
         owner = receiver.kind if receiver is not None else None
-        return self._meet((id(value), owner, 0), value, f"partial({self.callable(value.func, receiver)})", visit)
+        return self._label((id(value), owner, 0), value, f"partial({self.callable(value.func, receiver)})", visit)
 
     def _class(self, kind: type) -> str:
-        """A class that is used: all that its author wrote there; a value without identity counts by its type."""
+        """A class that is used counts by all attributes that its author defined; a value without identity by its type."""
         if not is_project(kind) or self.skip(module_of(kind)):
             return self._named(module_of(kind), kind.__qualname__)
 
         def visit(label: str) -> None:
-            self._namespace(label, self.lookup.space(kind), written.names_in_class(kind), Receiver(kind))
-            for name, fact in written.facts_of(kind):
+            self._namespace(label, self.lookup.space(kind), names_in_class(kind), Receiver(kind))
+            for name, fact in declared_values(kind):
                 self.values.add("globals", f"{label}.{name}", fact)
             self.content.watch.lineage(kind)
             made_by = [type(kind)] if is_project(type(kind)) else []
             self.content.code[label] = ["class", [self.callable(c) for c in (*kind.__bases__, *made_by)]]
 
-        return self._meet((id(kind), None, 0), kind, label_of(kind), visit, lenient=True)
+        return self._label((id(kind), None, 0), kind, label_of(kind), visit, lenient=True)
 
     def _module(self, module: types.ModuleType) -> str:
-        """A module that is used as a value: all that its author wrote there, as with a class; other modules by name."""
+        """A project's module that is used as a value counts as a class does; other modules by name and version."""
         name = portable_name(module.__name__)
         if owner_of(module.__name__) is not Owner.PROJECT or self.skip(module.__name__):
             return f"{name} ({identity_of(module.__name__)}) {getattr(module, '__version__', '')}"
 
         def visit(label: str) -> None:
-            self._namespace(label, vars(module), written.names_in_module(module), None)
+            self._namespace(label, vars(module), names_in_module(module), None)
             self.content.code[label] = "module"
 
-        return self._meet((id(module), None, 0), module, f"module {name}", visit, lenient=True)
+        return self._label((id(module), None, 0), module, f"module {name}", visit, lenient=True)
 
-    def whole(self, name: str, value: Any, outer: frozenset[int] = frozenset()) -> str:
-        """All that can be read of `value`, under `name`, which is returned; `outer` are the objects that it lies in."""
+    def add_value(self, name: str, value: Any, outer: frozenset[int] = frozenset()) -> str:
+        """Add all that can be read of `value` under `name`, which is returned; `outer` are the ids of the objects around it."""
         try:
             self.values.add("globals", name, value, whole=is_open(value))
         except KeyFactorError:
@@ -182,7 +177,7 @@ class _Walk:
             self.content.watch.lineage(value)
             self.content.watch.content(types.MappingProxyType(own), lambda: len(own))  # an attribute that is added
             for attribute in sorted(own):
-                self.whole(f"{name}.{attribute}", self.content.watch.item(own, attribute), outer | {id(value)})
+                self.add_value(f"{name}.{attribute}", self.content.watch.item(own, attribute), outer | {id(value)})
         return name
 
     def _namespace(self, label: str, space: Mapping[str, Any], names: list[str], receiver: Receiver | None) -> None:
@@ -198,10 +193,9 @@ class _Walk:
                 self.values.add("globals", f"{label}.{name}", value)
 
     def _object(self, value: Any, call: types.FunctionType, wrapped: Any, receiver: Receiver | None) -> str:
-        """An object that is called: what it wraps, and its ``__call__`` with what that reads of it.
+        """An object that is called counts by the function that it wraps, and its ``__call__`` with what that reads of the object.
 
-        A decorator, or one that an installed class's ``__call__`` leads to its own methods, nobody knows to which: by all that
-        its class says, and what those methods read of it.
+        Its whole class counts too if it is a decorator, or if an installed class's ``__call__`` may call any of its methods.
         """
         kind, itself = type(value), Receiver(type(value), value, True)
         is_whole = wrapped is not None or not is_project(call)
@@ -216,13 +210,13 @@ class _Walk:
                 parts += [self.callable(f, itself) for f in methods if isinstance(f, types.FunctionType)]
             self.content.code[label] = ["object", parts]
 
-        label = self._meet((id(value), None, 0), value, f"{label_of(kind)} called", visit, lenient=is_whole)
+        label = self._label((id(value), None, 0), value, f"{label_of(kind)} called", visit, lenient=is_whole)
         if wrapped is not None:
-            self._wraps(label, wrapped, receiver)
+            self._add_wrapped(label, wrapped, receiver)
         return label
 
     def _function(
-        self, function: types.FunctionType, receiver: Receiver | None, says: tuple[str, ...] | None = None
+        self, function: types.FunctionType, receiver: Receiver | None, text: tuple[str, ...] | None = None
     ) -> str:
         owner = receiver.kind if receiver is not None else None
         where = (id(function), owner, id(receiver.value) if receiver is not None and receiver.known else 0)
@@ -233,41 +227,41 @@ class _Walk:
         is_wrapper = isinstance(wrapped, types.FunctionType)
 
         def visit(label: str) -> None:
-            self.bodies.visit(function, label, receiver, says)
+            self.bodies.visit(function, label, receiver, text)
 
-        label = self._meet(where, function, name, visit, lenient=is_wrapper)
+        label = self._label(where, function, name, visit, lenient=is_wrapper)
         if is_wrapper:
-            self._wraps(label, wrapped, receiver)
+            self._add_wrapped(label, wrapped, receiver)
         if (registry := registered_with(function)) is not None:
-            self._chooses(label, registry, receiver)
+            self._add_choices(label, registry, receiver)
         return label
 
-    def _chooses(self, label: str, registry: Mapping[type, Any], receiver: Receiver | None) -> None:
+    def _add_choices(self, label: str, registry: Mapping[type, Any], receiver: Receiver | None) -> None:
         def visit(name: str) -> None:
             self.content.watch.content(registry, lambda: tuple(registry.items()))
             for kind, function in registry.items():
                 self.content.globals[f"{name} {label_of(kind)}"] = self.callable(function, receiver)
 
-        self.agenda.add(f"{label} for", visit)
+        self.queue.add(f"{label} for", visit)
 
-    def _wraps(self, label: str, wrapped: Any, receiver: Receiver | None) -> None:
-        """What a decorator wraps is judged as strictly as ever."""
+    def _add_wrapped(self, label: str, wrapped: Any, receiver: Receiver | None) -> None:
+        """A wrapped function is visited strictly, though its wrapper is not."""
 
         def visit(name: str) -> None:
             self.content.globals[name] = self.callable(wrapped, receiver)
 
-        self.agenda.add(f"{label} wraps", visit)
+        self.queue.add(f"{label} wraps", visit)
 
-    def _meet(self, where: Where, thing: Any, name: str, visit: Visit, lenient: bool = False) -> str:
-        label = self.agenda.label(where, thing, name)
-        if not self.agenda.is_over:
+    def _label(self, where: Identity, thing: Any, name: str, visit: Visit, lenient: bool = False) -> str:
+        label = self.queue.label(where, thing, name)
+        if not self.queue.is_over:
             self.content.code.setdefault(label, "")
-            self.agenda.add(label, visit, lenient)
+            self.queue.add(label, visit, lenient)
         return label
 
 
 def _undecorated(function: Any) -> Any:
-    """Without `compile_once`, which changes nothing of what its function compiles."""
+    """`function` without kcoord's own decorators, which do not change what it compiles."""
     while isinstance(function, types.FunctionType):
         module, inner = function.__globals__.get("__name__"), function.__dict__.get("__wrapped__")
         if inner is None or not isinstance(module, str) or not module.startswith("kcoord."):

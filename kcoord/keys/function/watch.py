@@ -1,9 +1,8 @@
-"""Values from outside that code reads, watched: has anything changed since a key was made?
+"""Detects changes of the outside values that code reads, since a key was made of them.
 
-A key holds a snapshot of these values. Before the key is used again, each of them must still be what it was; a `Watch` answers
-that in tens of nanoseconds per value, by a function that is generated for the very values that were read. It compares by
-identity what cannot change, and by content what can be changed in place. A doubt counts as a change: the slow path, which
-reads everything again, decides.
+A key holds a snapshot of these values. Before the key is used again, a `Watch` compares each with the snapshot, in tens of
+nanoseconds per value, by a function that is generated for the values that were read. Immutable values are compared by identity,
+values that can change in place by content. A doubt counts as a change: then the slow path reads everything again and decides.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 from kcoord.interruption import let_through
 
 MISSING: Any = object()
-"""What a name that is not there stands for."""
+"""Stands for the value of a name that does not exist."""
 
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes, type(...), types.ModuleType, type),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, enum.Enum, property, types.CodeType),
 )
-"""Compared by identity. A function and a class can change inside: their parts are watched one by one."""
+"""Compared by identity. Functions and classes can change inside: their parts are watched one by one."""
 _FROZEN = frozenset(
     (
         *("torch.dtype", "torch.device", "torch.Size", "torch.layout", "triton.language.core.dtype"),
@@ -34,11 +33,11 @@ _FROZEN = frozenset(
     )
 )
 _HOLDERS = {"triton.language.core.constexpr": "value"}
-"""Types that are known by name, since nothing is imported here: frozen ones, and those that hold one value."""
+"""Frozen types, and types that hold one value, by name: nothing is imported here."""
 
 
 class Watch:
-    """Collects what was read, then answers whether all of it is unchanged."""
+    """Collects reads, then generates the function that compares them."""
 
     def __init__(self) -> None:
         self._terms: list[str] = []
@@ -56,14 +55,14 @@ class Watch:
         return value
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """``getattr(owner, name)``, watched by identity; what is computed anew each time by content. Raises AttributeError."""
+        """``getattr(owner, name)``, watched by identity, or by content if each read computes it. Raises AttributeError."""
         value, held = getattr(owner, name), self._bind(owner)
         if getattr(owner, name) is value or not self._equal(f"{held}.{name}", value):
             self._terms.append(f"{held}.{name} is {self._bind(value)}")
         return value
 
     def lineage(self, value: Any) -> None:
-        """The class of `value`, or the bases of the class that it is: both can be assigned."""
+        """Watch the class of `value`, or the bases of a class: both can be assigned."""
         is_class = isinstance(value, type)
         if (id(value), "class") not in self._seen and (is_class or value.__class__ is type(value)):
             self._seen.add((id(value), "class"))
@@ -72,13 +71,13 @@ class Watch:
             self._terms.append(f"{held}.__mro__ is {self._bind(kind.__mro__)}")
 
     def builtin(self, name: str) -> None:
-        """What Python finds under a name that no module hides: it can be exchanged for all modules."""
+        """Watch a builtin: it can be replaced for all modules."""
         if (id(builtins), name) not in self._seen:
             self._seen.add((id(builtins), name))
             self._terms.append(f"{name} is {self._bind(getattr(builtins, name))}")
 
     def content(self, value: Any, describe: Callable[[], Any]) -> None:
-        """`value` may be changed in place. What `describe` says of it is compared, for types that marshal does not know."""
+        """Watch a value that may change in place. For types that marshal does not know ``describe()`` is compared."""
         if is_immutable(value) or (id(value), "") in self._seen:
             return
         self._seen.add((id(value), ""))
@@ -91,18 +90,18 @@ class Watch:
             self._terms.append(f"{self._bind(describe)}() == {self._bind(describe())}")
 
     def _equal(self, expression: str, value: Any) -> bool:
-        """Watch that `expression` goes on to say what `value` says; False if that is of a type that marshal does not know."""
+        """Watch that `expression` stays equal to `value`; False if marshal does not know its type."""
         try:
-            said = marshal.dumps(value, 2)  # without references, whose number depends on the process
+            content = marshal.dumps(value, 2)  # without references, whose number depends on the process
         except ValueError:
             return False
-        self._terms.append(f"dumps({expression}, 2) == {self._bind(said)}")
+        self._terms.append(f"dumps({expression}, 2) == {self._bind(content)}")
         return True
 
     def function(self, function: types.FunctionType, code: bool = True) -> None:
-        """The parts of a function that can be exchanged; only its closure if its code is not what counts.
+        """Watch the parts of a function that can be replaced; only its closure if `code` is false.
 
-        The values in them are for the caller to watch.
+        The caller watches the values in them.
         """
         if (id(function), "()") in self._seen:
             return
@@ -118,16 +117,16 @@ class Watch:
             self._terms.append(f"{self._bind(cell)}.cell_contents is {self._bind(held)}")
 
     def unchanged(self) -> Callable[[], bool]:
-        """A function that is true while nothing has changed. It takes no lock and may be called by any thread."""
+        """A function that returns true while nothing has changed. It takes no lock; any thread may call it."""
         found: Callable[[], bool] = self.compile("", "return {condition}", "return False")
         return found
 
     def compile(self, parameters: str, body: str, doubt: str, conditions: tuple[str, ...] = (), **names: Any) -> Any:
-        """A function of `parameters` that says `body`, in which ``{condition}`` stands for "nothing has changed".
+        """A function of `parameters` that runs `body`, in which ``{condition}`` stands for "nothing has changed".
 
-        Where the question itself raises, because something was emptied or deleted meanwhile, or as code of the project may that
-        is asked (a descriptor, a ``__cache_signature__``), and after `body`, it says `doubt`: a launch passes here.
-        `conditions` are more that must hold, in terms of `names`. One function: a call less on the way of a launch.
+        `doubt` runs after `body`, and if a comparison raises: a value was emptied or deleted meanwhile, or code of the project (a
+        descriptor, a ``__cache_signature__``) raised. `conditions` must hold too, in terms of `names`. Generated as one function:
+        it saves a call on each launch.
         """
         names = {**self._names, "let_through": let_through, **names}
         condition = " and ".join([*conditions, *self._terms]) or "True"
@@ -147,7 +146,7 @@ class Watch:
 
 
 def is_immutable(value: Any) -> bool:
-    """Whether identity says it all."""
+    """True if equal identity means equal content."""
     if isinstance(value, (tuple, frozenset)) and not hasattr(value, "__dict__"):
         return all(map(is_immutable, value))
     parameters = getattr(type(value), "__dataclass_params__", None)

@@ -1,10 +1,10 @@
-"""What is costly to find out and depends on files alone: found out once per machine, and kept.
+"""The machine's cache of values that are costly to compute and depend on files alone, such as their hashes.
 
-Whether a file changed is told by its `Stamp`, never by reading it. An entry in ``<local_dir>/toolchain/`` holds what was found
-and the stamps that it rests on; one process finds out while the others wait for it. Entries only save work: one that is
-missing, torn or foreign is found out again, and a disk that refuses, or a process that hangs, makes every process do its own.
+A changed `Stamp` shows that a file changed; the file is not read for it. An entry in ``<local_dir>/toolchain/`` holds a value
+and the stamps of its files. One process computes it while the others wait. Entries only save work: one that is missing, torn or
+another user's is computed again, and if the disk refuses, or a process hangs, every process computes for itself.
 
-Not seen: a file rewritten with its old size and mtime on a file system that keeps no change times; on NFS, a change that
+Not seen: a file rewritten with its old size and mtime on a file system without change times; on NFS, a change that
 the client's attribute cache does not show yet, and one within seconds of a look if the server's clock is late.
 """
 
@@ -43,65 +43,63 @@ def stamp_of(found: os.stat_result) -> Stamp:
 
 
 def is_settled(stamp: Stamp, now: int) -> bool:
-    """Whether a change after `now` (ns since the epoch) must give the file another stamp: git's "racy" question."""
+    """True if a change after `now` (ns since the epoch) gives the file another stamp: the check of git's "racy" index."""
     _, _, mtime, ctime = stamp
     return ctime < now - _RACY and not abs(mtime - now) <= _RACY
 
 
 def hash_file(path: str | bytes | os.PathLike[str]) -> tuple[str, Stamp | None]:
-    """The SHA-256 of a file, and the stamp by which to know it again: None if it may change unseen. Raises OSError."""
+    """The SHA-256 of a file, and its stamp, or None if it may change without a new stamp. Raises OSError."""
     now, digest = time.time_ns(), hashlib.sha256()
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a plain path: a tree has thousands
         found = os.fstat(file.fileno())
-        stamp = stamp_of(found)  # of before the first byte: a change while it is read gives another
+        stamp = stamp_of(found)  # taken before the first byte: a change during the read gives another
         buffer = memoryview(bytearray(min(_CHUNK, found.st_size + 1)))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.hexdigest(), stamp if is_settled(stamp, now) else None
 
 
-def once(local_dir: Path, name: str, recall: Callable[[Any], T | None], find: Callable[[Any], tuple[T, Any]]) -> T:
-    """What `recall` makes of the entry `name`; or else what `find` finds, in one process of this machine at a time.
+def cached(local_dir: Path, name: str, load: Callable[[Any], T | None], compute: Callable[[Any], tuple[T, Any]]) -> T:
+    """The value of the entry `name`, or a new one, computed in one process of this machine at a time.
 
-    `recall(entry)` is None if the entry does not hold any more. `find(entry)` gets the last entry (None: there is none) and
-    returns what it found, and the new entry of plain values (None: nothing that may be kept). Raises what these two raise;
-    not guaranteed: that `find` runs in one process alone.
+    ``load(entry)`` returns the value, or None if the entry is outdated. ``compute(entry)`` gets the last entry (None: there is
+    none) and returns the value and the new entry of plain values (None: it must not be cached). Raises what these two raise;
+    not guaranteed: that `compute` runs in one process alone.
     """
-    path = _place(local_dir, name)
+    path = _entry_path(local_dir, name)
     if path is None:
-        return find(None)[0]
+        return compute(None)[0]
     entry = _read(path)
-    known = None if entry is None else recall(entry)
-    if known is not None:
-        return known
-    with _alone(path):
+    value = None if entry is None else load(entry)
+    if value is not None:
+        return value
+    with _locked(path):
         entry = _read(path)
-        known = None if entry is None else recall(entry)
-        if known is not None:
-            return known
-        found, entry = find(entry)
+        value = None if entry is None else load(entry)
+        if value is not None:
+            return value
+        value, entry = compute(entry)
         if entry is not None:
             _write(path, entry)
-    return found
+    return value
 
 
-def _place(local_dir: Path, name: str) -> Path | None:
-    """Where an entry lies; None if others could write there, or nobody can."""
-    from kcoord.files.private import (
-        make_private,  # keys lie below artifacts; only a first look needs it
-    )
+def _entry_path(local_dir: Path, name: str) -> Path | None:
+    """The path of an entry; None if other users could write there, or nobody can."""
+    from kcoord.files.private import make_private  # keys lie below files; only a first look needs it
 
     try:
         make_private(local_dir)
         make_private(local_dir / "toolchain")
     except StoreError as error:
-        _log.debug("nothing is kept: %s", error)
+        _log.debug("nothing is cached: %s", error)
         return None
     return local_dir / "toolchain" / name
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     from filelock import FileLock  # slow to import, and a warm process never comes here
 
     lock, started = FileLock(f"{path}.lock"), time.monotonic()
@@ -136,6 +134,6 @@ def _write(path: Path, entry: Any) -> None:
         part.write_bytes(_FORMAT + hashlib.sha256(body).digest() + body)
         part.replace(path)
     except (OSError, OverflowError) as error:  # a time of after the year 2554 has no encoding
-        _log.debug("%s is not kept: %s", path, error)
+        _log.debug("%s is not cached: %s", path, error)
         with contextlib.suppress(OSError):
             part.unlink()

@@ -1,9 +1,9 @@
 """The tools that a compiler runs, by their content: ptxas, nvcc, ld.lld, libdevice, never by their paths or versions alone.
 
-A look costs a `stat` per file as long as nothing changed; content is hashed once per machine (`kcoord.keys.tools.machine_cache`).
+A fingerprint of unchanged files costs a `stat` each; content is hashed once per machine (`kcoord.keys.tools.machine_cache`).
 
-Followed: symbolic links, what nvcc and hipcc run from their own directories, and the absolute paths that a wrapper script
-names. Not followed: what a script makes of variables, and what a host compiler runs (its `cc1plus`, its headers).
+Followed: symbolic links, the programs that nvcc and hipcc run from their own directories, and the absolute paths that a wrapper
+script names. Not followed: paths that a script builds of variables, and the parts of a host compiler (`cc1plus`, headers).
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ import hashlib
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcoord.keys.tools.machine_cache import (
-    Stamp,
-    hash_file,
-    once,
-    stamp_of,
-)
+from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, stamp_of
 
 _BESIDE = {
     "nvcc": (
@@ -33,10 +27,8 @@ _BESIDE = {
     ),
     "hipcc": ("../llvm/bin/clang++", "../llvm/bin/ld.lld"),
 }  # fmt: skip
-"""What a tool runs from its own directory: the driver's bytes say nothing about it."""
+"""Programs and files that a tool uses from its own directory: the driver's bytes do not identify them."""
 
-_NO_PROGRAM = (".so", ".bc", ".ll")  # some are executable
-_ASK_SECONDS = 10.0
 _LONGEST_SCRIPT = 64 << 10  # bytes
 _MOST_NAMED = 64
 _ABSOLUTE_PATH = re.compile(rb"(?<![\w.${}~/-])/[\w.+/-]+")
@@ -50,17 +42,17 @@ class Tool:
     """Without symbolic links."""
     sha256: str
     runs: tuple[str, ...] = field(compare=False)
-    """What it may run in its turn; some of it may be missing."""
+    """Paths of tools that it may run in turn; some may not exist."""
 
 
 _known: dict[str, tuple[Stamp, Tool]] = {}
-"""By the path that was asked for. A file that may still change unseen is not in it."""
+"""Tools by the requested path. A file that may still change without a new stamp is not in it."""
 
 
 def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
-    """The file at `path` as it is now; None if there is none that can be read. Raises nothing for what is on the disk.
+    """The tool at `path` as it is now; None if there is no file that can be read. Raises no OSError.
 
-    `local_dir` is `Settings.local_dir`: what was found out is kept there for the other processes of this machine.
+    `local_dir` is `Settings.local_dir`, where the fingerprint is cached for the other processes of this machine.
     """
     path = os.fspath(path)
     try:
@@ -76,19 +68,19 @@ def fingerprint(path: str | os.PathLike[str], local_dir: Path) -> Tool | None:
 def _look_up(path: str, local_dir: Path) -> Tool | None:
     real = Path(os.path.realpath(path))
 
-    def recall(entry: Any) -> tuple[Stamp | None, Tool] | None:
-        kept, sha256, named = entry
+    def load(entry: Any) -> tuple[Stamp | None, Tool] | None:
+        cached_stamp, sha256, named = entry
         stamp = stamp_of(real.stat())
-        return (stamp, Tool(str(real), sha256, _beside(real, named))) if tuple(kept) == stamp else None
+        return (stamp, Tool(str(real), sha256, _beside(real, named))) if tuple(cached_stamp) == stamp else None
 
-    def find(_: Any) -> tuple[tuple[Stamp | None, Tool], Any]:
+    def compute(_: Any) -> tuple[tuple[Stamp | None, Tool], Any]:
         sha256, stamp = hash_file(real)
         named = _named_by(real)
         return (stamp, Tool(str(real), sha256, _beside(real, named))), stamp and [stamp, sha256, named]
 
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     try:
-        stamp, tool = once(local_dir, f"tool-{name}", recall, find)
+        stamp, tool = cached(local_dir, f"tool-{name}", load, compute)
     except OSError:
         return None
     if stamp is not None:
@@ -97,7 +89,7 @@ def _look_up(path: str, local_dir: Path) -> Tool | None:
 
 
 def _named_by(path: Path) -> list[str]:
-    """What a script names by absolute path, its interpreter aside, be it there or not; nothing for what is no script."""
+    """The absolute paths in a script, without its interpreter, existing or not; none if the file is no script."""
     with path.open("rb") as file:
         if file.read(2) != b"#!":
             return []
@@ -110,7 +102,7 @@ def _beside(path: Path, named: Iterable[str]) -> tuple[str, ...]:
 
 
 def which(name: str) -> str | None:
-    """The file that ``PATH``, read live, gives for `name`; a name with a slash is a path already."""
+    """The file that ``PATH``, read live, has for `name`; a name with a slash is a path already."""
     if "/" in name:
         return name
     for candidate in _candidates(name, os.environ.get("PATH", os.defpath)):
@@ -127,7 +119,7 @@ def _candidates(name: str, path: str) -> tuple[str, ...]:
 def tools(asked: Mapping[str, str] | Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, Tool]:
     """The tools of these names or paths, and those that they run, by label: ``nvcc``, ``nvcc/cicc``. Missing ones are absent.
 
-    A mapping gives the labels itself; else they are the names of the files.
+    A mapping gives the labels itself; else they are the file names.
     """
     named = asked.items() if isinstance(asked, Mapping) else ((Path(name).name, os.fspath(name)) for name in asked)
     found: dict[str, Tool] = {}
@@ -151,33 +143,5 @@ def _with_what_it_runs(path: str, label: str, local_dir: Path, seen: set[str]) -
 
 
 def tool_factors(found: Mapping[str, Tool]) -> dict[str, Any]:
-    """What enters a key: the content of each tool, and not the directory that it lies in."""
+    """The key's factor `tools`: the content of each tool, and not the directory that it lies in."""
     return {"tools": {label: tool.sha256 for label, tool in found.items()}}
-
-
-def tool_details(found: Mapping[str, Tool], local_dir: Path) -> dict[str, Any]:
-    """What explains it (`CacheKey.with_details`): the version that each tool tells. May run them, once per machine."""
-    asked = {label: version(tool, local_dir) for label, tool in found.items() if "/" not in label}
-    return {"tool versions": {label: text for label, text in asked.items() if text}}
-
-
-def version(tool: Tool, local_dir: Path) -> str:
-    """The first line with a number like 12.8 that ``--version`` prints; "" if there is none within 10 seconds.
-
-    It is for people: what identifies a tool is its content.
-    """
-    return once(local_dir, f"version-{tool.sha256[:32]}", str, lambda _: (text := _ask(tool.path), text))
-
-
-def _ask(path: str) -> str:
-    if path.endswith(_NO_PROGRAM) or not os.access(path, os.X_OK):
-        return ""
-    quiet = subprocess.DEVNULL
-    try:
-        done = subprocess.run(
-            [path, "--version"], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, timeout=_ASK_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    lines = done.stdout.decode(errors="replace").splitlines()
-    return next((line.strip()[:200] for line in lines if re.search(r"\d\.\d", line)), "")

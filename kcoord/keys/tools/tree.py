@@ -1,8 +1,8 @@
 """A directory of source files by its content, for compilers that read templates or headers from disk.
 
-A fingerprint holds the relative names and the contents of the files, and not where the directory lies. Each file's hash is
-kept for this machine under its stamp (`kcoord.keys.tools.machine_cache`): a look at an unchanged tree lists and stats
-it, and reads nothing.
+A fingerprint holds the relative names and the contents of the files, and not the directory's path. Each file's hash is
+cached on this machine under its stamp (`kcoord.keys.tools.machine_cache`): the fingerprint of an unchanged tree lists and stats
+its files, and reads none.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.tools.machine_cache import (
-    Stamp,
-    hash_file,
-    once,
-    stamp_of,
-)
+from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, stamp_of
 
 _COMPILED = (b".pyc", b".pyo")
 _LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 
 Listed = tuple[bytes, bytes, "Stamp | None"]
-"""A relative name, the path of a file and its stamp; or what else the name stands for, and None."""
+"""A relative name, the path of a file and its stamp; or a text for a name that is no file, and None."""
 
 _known: dict[tuple[str, tuple[str, ...]], tuple[list[Listed], str]] = {}
 """The last listing of a root and its fingerprint, if none of its files may still change unseen."""
@@ -38,10 +33,10 @@ _known: dict[tuple[str, tuple[str, ...]], tuple[list[Listed], str]] = {}
 def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tuple[str, ...] = ("*",)) -> str:
     """The SHA-256, in hex, of the files below `root`, or of the one file `root`; equal wherever an equal tree lies.
 
-    `patterns` are of file names (``*.h``). Left out are hidden directories, ``__pycache__``, compiled Python and what is no
-    plain file. A symbolic link counts as what it leads to; loops end. `local_dir` is `Settings.local_dir`.
+    `patterns` are of file names (``*.h``). Left out are hidden directories, ``__pycache__``, compiled Python and special
+    files. A symbolic link counts as its target; loops end. `local_dir` is `Settings.local_dir`.
 
-    Raises `KeyFactorError` if `root` is missing or something cannot be read. Not guaranteed: that all files are looked at in
+    Raises `KeyFactorError` if `root` is missing or a part of it cannot be read. Not guaranteed: that all files are looked at in
     one moment.
     """
     root = os.path.abspath(root)  # noqa: PTH100 - what follows is about names by the thousand
@@ -64,7 +59,7 @@ def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tu
 
 
 def listing_of(root: str, patterns: tuple[str, ...]) -> list[Listed]:
-    """What `tree_fingerprint` looks at, in the order of names. Raises OSError."""
+    """The entries that `tree_fingerprint` hashes, in the order of names. Raises OSError."""
     found = os.stat(root)  # noqa: PTH116
     if stat.S_ISREG(found.st_mode):
         return [(b"", os.fsencode(root), stamp_of(found))]
@@ -77,7 +72,7 @@ def listing_of(root: str, patterns: tuple[str, ...]) -> list[Listed]:
 def _walk(
     directory: bytes, prefix: bytes, matches: Callable[[bytes], object], seen: dict[tuple[int, int], bytes]
 ) -> Iterator[Listed]:
-    """What `directory` holds, in the order of names; a directory met again, as in a loop, is named and not walked."""
+    """The entries of `directory`, in the order of names. A directory met again, as in a loop, is named and not walked."""
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -108,23 +103,23 @@ def _walk(
 def _hashes(
     root: str, patterns: tuple[str, ...], listing: list[Listed], local_dir: Path
 ) -> tuple[dict[bytes, str], bool]:
-    """Each file's SHA-256 by its name, and whether all may be trusted while their stamps stay. Raises OSError."""
+    """Each file's SHA-256 by name, and whether each file's next change gives it a new stamp. Raises OSError."""
 
-    def held(entry: Any, name: bytes, stamp: Stamp) -> str | None:
-        kept, sha256 = (entry or {}).get(name, ((), None))
-        return sha256 if tuple(kept) == stamp else None
+    def hash_in(entry: Any, name: bytes, stamp: Stamp) -> str | None:
+        cached_stamp, sha256 = (entry or {}).get(name, ((), None))
+        return sha256 if tuple(cached_stamp) == stamp else None
 
-    def recall(entry: Any) -> tuple[dict[bytes, str], bool] | None:
-        hashes = {name: held(entry, name, stamp) for name, _, stamp in listing if stamp is not None}
+    def load(entry: Any) -> tuple[dict[bytes, str], bool] | None:
+        hashes = {name: hash_in(entry, name, stamp) for name, _, stamp in listing if stamp is not None}
         found = {name: sha256 for name, sha256 in hashes.items() if sha256 is not None}
         return (found, True) if len(found) == len(hashes) else None
 
-    def find(entry: Any) -> tuple[tuple[dict[bytes, str], bool], Any]:
+    def compute(entry: Any) -> tuple[tuple[dict[bytes, str], bool], Any]:
         hashes, keep = {}, {}
         for name, path, stamp in listing:
             if stamp is None:
                 continue
-            sha256 = held(entry, name, stamp)
+            sha256 = hash_in(entry, name, stamp)
             settled: Stamp | None = stamp
             if sha256 is None:
                 sha256, settled = hash_file(path)
@@ -134,7 +129,7 @@ def _hashes(
         return (hashes, len(keep) == len(hashes)), keep
 
     entry_name = hashlib.sha256(os.fsencode("\0".join((root, *patterns)))).hexdigest()[:32]
-    return once(local_dir, f"tree-{entry_name}", recall, find)
+    return cached(local_dir, f"tree-{entry_name}", load, compute)
 
 
 def _unreadable(error: OSError, root: str) -> str:

@@ -128,7 +128,7 @@ def store_publish(name: str, writer: str) -> str:
     """Past the agent: what a second, uncoordinated writer does."""
     store = _store()
     staging = _stage(local.new_staging(home_of(name, "past-the-agent")), writer)
-    manifest: Manifest = describe(staging, key_of(name), 0.5, Origin.here(os.getpid(), None, "no device"))
+    manifest: Manifest = describe(staging, key_of(name), 0.5, Origin.here(os.getpid(), None, "no device")).manifest
     contents = {file.name: (staging / file.name).read_bytes() for file in manifest.files}
     shutil.rmtree(staging)
     return store.publish(manifest, contents)

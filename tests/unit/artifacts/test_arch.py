@@ -232,7 +232,7 @@ def test_a_record_contradicts_another_gpu_and_nothing_else(
 
 def test_a_manifest_says_what_its_files_say_and_an_earlier_one_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "kernel.ptx").write_text(".target sm_90a\n")
-    manifest = describe(tmp_path, key(), 1.0, Origin())
+    manifest = describe(tmp_path, key(), 1.0, Origin()).manifest
     assert manifest.targets == ("cuda:90",)
     assert Manifest.decode(manifest.encode()) == manifest
     document = msgpack.unpackb(manifest.encode())
@@ -244,7 +244,7 @@ def test_a_manifest_says_what_its_files_say_and_an_earlier_one_says_nothing(tmp_
 @pytest.mark.parametrize("targets", [None, "cuda:90", [1], [b"cuda:90"], {"cuda:90": 1}, ["x"] * 101])
 def test_a_record_that_is_no_list_of_texts_is_refused(tmp_path: Path, targets: Any) -> None:
     (tmp_path / "kernel.bin").write_bytes(b"code")
-    document = msgpack.unpackb(describe(tmp_path, key(), 1.0, Origin()).encode())
+    document = msgpack.unpackb(describe(tmp_path, key(), 1.0, Origin()).manifest.encode())
     document["targets"] = targets
     with pytest.raises(ArtifactInvalid):
         Manifest.decode(msgpack.packb(document))
@@ -364,7 +364,7 @@ def test_a_load_believes_the_manifest_and_reads_no_code(
 ) -> None:
     home = plant(coordinator, key(), SM80)
     monkeypatch.setattr("kcoord.rank.compilation.recorded_targets", refuse)
-    monkeypatch.setattr("kcoord.artifacts.describe.recorded_targets", refuse)
+    monkeypatch.setattr("kcoord.artifacts.describe.RecordedTargets", refuse)
     assert coordinator.find(key(), home, SM80) is not None
     assert coordinator.find(key(), home, SM90) is None
 
@@ -411,7 +411,7 @@ def test_what_the_store_has_for_another_gpu_is_refused_here_and_left_there(sandb
     staged = sandbox.root / "staged"
     staged.mkdir()
     write(SM80)(staged)
-    manifest = describe(staged, key(), 1.0, Origin())
+    manifest = describe(staged, key(), 1.0, Origin()).manifest
     store.publish(manifest, {"kernel.ptx": (staged / "kernel.ptx").read_bytes()})
     try:
         home = coordinator.home(key().digest)

@@ -19,7 +19,7 @@ import pytest
 from kcoord.errors import KeyFactorError
 from kcoord.keys import CacheKey
 from kcoord.keys.function.namespaces import names_in_class
-from kcoord.keys.function.walk import content_of, content_of_value, function_factors
+from kcoord.keys.function.walk import content_of, content_of_value
 from kcoord.keys.live_key import Declared, LiveKey
 from tests.support.sandbox import Sandbox
 
@@ -50,7 +50,7 @@ class Workshop:
 
 
 def digest(function: Callable[..., Any], ignore: tuple[str, ...] = ()) -> str:
-    return CacheKey.of("python", "build", **function_factors(function, frozenset(ignore))).digest
+    return CacheKey.of("python", "build", **content_of(function, frozenset(ignore)).factors()).digest
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ _OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    print(log)\n  
 def test_a_global_without_identity_is_refused_with_its_name_and_a_remedy(workshop: Workshop) -> None:
     module = workshop.module(subject=_OPAQUE)
     with pytest.raises(KeyFactorError) as caught:
-        function_factors(module.build)
+        content_of(module.build).factors()
     line = str(caught.value)
     assert "globals subject.log" in line
     assert "ignore=" in line
@@ -183,7 +183,7 @@ def test_a_closure_value_without_identity_is_refused() -> None:
         return opaque
 
     with pytest.raises(KeyFactorError, match=r"closure .*build.*\.opaque"):
-        function_factors(build)
+        content_of(build).factors()
 
 
 def test_an_ignored_global_does_not_matter(workshop: Workshop) -> None:
@@ -233,7 +233,7 @@ def test_what_a_decorated_function_reads_is_judged_as_strictly_as_ever() -> None
         return opaque
 
     with pytest.raises(KeyFactorError, match=r"closure .*build.*\.opaque"):
-        function_factors(build)
+        content_of(build).factors()
 
 
 def test_a_compile_function_may_use_another_compile_function() -> None:
@@ -246,25 +246,25 @@ def test_a_compile_function_may_use_another_compile_function() -> None:
     def build(n: int) -> Any:
         return part(n)
 
-    factors = function_factors(build)
+    factors = content_of(build).factors()
     assert any(name.endswith("part") for name in factors["code"])
     assert not any(name.startswith("kcoord.") for name in factors["code"]), "kcoord's own code compiles nothing"
 
 
 def test_what_is_written_in_c_counts_by_its_name() -> None:
     assert digest(len) != digest(max)
-    assert function_factors(len)["function"].startswith("builtins.len")
+    assert content_of(len).factors()["function"].startswith("builtins.len")
 
 
 def test_an_object_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(KeyFactorError, match="no Python function"):
-        function_factors(3)  # type: ignore[arg-type]
+        content_of(3).factors()  # type: ignore[arg-type]
 
 
 def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
     text = "def helper(): return 1\ndef build(x): return helper()\n"
     keys = [
-        CacheKey.of("python", "build", **function_factors(workshop.module(subject=t).build))
+        CacheKey.of("python", "build", **content_of(workshop.module(subject=t).build).factors())
         for t in (text, text.replace("return 1", "return 2"))
     ]
     assert [d.name for d in keys[0].diff(keys[1])] == ["code subject.helper"]
@@ -273,7 +273,7 @@ def test_the_factors_say_which_function_differs(workshop: Workshop) -> None:
 _ELSEWHERE = """
 import sys
 from kcoord.keys import CacheKey
-from kcoord.keys.function.walk import function_factors
+from kcoord.keys.function.walk import content_of
 namespace = {"__name__": "made"}
 exec('''
 NAMES = {"a", "b", "c", "d", "e"}
@@ -283,7 +283,7 @@ def build(x, *, mode="fast"):
     try: return helper(x), inner()
     except ValueError: return build(x)
 ''', namespace)
-print(CacheKey.of("python", "build", **function_factors(namespace["build"])).digest)
+print(CacheKey.of("python", "build", **content_of(namespace["build"]).factors()).digest)
 """
 
 
@@ -338,7 +338,7 @@ def build(x): return config.tile
 def test_an_object_that_computes_its_attributes_is_refused_with_a_remedy(workshop: Workshop, method: str) -> None:
     module = workshop.module(subject=_COMPUTED.format(method=method))
     with pytest.raises(KeyFactorError, match=r"config\.tile.*__cache_signature__.*ignore="):
-        function_factors(module.build)
+        content_of(module.build).factors()
 
 
 def test_a_method_whose_object_computes_its_attributes_is_refused(sandbox: Sandbox) -> None:
@@ -413,7 +413,7 @@ def test_arrays_and_tensors_that_code_holds_count_by_content(workshop: Workshop)
 def test_one_that_cannot_be_read_at_each_call_is_refused_with_a_remedy(workshop: Workshop, made: str) -> None:
     module = workshop.module(subject=f"import numpy, torch\ntable = {made}\ndef build(x): return x, table\n")
     with pytest.raises(KeyFactorError, match=r"globals subject\.table.*pass it as an argument"):
-        function_factors(module.build)
+        content_of(module.build).factors()
 
 
 def test_an_object_whose_installed_class_calls_its_methods_counts_by_its_own(workshop: Workshop) -> None:
@@ -446,7 +446,7 @@ def test_what_is_met_leniently_and_strictly_is_judged_strictly(workshop: Worksho
     text += "    def call(x): return plain(f(x))\n    return call\n@deco\ndef decorated(x): return x\n"
     text += f"def build(x): return {order}\n"
     with pytest.raises(KeyFactorError, match=r"subject\.opaque"):
-        function_factors(workshop.module(subject=text).build)
+        content_of(workshop.module(subject=text).build)
 
 
 def test_a_wrapper_that_wraps_itself_has_a_key(workshop: Workshop) -> None:
@@ -457,11 +457,11 @@ def test_a_wrapper_that_wraps_itself_has_a_key(workshop: Workshop) -> None:
 _SPAWNED = """
 import multiprocessing, sys
 from kcoord.keys import CacheKey
-from kcoord.keys.function.walk import function_factors
+from kcoord.keys.function.walk import content_of
 class Kind: size = 1
 N = 3
 def build(x): return Kind, N
-def key(_): return CacheKey.of("python", "build", **function_factors(build)).digest
+def key(_): return CacheKey.of("python", "build", **content_of(build).factors()).digest
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(key(0) == pool.map(key, [0])[0])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.keys import CacheKey
-from kcoord.keys.function.walk import function_factors
+from kcoord.keys.function.walk import content_of
 
 _ROOT = Path(__file__).parents[3]
 
@@ -52,8 +52,8 @@ def build(config, x, *, staging):
 def main():
     import json, sys
     from kcoord.keys import CacheKey
-    from kcoord.keys.function.walk import function_factors
-    print(CacheKey.of("python", "build", **function_factors(build)).digest)
+    from kcoord.keys.function.walk import content_of
+    print(CacheKey.of("python", "build", **content_of(build).factors()).digest)
 
 
 if __name__ == "__main__":
@@ -190,7 +190,7 @@ def _digest_in_order(order: tuple[int, ...], swapped: bool) -> str:
             text = text.replace("{'p', 'q', 'r'}", "{'r', 'q', 'p'}")
         exec(compile(text, "<shuffled>", "exec"), namespace)
     function = namespace["build"]
-    return CacheKey.of("python", "build", **function_factors(function)).digest  # type: ignore[arg-type]
+    return CacheKey.of("python", "build", **content_of(function).factors()).digest  # type: ignore[arg-type]
 
 
 @settings(max_examples=1000, deadline=None)
@@ -225,7 +225,7 @@ _USES_THEM = """
 import sys
 sys.path.insert(0, __file__.removesuffix("subject.py") + "site-packages")
 from kcoord.keys import CacheKey
-from kcoord.keys.function.walk import function_factors
+from kcoord.keys.function.walk import content_of
 
 
 def build(x):
@@ -234,7 +234,7 @@ def build(x):
 
 
 def main():
-    print(CacheKey.of("python", "build", **function_factors(build)).digest)
+    print(CacheKey.of("python", "build", **content_of(build).factors()).digest)
 """
 
 
@@ -294,7 +294,7 @@ def test_on_which_gpu_of_its_node_inductor_made_a_kernel_does_not_matter(tmp_pat
         file = tmp_path / f"made{device}.py"
         file.write_text(_GENERATED.format(device=device, factor=factor))
         made = tasks._reload_python_module(f"c{device}", str(file), set_sys_modules=False)
-        return CacheKey.of("triton", "inputs", **function_factors(made.triton_poi_fused_0)).digest
+        return CacheKey.of("triton", "inputs", **content_of(made.triton_poi_fused_0).factors()).digest
 
     assert key(0) == key(1)
     assert key(0, factor=3) != key(1)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from kcoord.errors import KeyFactorError
 from kcoord.keys import CacheKey
-from kcoord.keys.arguments import signature
+from kcoord.keys.arguments import argument_types, signature
 from kcoord.keys.arguments.signature import Arguments, register_signature
 from kcoord.keys.cache_key import encode
 
@@ -119,7 +119,7 @@ def scaled(scale: float, inner: Any) -> Any:
 def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_by_type", "_by_name"):
         monkeypatch.setattr(signature, name, {})
-    monkeypatch.setattr(signature, "_forms", dict(signature.forms.PLAIN))
+    monkeypatch.setattr(signature, "_types", dict(signature.argument_types.PLAIN))
 
 
 def token(value: Any, device_id: int = 0) -> Any:
@@ -331,10 +331,10 @@ def test_a_token_keeps_no_argument_alive() -> None:
 
 
 def test_classes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signature, "_MOST_FORMS", 50)
+    monkeypatch.setattr(signature, "_MOST_TYPES", 50)
     for n in range(200):
         token(type(f"C{n}", (Signed,), {})(n))
-        assert len(signature._forms) <= 50
+        assert len(signature._types) <= 50
 
 
 def test_nothing_of_torch_numpy_or_triton_is_imported() -> None:
@@ -719,3 +719,12 @@ def test_the_difference_of_two_calls_is_named_down_to_the_field() -> None:
     assert found["dtype"] == ("torch.float32", "torch.int8")
     assert found["m"] == ("64", "128")
     assert set(found) == {"dtype", "m"}
+
+
+def test_the_digest_of_a_described_value_is_the_same_in_every_release() -> None:
+    """A store outlives kcoord's modules: where a class of kcoord lies must not enter the keys."""
+    described = argument_types.Described("torch.Tensor", {"dtype": "torch.float32", "shape": (2, 3)})
+    assert (
+        CacheKey.of("python", "build", x=described).digest
+        == "4b32b0d016a8f4f3b7d0e0b2f563d263a72b253e1ace2f565caea2a65228fb07"
+    )

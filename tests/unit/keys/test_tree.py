@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.tools import machine_cache as kept
-from kcoord.keys.tools import tree
+from kcoord.keys.tools import machine_cache, tree
 from kcoord.keys.tools.tree import tree_fingerprint
 from tests.support.sandbox import eventually
 
@@ -48,7 +47,7 @@ def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def old_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of which a change must show, however young they are."""
-    monkeypatch.setattr(kept, "_RACY", -1)
+    monkeypatch.setattr(machine_cache, "_RACY", -1)
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, in the order of reading."""
     paths: list[str] = []
 
-    def hash_file(path: bytes) -> tuple[str, kept.Stamp | None]:
+    def hash_file(path: bytes) -> tuple[str, machine_cache.Stamp | None]:
         paths.append(Path(os.fsdecode(path)).name)
-        return kept.hash_file(path)
+        return machine_cache.hash_file(path)
 
     monkeypatch.setattr(tree, "hash_file", hash_file)
     return paths
@@ -158,8 +157,8 @@ def test_a_warm_look_reads_nothing_and_a_change_is_all_that_is_read(root: Path, 
 def test_young_files_are_read_again_although_their_stamps_have_not_changed(
     root: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = kept.stamp_of((root / "gemm.h").stat())
-    for module in (kept, tree):
+    stamp = machine_cache.stamp_of((root / "gemm.h").stat())
+    for module in (machine_cache, tree):
         monkeypatch.setattr(module, "stamp_of", lambda found: stamp)
     before = tree_fingerprint(root, local)
     (root / "gemm.h").write_text("A")
@@ -210,7 +209,7 @@ def test_a_root_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, loc
 def test_a_file_that_cannot_be_read_is_named_with_the_remedy(
     root: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: bytes) -> tuple[str, kept.Stamp | None]:
+    def refuse(path: bytes) -> tuple[str, machine_cache.Stamp | None]:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(tree, "hash_file", refuse)  # the mode of a file stops no root

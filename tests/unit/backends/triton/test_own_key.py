@@ -27,8 +27,7 @@ import triton.runtime.cache
 from kcoord.backends.base import notices
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton.own_key import hook, tool_factors, triton_tools
-from kcoord.keys.tools import machine_cache as kept
-from kcoord.keys.tools import toolchain
+from kcoord.keys.tools import machine_cache, toolchain
 from tests.support.sandbox import eventually, finish
 
 _ROOT = Path(__file__).parents[4]
@@ -50,7 +49,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
 @pytest.fixture
 def old_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of which a change must show, however young they are."""
-    monkeypatch.setattr(kept, "_RACY", -1)
+    monkeypatch.setattr(machine_cache, "_RACY", -1)
 
 
 @pytest.fixture
@@ -132,7 +131,7 @@ def test_whatever_goes_wrong_the_stock_function_answers(
     stock: Callable[[], str], local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "_told", {})
-    monkeypatch.setattr(triton_key, "once", lambda *args: 1 / 0)
+    monkeypatch.setattr(triton_key, "cached", lambda *args: 1 / 0)
     hook(local)
     assert _HOME.triton_key() == stock()
     assert len(notices.since(0)[0]) == 1

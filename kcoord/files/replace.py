@@ -1,0 +1,39 @@
+"""Replacing a small file whole or not at all: its content is written under another name, which is renamed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kcoord.files.naming import staging_name
+from kcoord.files.rename import sync_directory, write_file
+
+
+def replace_file(
+    path: Path,
+    content: bytes,
+    staging: Path | None = None,
+    *,
+    durable: bool = False,
+    at: float | None = None,
+    create: bool = True,
+) -> None:
+    """Make `content` the file at `path`. It is written to `staging` first, a directory of the same file system.
+
+    Without `staging`, to a hidden file beside `path`. `durable`: the content and the name survive a crash. `at` is the file's
+    modification time, if not now. Without `create` a file that does not exist is not made. No directory is made:
+    where a mount has vanished it would be made on the disk below. Raises OSError; nothing is left in `staging` then.
+    """
+    fresh = path.with_name(f".{staging_name()}") if staging is None else staging / f"{staging_name()}.part"
+    try:
+        write_file(fresh, content, durable=durable)
+        if at is not None:
+            os.utime(fresh, (at, at))
+        if create or path.exists():
+            fresh.replace(path)
+            if durable:
+                sync_directory(path.parent)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
