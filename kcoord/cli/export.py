@@ -11,14 +11,14 @@ import click
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import IN_STORE, Parsed, needed_store, print_json, subcommand
+from kcoord.cli.options import IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import document
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
 from kcoord.profiles.requested import load_needs, needed_profiles, needs_directory
-from kcoord.settings import Settings, profile_name
+from kcoord.settings import Settings
 from kcoord.transfer.bundle import export
 
 _MOST_SHOWN = 20
@@ -37,7 +37,7 @@ def _file(text: str) -> Path:
 
 
 @subcommand("export", *IN_STORE, "local_dir")
-@click.argument("names", metavar="[NAME]…", nargs=-1, type=Parsed("name", profile_name))
+@click.argument("names", metavar="[NAME]…", nargs=-1, type=PROFILE)
 @click.argument("out", metavar="FILE", type=Parsed("file", _file))
 @click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, type=Parsed("digest", _digest_begin),

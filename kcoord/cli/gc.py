@@ -11,7 +11,7 @@ import click
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import ON_DISK, Parsed, needed_store, print_json, subcommand
+from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
 from kcoord.profiles.compaction import compact, compact_needs
@@ -20,11 +20,11 @@ from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
 from kcoord.retention.store_collector import Collected, Tidying, collect
-from kcoord.settings import Settings, profile_name
+from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 
-_SIZE, _TIME, _PROFILE = Parsed("size", parse_bytes), Parsed("time", parse_span), Parsed("name", profile_name)
+_SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 
 
 @subcommand("gc", *ON_DISK)
@@ -44,11 +44,11 @@ _SIZE, _TIME, _PROFILE = Parsed("size", parse_bytes), Parsed("time", parse_span)
 @click.option(
     "--pin",
     "pins",
-    type=_PROFILE,
+    type=PROFILE,
     multiple=True,
     help="Keep for ever the artifacts that this profile's jobs asked for.",
 )
-@click.option("--unpin", "unpins", type=_PROFILE, multiple=True, help="Let go of a pinned profile.")
+@click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles, and do nothing else.")
 @click.option(
     "--local", is_flag=True, help="This node's own copies instead of the store; none that was used within a day."

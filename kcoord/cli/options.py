@@ -18,7 +18,7 @@ from kcoord.errors import AgentUnavailable, SettingsError
 from kcoord.protocol import endpoint
 from kcoord.rank.client import AgentClient
 from kcoord.rank.liveness import why_silent
-from kcoord.settings import ALTERNATIVES, FIELDS, Settings, variable
+from kcoord.settings import ALTERNATIVES, FIELDS, Settings, profile_name, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
 
@@ -105,6 +105,16 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return self._parse(value)
         except ValueError as error:
             self.fail(f"{value!r:.80}: {error}", param, ctx)
+
+
+def _profile(text: str) -> str:
+    try:
+        return profile_name(text)
+    except ValueError as error:
+        raise ValueError(f"it is no profile's name: {error}") from None
+
+
+PROFILE = Parsed("name", _profile)
 
 
 def needed_store(settings: Settings, hint: str = "") -> Path:

@@ -320,7 +320,12 @@ def test_what_agents_said_is_in_the_time_line_and_so_is_that_one_ended_without_a
         said = [AgentEvent(1e9 + begins, node, f"agent {node}-{begins:g} began", "begins"), *rest]
         path.write_bytes(path.read_bytes() + b"".join(each.record() for each in said))
 
-    agent("a", 1, AgentEvent(1e9 + 5, "a", "Redis cannot be used"), AgentEvent(1e9 + 9, "a", "agent a-1 was told to end", "ends"))
+    agent(
+        "a",
+        1,
+        AgentEvent(1e9 + 5, "a", "Redis cannot be used"),
+        AgentEvent(1e9 + 9, "a", "agent a-1 was told to end", "ends"),
+    )
     agent("a", 10)
     agent("b", 2, AgentEvent(1e9 + 4, "b", "x" * 5000 + "<script>"))
     agent("b", 20, AgentEvent(1e9 + 30, "b", "agent b-20 was told to end", "ends"))
