@@ -1,4 +1,4 @@
-"""Four ranks, twenty kernels, cold: what users have today, and kcoord."""
+"""Four ranks, twenty kernels, cold: without kcoord and with it."""
 
 from __future__ import annotations
 

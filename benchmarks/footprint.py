@@ -1,4 +1,4 @@
-"""What kcoord costs a rank and a node: import time, the agent's memory and start."""
+"""The footprint of kcoord: import time, the agent's memory and start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings that say something once."""
+"""Notices: warnings for the user, each logged once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ log = logging.getLogger("kcoord")
 
 
 class Notices:
-    """Lines for the user, each told once however often it happens; at most `_MOST` are remembered.
+    """Lines for the user, each logged once however often it is told; at most `_MOST` lines.
 
     Thread-safe and fork-safe without a lock: `dict.setdefault` is atomic, and a dict keeps its order.
     """
@@ -16,10 +16,10 @@ class Notices:
     _MOST = 200
 
     def __init__(self) -> None:
-        self._told: dict[str, list[str]] = {}  # what it is about → the line, in a list of its own
+        self._told: dict[str, list[str]] = {}  # subject → the line, in a list whose identity shows who came first
 
     def tell(self, line: str, *, about: str | None = None) -> bool:
-        """Log `line` unless something `about` the same was told before; True if it was logged."""
+        """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged."""
         mine = [line]
         if len(self._told) >= self._MOST or self._told.setdefault(about or line, mine) is not mine:
             return False

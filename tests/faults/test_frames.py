@@ -46,6 +46,7 @@ from kcoord.rank.client import (
     Ready,
 )
 from kcoord.rank.coordinator import Coordinator
+from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
@@ -519,12 +520,12 @@ def test_a_time_line_s_file_that_was_altered_is_read_as_far_as_it_goes(
     data: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     span = Span.from_wire(SPAN)
-    whole = span_files.report(Process("", 1, 0), [span])
+    whole = span_files.delivery(Process("", 1, 0), [span])
     document = msgpack.unpackb(whole)
     path = tmp_path_factory.mktemp("spans") / "a.spans"
-    path.write_bytes(span_files.head("node") + data.draw(changed(document)) + whole)
-    found = span_files.read(path)
-    assert all(isinstance(s, Span) for _, spans in found.reports for s in spans)
+    path.write_bytes(span_files.header("node") + data.draw(changed(document)) + whole)
+    found = span_reader.read(path)
+    assert all(isinstance(s, Span) for _, spans in found.deliveries for s in spans)
 
 
 OUTCOMES = [

@@ -13,6 +13,7 @@ from kcoord.errors import ProtocolError
 from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient
 from kcoord.rank.reporting import Recorder
+from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from tests.support.agents import (
@@ -55,7 +56,7 @@ def test_a_delivery_that_a_paused_agent_answers_late_is_counted_once(monkeypatch
         assert Scraped(address).sum("kcoord_requests_total") == 7
         end_agent(agent.pid)
         (line,) = span_files.roots(None, node.directory)[0].glob(f"*/*{span_files.SUFFIX}")
-        assert sum(len(spans) for _, spans in span_files.read(line).reports) == 1
+        assert sum(len(spans) for _, spans in span_reader.read(line).deliveries) == 1
 
 
 def test_a_delivery_that_an_agent_never_had_is_counted_by_the_next_one() -> None:

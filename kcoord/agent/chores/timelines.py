@@ -69,7 +69,7 @@ class Timelines:
         self._sharing: asyncio.Task[None] | None = None
         self._share_at = 0.0  # at once: a node that vanishes then leaves a word of itself
         self._began, self._listened = time.time(), 0
-        self._said: list[span_files.Said] = []
+        self._said: list[span_files.AgentEvent] = []
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._io.submit(span_files.forget_old, local_dir)
 
@@ -77,7 +77,7 @@ class Timelines:
         """Keep what a client's report says of its spans; what is no span is left out, and counted. Returns their keys."""
         wire, dropped = message.get("spans"), message.get("dropped")
         spans, refused = checked(wire)
-        dropped = dropped if isinstance(dropped, int) and 0 < dropped <= span_files.MOST else 0
+        dropped = dropped if isinstance(dropped, int) and 0 < dropped <= span_files.LARGEST_NUMBER else 0
         self._append(who, spans, dropped + refused)
         return [span.key for span in spans]
 
@@ -97,7 +97,7 @@ class Timelines:
                 self._notices.tell(f"some jobs leave no time line: {_MOST_JOBS} others have one under way")
                 return
             line = self._lines[who.job] = self._open(who.job)
-        record = span_files.report(span_files.process_of(who.pid, who.rank), spans)
+        record = span_files.delivery(span_files.process_of(who.pid, who.rank), spans)
         room = span_files.LARGEST_FILE - _ROOM_FOR_DROPPED - line.size
         if len(line.pending) + len(record) > min(room, _MOST_PENDING):
             self._notices.tell(
@@ -108,7 +108,7 @@ class Timelines:
             line.pending += record
             if len(line.pending) >= _SOON:
                 self._save_soon()
-        line.dropped = min(line.dropped + dropped, span_files.MOST)
+        line.dropped = min(line.dropped + dropped, span_files.LARGEST_NUMBER)
 
     def _open(self, job: str) -> _Line:
         """A file of its own, also for a job that had one before, which is not opened again."""
@@ -118,10 +118,10 @@ class Timelines:
         self._listen()
         first = self._saying(self._began, f"agent {self._agent} began", "begins").record()
         lately = [said for said in self._said if said.when < time.time() - _LATELY]
-        return _Line(job, bytearray(span_files.head(platform.node()) + first), path, heard=len(lately))
+        return _Line(job, bytearray(span_files.header(platform.node()) + first), path, heard=len(lately))
 
-    def _saying(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.Said:
-        return span_files.Said(when, platform.node(), text, what)
+    def _saying(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.AgentEvent:
+        return span_files.AgentEvent(when, platform.node(), text, what)
 
     def _listen(self) -> None:
         """Pass on to each job's file what the agent has told since the last time."""
@@ -131,7 +131,7 @@ class Timelines:
             self._append_said(line, self._said[line.heard :])
             line.heard = len(self._said)
 
-    def _append_said(self, line: _Line, said: list[span_files.Said]) -> None:
+    def _append_said(self, line: _Line, said: list[span_files.AgentEvent]) -> None:
         for record in (each.record() for each in said):
             if line.size + len(line.pending) + len(record) <= span_files.LARGEST_FILE - _ROOM_FOR_DROPPED:
                 line.pending += record
@@ -210,7 +210,7 @@ class Timelines:
             path.touch(0o600)
             with path.open("r+b") as file:
                 if file.seek(0, os.SEEK_END) < size:  # somebody cleans this directory: what is left begins anew
-                    size, pending = 0, span_files.head(platform.node()) + pending
+                    size, pending = 0, span_files.header(platform.node()) + pending
                 file.truncate(size)  # what a full disk cut off goes
                 file.seek(size)
                 file.write(pending)
@@ -231,7 +231,7 @@ class Timelines:
 
     def _tell_dropped(self, line: _Line) -> None:
         if line.dropped and line.size + len(line.pending) < span_files.LARGEST_FILE - 100:
-            line.pending += span_files.report(span_files.process_of(0, None), [], line.dropped)
+            line.pending += span_files.delivery(span_files.process_of(0, None), [], line.dropped)
             line.told, line.dropped = line.told + line.dropped, 0
 
     def _copy(self, mine: Path) -> bool:

@@ -306,7 +306,7 @@ def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cos
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert ([d["artifact"] for d in told["removed"]], told["refused"]) == ([ours], 1)
-    assert done.stderr.startswith("kcoord: of what was to go, 1 may not be removed by this user: ")
+    assert done.stderr.startswith("kcoord: this user may not remove 1 of the artifacts that were to go: ")
 
 
 def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:

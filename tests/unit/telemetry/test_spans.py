@@ -22,7 +22,8 @@ from kcoord.protocol.identity import (
     Identity,
 )
 from kcoord.rank.coordinator import Coordinator
-from kcoord.report.trace import Timeline, load_timeline
+from kcoord.report import span_reader
+from kcoord.report.timeline import Timeline, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
@@ -357,18 +358,18 @@ def test_what_a_hostile_client_says_of_itself_leaves_the_file_readable() -> None
             assert [s.name for _, s in load_timeline(node.settings, job).spans()] == ["k0"], job
 
 
-def lines_of(tmp_path: Path, content: bytes) -> span_files.SpanFile:
+def lines_of(tmp_path: Path, content: bytes) -> span_reader.SpanFile:
     path = tmp_path / "a.spans"
     path.write_bytes(content)
-    return span_files.read(path)
+    return span_reader.read(path)
 
 
 def test_a_torn_tail_is_skipped_at_whatever_byte_it_was_torn(tmp_path: Path) -> None:
-    first, second = (span_files.report(Process("", 7, n), [span(n)], 2) for n in (0, 1))
-    whole = span_files.head("node") + first
+    first, second = (span_files.delivery(Process("", 7, n), [span(n)], 2) for n in (0, 1))
+    whole = span_files.header("node") + first
     for cut in range(len(second)):
         found = lines_of(tmp_path, whole + second[:cut])
-        assert found.reports == [(Process("node", 7, 0), [span(0)])]
+        assert found.deliveries == [(Process("node", 7, 0), [span(0)])]
         assert found.dropped == 2
     assert not lines_of(tmp_path, b"").problem, "an agent that was killed before it could write"
 
@@ -380,10 +381,10 @@ def test_a_torn_tail_is_skipped_at_whatever_byte_it_was_torn(tmp_path: Path) -> 
     ids=lambda tail: tail[:8].hex(),
 )  # fmt: skip
 def test_garbage_in_a_file_takes_nothing_of_what_came_before(tmp_path: Path, tail: bytes) -> None:
-    good = span_files.head("node") + span_files.report(Process("", 7, 0), [span(0)])
-    assert lines_of(tmp_path, good + tail).reports == [(Process("node", 7, 0), [span(0)])]
+    good = span_files.header("node") + span_files.delivery(Process("", 7, 0), [span(0)])
+    assert lines_of(tmp_path, good + tail).deliveries == [(Process("node", 7, 0), [span(0)])]
     assert lines_of(tmp_path, tail).problem
-    assert lines_of(tmp_path, tail).reports == []
+    assert lines_of(tmp_path, tail).deliveries == []
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -416,9 +417,9 @@ def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
     assert path.stat().st_size <= span_files.LARGEST_FILE
-    found = span_files.read(path)
+    found = span_reader.read(path)
     assert not found.problem
-    kept = sum(len(spans) for _, spans in found.reports)
+    kept = sum(len(spans) for _, spans in found.deliveries)
     assert kept > 20_000
     assert kept + found.dropped == 60_000
 
@@ -463,7 +464,7 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
     finally:
         hangs.set()
     (path,) = (tmp_path / "local").rglob("*.spans")
-    assert len(span_files.read(path).reports) == 2
+    assert len(span_reader.read(path).deliveries) == 2
 
 
 def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
@@ -487,9 +488,9 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
-    found = span_files.read(path)
+    found = span_reader.read(path)
     assert not found.problem
-    assert [spans[0].begin - 1e9 for _, spans in found.reports] == [3]
+    assert [spans[0].begin - 1e9 for _, spans in found.deliveries] == [3]
     assert any("not kept" in notice for notice in notices.since(0)[0])
 
 
@@ -523,8 +524,8 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
         await timelines.drain(10)
 
     in_agent(work)
-    found = [span_files.read(path) for path in tmp_path.rglob("*.spans")]
-    assert [(f.dropped, sum(len(s) for _, s in f.reports)) for f in found] == [(0, 32_000)]
+    found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
+    assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
 
 
 def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
@@ -538,7 +539,7 @@ def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
-    assert span_files.read(path).dropped == 2000
+    assert span_reader.read(path).dropped == 2000
     assert path.stat().st_size < 2000, "a few records, not one each time"
 
 
