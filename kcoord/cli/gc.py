@@ -14,12 +14,14 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.trash import GRACE
-from kcoord.profiles.compaction import compact, compact_needs
+from kcoord.retention.collected import Collected
+from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import Collected, Tidying, collect
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
@@ -149,17 +151,12 @@ def _store(settings: Settings) -> Path:
 
 def _compact(store: Path, settings: Settings) -> dict[str, int]:
     """How many of what went. What keeps profiles from being merged keeps no artifact from being removed."""
-    gone = {}
-    merges: dict[str, Callable[[], int]] = {
-        "parts of profiles": lambda: compact(store, _trust(settings)),
-        "lists of needs": lambda: compact_needs(store),
-    }
-    for what, merge in merges.items():
-        try:
-            gone[f"{what}, merged"] = merge()
-        except KcoordError as error:
-            click.echo(f"kcoord: {what} are not merged: {error}", err=True)
-    return gone
+
+    def failed(files: str, error: KcoordError) -> None:
+        click.echo(f"kcoord: {files} are not merged: {error}", err=True)
+
+    merged = compact_profiles(store, functools.partial(_trust, settings), failed)
+    return {f"{files}, merged": number for files, number in merged.items()}
 
 
 def _trust(settings: Settings) -> Trust:
