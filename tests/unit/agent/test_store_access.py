@@ -331,7 +331,7 @@ def test_those_behind_a_crowd_that_hangs_have_their_turn_if_the_store_answers(
         assert await asyncio.gather(*behind) == ["fetched"] * 20
         assert disk.told == [CANNOT, BACK]
         hold.end()
-        await until(lambda: not disk.shared._stuck)
+        await until(lambda: not disk.shared._io.stuck)
 
     play(tmp_path, scenario)
 
