@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcoord.errors import KcoordError, StoreError
+from kcoord.errors import StoreError
+from kcoord.files.daemon import in_daemon
 
 T = TypeVar("T")
 
@@ -29,28 +29,6 @@ class Silent(StoreError):
 def silent(root: Path, seconds: float) -> Silent:
     remedy = f"it has not answered for {round(seconds, 1):g} s: look at its server and its mount"
     return Silent(f"{root}: {remedy}", remedy, passing=True)
-
-
-def in_daemon(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a thread of its own that nobody joins, so a dead NFS server may hold it for ever.
-
-    The future raises the OSError or `KcoordError` of `work`; after any other error, whose traceback is printed, `StoreError`.
-    """
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()
-
-    def run() -> None:
-        failure: Exception = StoreError("an error in kcoord; its log has it", passing=True)
-        try:
-            outcome.set_result(work())
-        except (OSError, KcoordError) as error:
-            failure = error
-        finally:
-            if not outcome.done():
-                outcome.set_exception(failure)
-
-    threading.Thread(target=run, daemon=True).start()
-    return outcome
 
 
 def awaitable(work: Callable[[], T]) -> asyncio.Future[T]:

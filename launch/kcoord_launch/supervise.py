@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.backends.registry import triton_environment
 from kcoord.errors import KcoordError, SettingsError, StoreError
+from kcoord.files.daemon import in_daemon
 from kcoord.files.private import (
     make_private,
 )
@@ -74,19 +75,9 @@ def _checked_secrets(settings: Settings) -> Settings:
 
 def _bounded(work: Callable[[], T], what: str, otherwise: T) -> T:
     """What `work` returns or raises, done in a thread: a file system that hangs is a warning, not a job that does not start."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except (OSError, KcoordError) as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    if done.done():
-        return done.result()
+    working = in_daemon(work)
+    if wait({working}, timeout=_PATIENCE).done:
+        return working.result()
     say(f"{what}: no answer for {_PATIENCE:g} s; the job starts without waiting for it")
     return otherwise
 
