@@ -20,7 +20,7 @@ import kcoord
 from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.delivered import Deliveries, without_counts
+from kcoord.agent.chores.delivered import Reports, emptied
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
@@ -123,7 +123,7 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._permits, self._deliveries = Permits(settings.ahead), Deliveries()
+        self._permits, self._reports = Permits(settings.ahead), Reports()
         self._exporter, self._vitals = exporter, functools.partial(
             vitals, self.id, settings.namespace, self._connections, flights, self._claims, self._errands, leases, notices,
             lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
@@ -275,8 +275,8 @@ class Agent:
         self._later(connection, request, answer)
 
     def _report(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        if not self._deliveries.is_new(message):
-            without_counts(message)  # here, and for the metrics
+        if not self._reports.new(message):
+            emptied(message)  # here, and for the metrics
         self._statistics.add(connection.who.job, take(message, "counters", dict))
         self._use_notes.used(self._timelines.add(connection.who, message), connection.pid)
         self._connections.send(connection, {"op": "done", "id": request})

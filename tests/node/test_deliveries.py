@@ -1,4 +1,4 @@
-"""A rank's deliveries: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
+"""A rank's reports: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kcoord.agent.chores import delivered
-from kcoord.agent.chores.delivered import Deliveries
+from kcoord.agent.chores import delivered as reports
+from kcoord.agent.chores.delivered import Reports
 from kcoord.errors import ProtocolError
 from kcoord.rank import connection_pool as links
 from kcoord.rank.client import AgentClient
@@ -99,29 +99,29 @@ def test_a_forked_child_s_reports_are_its_own() -> None:
         assert counted(node)["requests"] == 7
 
 
-def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
-    arrived = Deliveries()
-    assert arrived.is_new({"process": "a", "number": 1})
-    assert arrived.is_new({"process": "b", "number": 1})
-    assert arrived.is_new({"process": "a", "number": 2})
-    assert not arrived.is_new({"process": "a", "number": 1})
-    assert not arrived.is_new({"process": "a", "number": 2})
-    assert arrived.is_new({})
-    assert arrived.is_new({})
+def test_a_number_is_known_by_its_process_and_a_report_without_one_counts() -> None:
+    arrived = Reports()
+    assert arrived.new({"process": "a", "number": 1})
+    assert arrived.new({"process": "b", "number": 1})
+    assert arrived.new({"process": "a", "number": 2})
+    assert not arrived.new({"process": "a", "number": 1})
+    assert not arrived.new({"process": "a", "number": 2})
+    assert arrived.new({})
+    assert arrived.new({})
 
 
 @pytest.mark.parametrize(
     "message", [{"process": "x" * 65, "number": 1}, {"process": 1, "number": 1}, {"process": "a", "number": "1"}]
 )
-def test_a_delivery_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
+def test_a_report_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        Deliveries().is_new(message)
+        Reports().new(message)
 
 
 def test_the_memory_of_processes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivered, "_REMEMBERED", 3)
-    arrived = Deliveries()
+    monkeypatch.setattr(reports, "_REMEMBERED", 3)
+    arrived = Reports()
     for process in "abcd":
-        assert arrived.is_new({"process": process, "number": 1})
-    assert not arrived.is_new({"process": "d", "number": 1})
-    assert arrived.is_new({"process": "a", "number": 1}), "it delivered longest ago"
+        assert arrived.new({"process": process, "number": 1})
+    assert not arrived.new({"process": "d", "number": 1})
+    assert arrived.new({"process": "a", "number": 1}), "it reported longest ago"

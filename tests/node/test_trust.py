@@ -24,16 +24,16 @@ from kcoord.profiles.parts import load_profile, parts, save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.warmup.profile_access import readable
-from tests.support.agents import Node, key_of, until
-from tests.support.sandbox import Sandbox
-from tests.unit.artifacts.test_store import (
+from kcoord.testing.stores import (
     FILES,
     KEY,
-    OTHER,
+    OTHER_KEY,
     manifest_of,
     quarantined,
 )
+from kcoord.warmup.profile_access import readable
+from tests.support.agents import Node, key_of, until
+from tests.support.sandbox import Sandbox
 from tests.unit.profiles.test_profile import recipe
 
 A, B = "a" * 64, "b" * 64  # secrets, in hex
@@ -290,10 +290,10 @@ def test_publishing_over_a_forged_artifact_replaces_it(root: Path, attack: str) 
 def test_a_signed_artifact_under_another_keys_name_is_refused(root: Path) -> None:
     store = opened(root, OURS)
     store.publish(manifest_of(), FILES)
-    store.home(OTHER.digest).parent.mkdir(exist_ok=True)
-    shutil.copytree(store.home(KEY.digest), store.home(OTHER.digest))
+    store.home(OTHER_KEY.digest).parent.mkdir(exist_ok=True)
+    shutil.copytree(store.home(KEY.digest), store.home(OTHER_KEY.digest))
     with pytest.raises(ArtifactInvalid, match="another key"):
-        store.fetch(OTHER.digest)
+        store.fetch(OTHER_KEY.digest)
 
 
 def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(root: Path) -> None:
@@ -312,11 +312,11 @@ def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(ro
 
 def test_with_warn_it_is_used_and_told_once_for_each_reason(root: Path) -> None:
     opened(root).publish(manifest_of(), FILES)
-    opened(root, THEIRS).publish(manifest_of(key=OTHER), FILES)
+    opened(root, THEIRS).publish(manifest_of(key=OTHER_KEY), FILES)
     notices = Notices()
     store = opened(root, OURS, policy="warn", notices=notices)
     for _ in range(3):
-        for key in (KEY, OTHER):
+        for key in (KEY, OTHER_KEY):
             assert store.fetch(key.digest) is not None
     told = notices.since(0)[0]
     assert len(told) == 2

@@ -1,4 +1,4 @@
-"""Deliveries that have arrived: one whose answer came too late is sent again, and must be counted once."""
+"""Which reports have arrived: one whose answer came too late is sent again, and counted once."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ _REMEMBERED = 50_000  # processes
 _LONGEST_NAME = 64  # characters
 
 
-class Deliveries:
-    """The number of each process's last delivery, for the processes that delivered last.
+class Reports:
+    """The number of the last report of each process, of those that reported last.
 
-    A process numbers its deliveries from 1. It sends one, unchanged, until it is answered, then the next. Not guaranteed: that
-    a delivery which an agent counted, and kept, before it ended without an answer is not counted by the next agent, too.
+    A process numbers its reports from 1, and sends one, unchanged, until it is answered, before the next. Not guaranteed: that
+    what an agent had counted, and kept, when it ended before it could answer is not counted by the next one, too.
     """
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, int] = OrderedDict()  # process → number; the latest process comes last
+        self._last: OrderedDict[str, int] = (
+            OrderedDict()
+        )  # process → number; who reported longest ago is forgotten first
 
-    def is_new(self, message: Mapping[str, Any]) -> bool:
-        """True if the delivery `message` is to be counted; from now on it has been. Raises `ProtocolError`.
+    def new(self, message: Mapping[str, Any]) -> bool:
+        """Whether the report `message` is to be counted; from now on it has been. Raises `ProtocolError`.
 
-        One without a process's name or a number is always new.
+        One that says neither its process nor its number is.
         """
         process, number = optional(message, "process", str), optional(message, "number", int)
         if process is None or number is None:
@@ -45,7 +47,7 @@ class Deliveries:
         return True
 
 
-def without_counts(message: dict[str, Any]) -> None:
-    """Take the counters and spans out of a delivery, for all that read it next."""
-    field(message, "counters", dict)
-    message.update(counters={}, spans=[], dropped=0)
+def emptied(report: dict[str, Any]) -> None:
+    """Take out of a report, which whoever reads it next is to find empty, what would be counted."""
+    field(report, "counters", dict)
+    report.update(counters={}, spans=[], dropped=0)

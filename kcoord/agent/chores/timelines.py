@@ -220,7 +220,7 @@ class Timelines:
             return False
         return True
 
-    def _copy_one(self, path: Path, directory: Path) -> None:
+    def _copy_one(self, path: Path, there: Path) -> None:
         """Raises OSError."""
         assert self._store is not None
         try:
@@ -229,15 +229,15 @@ class Timelines:
             return
         if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
             return
-        directory.mkdir(parents=True, exist_ok=True)
-        if directory.is_symlink():  # whoever may write to the store would choose where we write
-            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(directory))
-        if _size(directory / path.name) != here.st_size:
+        there.mkdir(parents=True, exist_ok=True)
+        if there.is_symlink():  # whoever may write to the store would choose where we write
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
+        if _size(there / path.name) != here.st_size:
             content = path.read_bytes()
             fresh = self._store / "v1" / "staging" / f"{staging_name()}{span_files.SUFFIX}"
             try:
                 fresh.write_bytes(content)
-                fresh.replace(directory / path.name)
+                fresh.replace(there / path.name)
             except OSError:
                 with suppress(OSError):
                     fresh.unlink()

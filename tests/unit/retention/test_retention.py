@@ -49,6 +49,7 @@ from kcoord.retention.uses import (
 )
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import manifest_of
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 from tests.node.test_cli import as_json, kcoord
@@ -60,7 +61,6 @@ from tests.support.agents import (
 )
 from tests.support.cluster import start_agent
 from tests.support.sandbox import Sandbox
-from tests.unit.artifacts.test_store import manifest_of
 from tests.unit.files.test_publish import mounted, read_only, tmpfs
 
 DAY = 86400.0
