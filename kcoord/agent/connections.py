@@ -24,7 +24,7 @@ from kcoord.protocol.identity import (
     Identity,
 )
 from kcoord.protocol.peer import peer_of
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
@@ -159,9 +159,7 @@ class Connections:
 
     def _replied(self, connection: Connection, task: asyncio.Task[None]) -> None:
         del self._replies[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("a request failed", exc_info=error)
+        if tell_if_failed(task, "a request failed", self._notices.tell):
             connection.writer.close()  # whoever asked finds out
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

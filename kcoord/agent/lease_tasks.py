@@ -28,7 +28,7 @@ from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_tur
 from kcoord.protocol.fields import (
     label,
 )
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
 
@@ -179,9 +179,7 @@ class Errands:
 
     def _done(self, serial: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("an errand failed", exc_info=error)
+        if tell_if_failed(task, "an errand failed", self._notices.tell):
             self._report(self._flights.derailed(serial))
 
     def _announced(self, key: str, task: asyncio.Task[None]) -> None:

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 import kcoord
 from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
+from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.delivered import Reports, emptied
+from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
-from kcoord.agent.chores.requested import Needs
-from kcoord.agent.chores.retention import Keeper
+from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.statistics import Share, Statistics
+from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
+from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
@@ -35,7 +38,7 @@ from kcoord.agent.lease_tasks import Errands
 from kcoord.agent.log_context import subject
 from kcoord.agent.metrics.observed import MeteredConnections, vitals
 from kcoord.agent.watch.idle_cores import Permits
-from kcoord.agent.watch.signing_keys import KeyWatch
+from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.choices import store_decided
 from kcoord.artifacts.signing import OFF
@@ -54,7 +57,7 @@ from kcoord.protocol.fields import (
 )
 from kcoord.settings import Settings
 from kcoord.telemetry import json_log
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -103,22 +106,27 @@ class Agent:
         )  # fmt: skip
         root = store.root if store else None
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
-        self._sweeper = Sweeper(root, settings.local_dir)
+        self._sweeper = Sweeper(root, settings.local_dir, notices)
         self._claims = Claims(
             self._connections, flights, self._errands, notices, settings.max_wait, self._timelines.lost,
             self._expectations, self._sweeper,
         )  # fmt: skip
-        self._stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
+        stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
         self._choices = Choices(self._errands, settings.local_dir, settings.agent_timeout, notices)
         self._profiles = Profiles(root, settings.local_dir, notices, store.trust if store else OFF)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
-        self._needs = Needs(root, settings.local_dir, settings.profile, notices)
-        self._keeper = Keeper(root, settings, leases, self.id, notices, store.trust if store else OFF)
-        self._key_watch = KeyWatch(store.trust if store else OFF, settings.signing_key_file if store else None, notices)
+        self._requested = RequestedRecorder(root, settings.local_dir, settings.profile, notices)
+        self._use_notes = UseNotes(root, notices)
+        in_store = StoreRetention(root, settings, leases, self.id, notices, store.trust if store else OFF)
+        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
+        keys = SigningKeyWatch(store.trust if store else OFF, settings.signing_key_file if store else None, notices)
+        parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
+                 self._use_notes, in_store, on_node, keys)  # fmt: skip
+        self._chores = Chores(*(part.chores for part in parts))
         self._permits, self._reports = Permits(settings.ahead), Reports()
         self._exporter, self._vitals = exporter, functools.partial(
             vitals, self.id, settings.namespace, self._connections, flights, self._claims, self._errands, leases, notices,
-            self._keeper, has_store=store is not None,
+            lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
         )  # fmt: skip
         self._note_vitals()
         self._started, self._last_used = time.time(), time.monotonic()
@@ -182,11 +190,8 @@ class Agent:
 
         await self._connections.end(left(_TAKEN_IN), self._beat)
         within = left(_WRITTEN)
-        others = (self._profiles, self._timelines, self._needs, self._keeper, self._statistics)
-        drains = [self._errands.drain(within, _GIVEN_BACK - _WRITTEN), *(part.drain(within) for part in others)]
+        drains = [self._errands.drain(within, _GIVEN_BACK - _WRITTEN), self._chores.drain(within)]
         await self._finish(drains, left(_GIVEN_BACK))
-        self._sweeper.close()
-        self._key_watch.close()
         await self._finish([self._leases.close()], left(_CLOSED))
 
     async def _finish(self, drains: list[Coroutine[Any, Any, None]], seconds: float) -> None:
@@ -196,22 +201,14 @@ class Agent:
         for task in late:
             task.cancel()
         for task in done:
-            if (error := task.exception()) is not None:
-                log.error("an error in the agent as it ends, please report it", exc_info=error)
+            tell_if_failed(task, "the agent ends all the same")
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(self._beat)
             self._claims.tick()
-            self._stalls.pulse(time.monotonic())
             self._connections.beat()
-            self._statistics.pulse()
-            self._profiles.pulse()
-            self._needs.pulse()
-            self._timelines.pulse()
-            self._sweeper.pulse()
-            self._keeper.pulse()
-            self._key_watch.pulse()
+            self._chores.pulse()
             self._permits.look()
             self._note_vitals()
             if self._connections or self._errands.busy:
@@ -230,9 +227,7 @@ class Agent:
 
     def _pulse_ended(self, pulse: asyncio.Task[None]) -> None:
         """An agent without a pulse is taken for dead, slowly: better it ends, and the next one is started."""
-        if not pulse.cancelled() and (error := pulse.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("the agent ends", exc_info=error)
+        if tell_if_failed(pulse, "the agent ends", self._notices.tell):
             self.stop()
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -258,14 +253,14 @@ class Agent:
 
     def _claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._claims.claim(connection, request, message)
-        self._needs.note(message["digest"], message["home"])
-        self._keeper.used([message["digest"]], connection.pid)
+        self._requested.note(message["digest"], message["home"])
+        self._use_notes.used([message["digest"]], connection.pid)
 
     def _lookup(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         self._later(connection, request, self._choices.lookup(message))
         digest = message["digest"]
-        self._needs.note(digest, str(store_decided(self._settings.local_dir, digest)))
-        self._keeper.used([digest], connection.pid)
+        self._requested.note(digest, str(store_decided(self._settings.local_dir, digest)))
+        self._use_notes.used([digest], connection.pid)
 
     def _offer(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
         who = connection.who
@@ -283,7 +278,7 @@ class Agent:
         if not self._reports.new(message):
             emptied(message)  # here, and for the metrics
         self._statistics.add(connection.who.job, take(message, "counters", dict))
-        self._keeper.used(self._timelines.add(connection.who, message), connection.pid)
+        self._use_notes.used(self._timelines.add(connection.who, message), connection.pid)
         self._connections.send(connection, {"op": "done", "id": request})
 
     def _permit(self, connection: Connection, request: int, message: dict[str, Any]) -> None:

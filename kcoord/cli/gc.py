@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,14 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
-from kcoord.profiles.compaction import compact, compact_requested
+from kcoord.retention.collected import Collected
+from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import Collected, Tidying, collect
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
@@ -115,18 +116,13 @@ def command(
 
 
 def _compact(store: Path, settings: Settings) -> dict[str, int]:
-    """The number of merged files of each kind. An error is a warning: it keeps no artifact from being removed."""
-    merged = {}
-    merges: dict[str, Callable[[], int]] = {
-        "parts of profiles": lambda: compact(store, _trust(settings)),
-        "lists of needs": lambda: compact_requested(store),
-    }
-    for kind, merge in merges.items():
-        try:
-            merged[f"{kind}, merged"] = merge()
-        except KcoordError as error:
-            click.echo(f"kcoord: {kind} are not merged: {error}", err=True)
-    return merged
+    """How many of what went. What keeps profiles from being merged keeps no artifact from being removed."""
+
+    def failed(files: str, error: KcoordError) -> None:
+        click.echo(f"kcoord: {files} are not merged: {error}", err=True)
+
+    merged = compact_profiles(store, functools.partial(_trust, settings), failed)
+    return {f"{files}, merged": number for files, number in merged.items()}
 
 
 def _trust(settings: Settings) -> Trust:

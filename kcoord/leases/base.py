@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.telemetry.events import log
+from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
 
@@ -189,8 +189,7 @@ async def _renew(service: LeaseService, key: str, token: str, ttl: float, on_los
 
 
 def _renewed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("an error in the agent, please report it: a lease is not renewed any more", exc_info=error)
+    tell_if_failed(task, "a lease is not renewed any more")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Answer, LeaseService, Watch, Won, ended
-from kcoord.telemetry.events import log
+from kcoord.telemetry.events import tell_bug
 
 _T = TypeVar("_T")
 
@@ -169,8 +169,7 @@ class Failover(LeaseService):
             self._unforeseen(error)
 
     def _unforeseen(self, error: BaseException) -> None:
-        self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-        log.error("a breaker failed", exc_info=error)
+        tell_bug(error, "a breaker failed", self._tell)
 
     async def _until_back(self, handover: asyncio.Task[None]) -> None:
         await asyncio.wait({handover})

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.files import patience as file_threads
-from kcoord.files.patience import FileThreads
+from kcoord.leases import file_threads
 from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
+from kcoord.leases.file_threads import FileThreads
 from kcoord.leases.lease_files import KeyFiles, NotALease, probe
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ from kcoord.leases.redis_client import (
 )
 from kcoord.leases.redis_script import FOREIGN, SCRIPT, SHA
 from kcoord.leases.redis_subscriptions import News, Subscription
-from kcoord.telemetry.events import log
+from kcoord.telemetry.events import log, tell_bug
 
 T = TypeVar("T")
 
@@ -119,8 +119,7 @@ class RedisLeases(LeaseService):
             return
         self._trial = None
         if not isinstance(error, LeaseUnavailable):
-            self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("Redis was not tried", exc_info=error)
+            tell_bug(error, "Redis was not tried", self._tell)
 
     async def renew(self, key: str, token: str) -> bool:
         held = self._held.get((key, token))

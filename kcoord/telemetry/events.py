@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
 
 log = logging.getLogger("kcoord")
 
@@ -30,3 +36,23 @@ class Notices:
         """The lines told after `position`, and the position after them."""
         lines = [line for (line,) in list(self._told.values())]
         return lines[position:], len(lines)
+
+
+def tell_bug(error: BaseException, consequence: str, tell: Callable[[str], object] | None = None) -> None:
+    """Tell of an `error` of the agent that its code does not expect: its traceback and the `consequence` go to the log, and one
+    line to the user by `tell`.
+    """
+    bug = "an error in the agent, please report it"
+    if tell is not None:
+        tell(f"{bug}: {type(error).__name__}: {error}")
+    log.error("%s: %s", bug, consequence, exc_info=error)
+
+
+def tell_if_failed(
+    task: asyncio.Future[Any] | Future[Any], consequence: str, tell: Callable[[str], object] | None = None
+) -> bool:
+    """`tell_bug` if `task`, which is done, has ended with an error; True then. To be cancelled is none."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        tell_bug(error, consequence, tell)
+    return error is not None

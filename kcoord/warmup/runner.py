@@ -8,10 +8,9 @@ at caches to divide the work. At the end of its list, each rank waits, bounded, 
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TypeVar
 from kcoord.backends.base import notices
 from kcoord.backends.registry import install
 from kcoord.errors import KcoordError, StoreError
+from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import profile_names
 from kcoord.profiles.recipe import Recipe
@@ -179,22 +179,10 @@ def _recipes(name: str) -> list[Recipe]:
 
 def _read(read: Callable[[], T]) -> T:
     """What `read` returns, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
-    answers: queue.SimpleQueue[tuple[T] | KcoordError] = queue.SimpleQueue()
-
-    def begin() -> None:
-        try:
-            answers.put((read(),))
-        except KcoordError as error:
-            answers.put(error)
-
-    threading.Thread(target=begin, daemon=True).start()
-    try:
-        answer = answers.get(timeout=_LONGEST_READ)
-    except queue.Empty:
-        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?") from None
-    if isinstance(answer, KcoordError):
-        raise answer
-    return answer[0]
+    reading = in_daemon(read)
+    if not wait({reading}, timeout=_LONGEST_READ).done:
+        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?")
+    return reading.result()
 
 
 def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import wait
 from typing import TypeVar
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import KcoordError, SettingsError, StoreError
+from kcoord.errors import SettingsError, StoreError
+from kcoord.files.daemon import in_daemon
 from kcoord.files.private import make_private
 from kcoord.settings import SECRET_FILES, Settings, variable
 from kcoord_launch.console import say
@@ -69,20 +69,10 @@ def _open_store(settings: Settings) -> None:
     _bounded(attempt, f"KCOORD_STORE={settings.store}", None)
 
 
-def _bounded(work: Callable[[], T], what: str, otherwise: T) -> T:
-    """What `work` returns or raises, done in a thread: a file system that hangs is a warning, not a job that does not start."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except (OSError, KcoordError) as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    if done.done():
-        return done.result()
-    say(f"{what}: no answer for {_PATIENCE:g} s; the job starts without waiting for it")
+def _bounded(work: Callable[[], T], subject: str, otherwise: T) -> T:
+    """The result of `work`, in a thread: a file system that hangs is a warning, and the job starts. Raises what `work` raises."""
+    working = in_daemon(work)
+    if wait({working}, timeout=_PATIENCE).done:
+        return working.result()
+    say(f"{subject}: no answer for {_PATIENCE:g} s; the job starts without waiting for it")
     return otherwise

@@ -154,9 +154,9 @@ def test_an_agent_whose_loop_is_held_up_as_it_ends_is_ended_by_a_timer(tmp_path:
     held_up = """
 import time
 import kcoord.agent.__main__
-from kcoord.agent.chores.sweeping import Sweeper
+from kcoord.agent.chores.chore import Chores
 kcoord.agent.__main__.ENDS_WITHIN = 1.0
-Sweeper.close = lambda self: time.sleep(600)
+Chores.drain = lambda self, seconds: time.sleep(600)
 """
     with Node(store=str(tmp_path / "store")) as node:
         agent = start_agent(node, held_up)

@@ -346,7 +346,7 @@ def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Pat
     note_holdings(store.root, 5, 61440, 15)
     with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
         for node in (one, other):
-            start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.READ_FIRST = 0.0\n")
+            start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.READ_FIRST = 0.0\n")
         for node in (one, other):
             until(lambda node=node: held_by(node).get("kcoord_store_artifacts") == 5)
             assert Scraped(address_of(node)).value("kcoord_store_bytes") == 61440

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import kcoord
-from kcoord.agent.chores.retention import Keeper
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.flight import State
@@ -160,7 +159,7 @@ def vitals(
     errands: Errands,
     leases: LeaseService,
     notices: Notices,
-    keeper: Keeper,
+    retention_gauges: Callable[[], dict[str, float]],
     *,
     has_store: bool,
 ) -> dict[tuple[str, Labels], float]:
@@ -178,7 +177,7 @@ def vitals(
     }
     if has_store:
         found["kcoord_store_usable", ()] = float(not errands.store_is_faulty)
-    found |= {(name, ()): value for name, value in keeper.vitals().items()}
+    found |= {(name, ()): value for name, value in retention_gauges().items()}
     states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         found["kcoord_flights", (state,)] = float(states[state])

@@ -21,8 +21,7 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
-from kcoord.files import patience as file_threads
-from kcoord.leases import lease_files
+from kcoord.leases import file_threads, lease_files
 from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles

@@ -298,7 +298,7 @@ def test_a_writer_that_goes_on_loses_nothing(store: Path) -> None:
 def test_agents_merge_old_parts_though_no_bound_is_set(store: Path) -> None:
     many(store)
     with Node(store=str(store)) as node:
-        start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.FIRST = 0.0\n")
+        start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.FIRST = 0.0\n")
         until(lambda: len(PARTS.paths(home(store))) == 1)
 
 

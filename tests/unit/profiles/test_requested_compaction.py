@@ -225,7 +225,7 @@ def test_passes_of_two_processes_lose_no_need_beside_writers_and_readers(store: 
 def test_agents_merge_old_files_of_needs_too(store: Path) -> None:
     many_needs(store)
     with Node(store=str(store)) as node:
-        start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.FIRST = 0.0\n")
+        start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.FIRST = 0.0\n")
         until(lambda: len(REQUESTED.paths(requested_directory(store, "p"))) == 1)
 
 

@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 import kcoord
+from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.cli.options import ask_agent
 from kcoord.protocol.identity import (
@@ -410,9 +411,9 @@ def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(60):
             timelines.add(WHO, line(n, 1000))
-            timelines.pulse()
+            Chores(timelines.chores).pulse()
             await asyncio.sleep(0.02)
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
@@ -430,7 +431,7 @@ def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Pat
         for n in range(200):
             timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
             await timelines._save()
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     found = [load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), f"job {n}") for n in range(150)]
@@ -448,15 +449,14 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
 
     async def work() -> None:
         timelines = Hung(tmp_path / "store", tmp_path / "local", "agent", Notices())
-        timelines._share_at = 0.0
         timelines.add(WHO, line(0))
-        timelines.pulse()
+        Chores(timelines.chores).pulse()
         while not asked.is_set():
             await asyncio.sleep(0.01)
-            timelines.pulse()
+            Chores(timelines.chores).pulse()
         timelines.add(WHO, line(1))
         begun = time.monotonic()
-        await timelines.drain(1.0)
+        await Chores(timelines.chores).drain(1.0)
         assert time.monotonic() - begun < 30
 
     try:
@@ -484,7 +484,7 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
         await timelines._save()
         path.unlink()  # somebody cleans the directory
         timelines.add(WHO, line(3))
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
@@ -521,7 +521,7 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
             for n in range(4):
                 timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
             await asyncio.sleep(0.01)  # as frames arrive: the loop runs, and no pulse comes
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
@@ -533,9 +533,9 @@ def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path)
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(2000):
             timelines.add(WHO, {"spans": [span(n).to_wire()] if n < 2 else [], "dropped": 1})
-            timelines.pulse()
+            Chores(timelines.chores).pulse()
             await timelines._save()
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
@@ -552,7 +552,7 @@ def share(store: Path, local: Path, notices: Notices | None = None) -> None:
     async def work() -> None:
         timelines = Timelines(store, local, "z-agent", notices or Notices())
         timelines.add(WHO, line(0))
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
 

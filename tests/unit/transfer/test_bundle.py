@@ -41,6 +41,7 @@ from kcoord.profiles.requested import (
     save_requested,
 )
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
 from tests.node.test_trust import (
@@ -51,7 +52,6 @@ from tests.node.test_trust import (
     unsigned,
 )
 from tests.support.sandbox import Sandbox, eventually, finish
-from tests.unit.artifacts.test_store import FILES, manifest_of
 from tests.unit.profiles.test_profile import recipe
 
 KEYS = [CacheKey.of("test", f"kernel {n}") for n in range(4)]

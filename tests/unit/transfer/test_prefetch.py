@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.agent.chores.requested import Needs
+from kcoord.agent.chores.chore import Chores
+from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -111,21 +112,27 @@ def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Pa
     """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "needs").touch()  # in the way
-    noted = Needs(tmp_path, tmp_path / "local", "job", Notices())
-    noted.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
-    noted.pulse()
-    assert noted._writing is not None
-    noted._writing.result(timeout=60)
-    (tmp_path / "v1" / "needs").unlink()
-    asyncio.run(noted.drain(60))
+    notices = Notices()
+    recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices)
+
+    async def scenario() -> None:
+        recorder.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
+        chores = Chores(recorder.chores)
+        chores.pulse()
+        while not notices.since(0)[0]:
+            await asyncio.sleep(0.005)
+        (tmp_path / "v1" / "needs").unlink()
+        await chores.drain(60)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     assert load_requested(requested_directory(tmp_path, "job")) == [RequestedArtifact("ab" * 32, "triton/X")]
 
 
 def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
     for store, profile in ((None, "job"), (tmp_path, None)):
-        needs = Needs(store, tmp_path / "local", profile, Notices())
-        needs.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
-        needs.pulse()
+        recorder = RequestedRecorder(store, tmp_path / "local", profile, Notices())
+        recorder.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
+        asyncio.run(Chores(recorder.chores).drain(60))
     assert not list(tmp_path.rglob("*.needs"))
 
 
