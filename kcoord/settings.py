@@ -19,7 +19,7 @@ from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
 from kcoord.units import parse_bytes, parse_span
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _LONGEST_SOCKET_PATH = 100  # sockaddr_un holds 108 bytes; leave room for a lock file's suffix
 _DEFAULT_NAMESPACE = "default"
 SECRETS = ("redis_url", "redis_url_file", "signing_key", "signing_key_file")

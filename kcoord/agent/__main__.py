@@ -120,7 +120,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
 
 async def _end_for_sure(agent: Agent) -> None:
     """A thread is not held up by what may hold up the loop: a log that nobody reads, or the disk that it is written to."""
-    await agent.told_to_stop()
+    await agent.stopped()
     end = threading.Timer(ENDS_WITHIN, os._exit, (0,))
     end.daemon = True
     end.start()

@@ -13,6 +13,7 @@ import click
 
 from kcoord.cli.options import ALL, Finite, ask_agent, no_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
+from kcoord.protocol.messages import Done, Stop
 from kcoord.settings import ALTERNATIVES, FIELDS, Settings, variable
 
 _CHECKED_WITHIN = 5.0  # seconds
@@ -51,7 +52,7 @@ def command(
     if check:
         _check(settings)
     elif stop:
-        if ask_agent(settings, {"op": "stop"}) is None:
+        if ask_agent(settings, Stop(), Done) is None:
             raise no_agent(settings)
         click.echo(f"the agent at {settings.socket_path} ends")
     else:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import click
 import psutil
@@ -26,7 +25,7 @@ from kcoord.artifacts.describe import (
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
+from kcoord.cli.options import WHERE, agent_status, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.files.naming import (
     staging_name,
@@ -251,7 +250,7 @@ def _is_vulnerable(version: str) -> bool:
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:
-    status: dict[str, Any] | None = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         yield Finding("agent", "ok", f"none at {settings.socket_path}: the first rank, or a launcher, starts it")
         return

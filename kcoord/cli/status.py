@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, json_flag, no_agent, print_json, printable, settings_flags
+from kcoord.cli.options import WHERE, agent_status, json_flag, no_agent, print_json, printable, settings_flags
 from kcoord.settings import Settings
 
 _REFRESH = 0.5  # seconds
@@ -40,10 +40,10 @@ def command(once: bool, as_json: bool, **flags: str | None) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    status = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         raise no_agent(settings)
-    return {k: v for k, v in status.items() if k not in ("op", "id")}
+    return status
 
 
 def _picture(status: dict[str, Any]) -> Group:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from kcoord.cli.options import ALL, ask_agent, json_flag, print_json, settings_flags
+from kcoord.cli.options import ALL, agent_status, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile
@@ -94,7 +94,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             "none of them could be compiled: start it where the job's modules can be imported, as in its directory"
         )
     alone = sum(worker.alone for worker in processes)
-    if alone and ask_agent(settings, {"op": "status"}) is None:
+    if alone and agent_status(settings) is None:
         raise KcoordError(f"{alone} of these compiles are shared with nobody: there is no agent, as is said above")
 
 

@@ -110,7 +110,7 @@ class Account:
         try:
             for report in self._reports():
                 sender = self._process, report.number
-                if not self._client.report(report.counters, report.spans, report.dropped, sender):
+                if not self._client.deliver(report.counters, report.spans, report.dropped, sender):
                     return False
                 self._sent = None
                 self.counters.delivered(report.counters)

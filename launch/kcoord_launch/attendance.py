@@ -11,6 +11,7 @@ import select
 from contextlib import suppress
 from dataclasses import replace
 
+from kcoord.protocol.messages import Attend, Done, HandedOver, HandOver, Leave, Left
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -21,17 +22,16 @@ class Attendance:
 
     def __init__(self, settings: Settings) -> None:
         self._client = AgentClient(replace(settings, spawn=False), Notices())  # it keeps its one connection
-        self._client.ask({"op": "attend"}, quietly=True)
+        self._client.ask(Attend(), Done, quietly=True)
         self._ends = 0
 
     def is_last(self) -> bool:
         """Whether no other launcher attends the agent, or owns it."""
-        reply = self._client.ask({"op": "leave"}, quietly=True)
-        if reply is None or reply.get("op") != "left":
+        answer = self._client.ask(Leave(), Left, quietly=True)
+        if answer is None:
             return False  # there is no summary to be had from an agent that has gone
-        ends = reply.get("ends")
-        self._ends = ends if isinstance(ends, int) else 0
-        return reply.get("last") is True
+        self._ends = answer.ends
+        return answer.last
 
     def end(self, timeout: float) -> None:
         """Leave. If that ends the agent, wait, at most `timeout` seconds, until it has finished its publishes.
@@ -54,8 +54,7 @@ def hand_over(settings: Settings) -> bool | None:
     """Tell our agent that we end. True: other launchers attend it, and it goes on for them. None: it does not answer."""
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        reply = client.ask({"op": "hand_over"}, quietly=True)
+        answer = client.ask(HandOver(), HandedOver, quietly=True)
     finally:
         client.close()
-    stays = None if reply is None else reply.get("stays")
-    return stays if isinstance(stays, bool) else None
+    return None if answer is None else answer.stays

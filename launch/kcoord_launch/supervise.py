@@ -329,7 +329,7 @@ def applied(environment: dict[str, str]) -> Iterator[None]:
 def _statistics(settings: Settings, job: str) -> dict[str, float] | None:
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        reply = client.ask({"op": "stats", "job": job})
+        stats = client.stats(job)
     finally:
         client.close()
-    return reply["counters"] if reply and reply.get("op") == "stats" else None
+    return stats["counters"] if stats else None

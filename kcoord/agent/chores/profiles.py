@@ -20,6 +20,7 @@ from kcoord.files.faults import (
 )
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
+from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, log
 
@@ -74,8 +75,8 @@ class Profiles:
         read = functools.partial(self._read, name)
         return await asyncio.get_running_loop().run_in_executor(self._io, read)
 
-    async def bring(self, name: str, patience: float) -> dict[str, Any]:
-        """The answer to `profile`. Where signatures are required, the profile is on this node then, as far as it verifies:
+    async def bring(self, name: str, patience: float) -> ProfileState:
+        """The answer to `Profile`. Where signatures are required, the profile is on this node then, as far as it verifies:
         `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
@@ -91,7 +92,7 @@ class Profiles:
                 copy = self._copies[name] = asyncio.get_running_loop().run_in_executor(self._io, self._copy, name)
                 copy.add_done_callback(lambda _: self._copies.pop(name, None))
             late = not (await asyncio.wait({copy}, timeout=patience))[0]
-        return {"op": "profile", "checked": self._trust.required, "late": late}
+        return ProfileState(checked=self._trust.required, late=late)
 
     def _copy(self, name: str) -> None:
         recipes = self._read(name)

@@ -12,9 +12,6 @@ from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
-from kcoord.protocol.fields import (
-    job_name,
-)
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.ledger import Ledger, add_up
@@ -61,14 +58,13 @@ class Statistics:
 
     async def answer(self, job: str | None) -> dict[str, Any]:
         """The sums of one job, or of all that this node knows. From a disk that hangs: what this agent counted itself."""
-        job = job and job_name(job)
         by_job = await self._here(job)
         shares = self._share is not None
         for name in by_job:
             everywhere = await self._shared(name, read=True) if shares else None
             shares = everywhere is not None  # Redis that does not answer is not asked for each job
             by_job[name] = (everywhere or {}) | by_job[name]
-        return {"op": "stats", **add_up(by_job)}
+        return add_up(by_job)
 
     async def _here(self, job: str | None) -> dict[str, ByAgent]:
         def read() -> dict[str, ByAgent]:

@@ -12,7 +12,7 @@ import os
 import platform
 import stat
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from kcoord.files.naming import (
 from kcoord.protocol.identity import (
     Identity,
 )
+from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
@@ -76,12 +77,10 @@ class Timelines:
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._io.submit(span_files.forget_old, local_dir)
 
-    def add(self, who: Identity, message: Mapping[str, Any]) -> list[str]:
-        """Keep what a client's report says of its spans; what is no span is left out, and counted. Returns their keys."""
-        wire, dropped = message.get("spans"), message.get("dropped")
-        spans, refused = checked(wire)
-        dropped = dropped if isinstance(dropped, int) and 0 < dropped <= span_files.MOST else 0
-        self._append(who, spans, dropped + refused)
+    def add(self, who: Identity, message: Deliver) -> list[str]:
+        """Keep the spans of a delivery; what is no span is left out, and counted. Returns their keys."""
+        spans, refused = checked(message.spans)
+        self._append(who, spans, message.dropped + refused)
         return [span.key for span in spans]
 
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:

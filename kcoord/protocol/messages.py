@@ -1,0 +1,395 @@
+"""The messages of the agent's socket as frozen dataclasses: parsed once, at the edge, and encoded by the same types.
+
+A client sends requests, each with an ``id``, and gets one answer with that id; `Waiting` frames before it are heartbeats.
+A field that is None is not sent, and one that is absent has its default. Everything that parses raises `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
+
+from kcoord.errors import ProtocolError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import fields
+
+M = TypeVar("M", bound="Message")
+Reader = Callable[[Mapping[str, Any], str], Any]
+"""``read(message, name)``: the checked value of the field `name`. Raises `ProtocolError`."""
+
+# Types of fields that are more than `str`, `int`, `bool` or `bytes`: each brings its reader.
+Digest = Annotated[str, fields.digest]
+Text = Annotated[str, fields.text]
+Log = Annotated[str, fields.log]
+Directory = Annotated[Path, fields.directory]
+Seconds = Annotated[float, fields.seconds]
+Key = Annotated[CacheKey, fields.key]
+Counts = Annotated[dict[Any, Any], fields.table]
+
+
+class Message:
+    """`op` names the type on the wire."""
+
+    op: ClassVar[str]
+
+    def to_wire(self, request: int) -> dict[str, Any]:
+        """A frame's content, for the request with the id `request`."""
+        values = {name: _plain(value) for name, value in vars(self).items() if value is not None}
+        return {"op": self.op, "id": request, **values}
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        found = {}
+        for name, (read, required) in _readers(cls).items():  # type: ignore[arg-type]
+            if required or message.get(name) is not None:
+                found[name] = read(message, name)
+        return cls(**found)
+
+
+class Request(Message):
+    """What a client asks."""
+
+    ops: ClassVar[dict[str, type[Request]]] = {}
+
+    def __init_subclass__(cls, op: str, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        cls.op = op
+        Request.ops[op] = cls
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The key that the request is about, for the log: fields of `kcoord.telemetry.json_log.about`."""
+        key = getattr(self, "key", None)
+        if key is not None:
+            return {"key": key.digest, "backend": key.backend, "name": key.name}
+        return {"key": getattr(self, "digest", None)}
+
+
+class Answer(Message):
+    """What the agent answers."""
+
+    ops: ClassVar[dict[str, type[Answer]]] = {}
+
+    def __init_subclass__(cls, op: str = "", **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if op:
+            cls.op = op
+            Answer.ops[op] = cls
+
+
+# Answers to a claim.
+
+
+@dataclass(frozen=True)
+class Ready(Answer, op="ready"):
+    """The artifact is at the home that was asked for. `source`: ``store``, or ``wait`` if somebody compiled it meanwhile."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Lead(Answer, op="lead"):
+    """Compile. `hedges`: somebody else compiles the key too, and is slow."""
+
+    token: str
+    hedges: bool = False
+
+
+@dataclass(frozen=True)
+class Failed(Answer, op="failed"):
+    """Another rank's compile failed a moment ago. `log` is its compiler's."""
+
+    log: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Alone(Answer, op="alone"):
+    """Nobody coordinates this key: compile it without a lead."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Busy(Answer, op="busy"):
+    """Another rank compiles the key, here or on another node. Only for a claim that does not wait. `BUSY` is the one instance."""
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        return BUSY  # type: ignore[return-value]
+
+
+BUSY: Final = Busy()
+ClaimAnswer = Ready | Lead | Failed | Alone | Busy
+
+
+# Other answers.
+
+
+@dataclass(frozen=True)
+class Done(Answer, op="done"):
+    """The request has been carried out, and there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Published(Answer, op="published"):
+    """The artifact is at `home`, in the local tier."""
+
+    home: str
+
+
+@dataclass(frozen=True)
+class Refused(Answer, op="refused"):
+    """What was handed in cannot be published."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice(Answer, op="choice"):
+    """The choice that holds for a key. None: there is none, or nobody keeps it."""
+
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class ProfileState(Answer, op="profile"):
+    """`checked`: signatures are required, and the profile is to be read on this node. `late`: it is not there yet, ask again."""
+
+    checked: bool
+    late: bool
+
+
+@dataclass(frozen=True)
+class Permitted(Answer, op="permit"):
+    """Whether the process may compile one more key ahead."""
+
+    granted: bool
+
+
+@dataclass(frozen=True)
+class Left(Answer, op="left"):
+    """`last`: no other launcher attends the agent, or owns it. `ends`: the agent's process, if it ends with this one; else 0."""
+
+    last: bool
+    ends: int
+
+
+@dataclass(frozen=True)
+class HandedOver(Answer, op="handed_over"):
+    """`stays`: other launchers attend the agent, and it goes on for them."""
+
+    stays: bool
+
+
+@dataclass(frozen=True)
+class Facts(Answer):
+    """A document for people, as `kcoord status --json` prints it."""
+
+    facts: dict[str, Any]
+
+    def to_wire(self, request: int) -> dict[str, Any]:
+        return {**self.facts, "op": self.op, "id": request}
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        return cls({name: value for name, value in message.items() if name not in ("op", "id")})  # type: ignore[call-arg]
+
+
+class AgentStatus(Facts, op="status"):
+    """What the agent is, and what is under way."""
+
+
+class JobStats(Facts, op="stats"):
+    """A job's counters, or those of all jobs that the node knows."""
+
+
+@dataclass(frozen=True)
+class Waiting(Answer, op="waiting"):
+    """No answer: the agent lives, and the request is under way."""
+
+
+# Requests.
+
+
+@dataclass(frozen=True)
+class Claim(Request, op="claim"):
+    """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile."""
+
+    digest: Digest
+    backend: Text
+    name: Text
+    home: Directory
+    wait: bool = True
+
+    @property
+    def label(self) -> str:
+        """``backend:name``, for people and for what is learned of the kernel."""
+        return f"{self.backend}:{self.name}"
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        return {"key": self.digest, "backend": self.backend, "name": self.name}
+
+
+@dataclass(frozen=True)
+class Publish(Request, op="publish"):
+    """Hand in the files in `staging`, compiled in `compile_seconds`. An empty `token` is nobody's lead."""
+
+    key: Key
+    token: str
+    staging: Directory
+    home: Directory
+    compile_seconds: Seconds
+    device: Text
+
+
+@dataclass(frozen=True)
+class Fail(Request, op="fail"):
+    """The leader's compile failed. `log` is its compiler's, of which the last `fields.LONGEST_LOG` characters travel."""
+
+    digest: Digest
+    token: str
+    log: Log
+
+
+@dataclass(frozen=True)
+class GiveUp(Request, op="give_up"):
+    """The leader does not compile after all."""
+
+    digest: Digest
+    token: str
+
+
+@dataclass(frozen=True)
+class Lookup(Request, op="lookup"):
+    """Ask for the choice of a key."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Offer(Request, op="offer"):
+    """Offer `content` as the choice of `key`. `seconds`: what it took to come to it."""
+
+    key: Key
+    content: bytes
+    seconds: Seconds
+    device: Text
+
+
+@dataclass(frozen=True)
+class Record(Request, op="record"):
+    """Add recipes, as `Recipe.to_wire` gives them, to a profile."""
+
+    profile: str
+    recipes: Annotated[list[Any], fields.items]
+
+
+@dataclass(frozen=True)
+class Deliver(Request, op="deliver"):
+    """Counters and spans of one process. Spans are as `Span.to_wire` gives them: what is none is left out later, and counted.
+
+    `dropped`: spans that the process could not keep. `process` and `number` tell a delivery from one that is sent again.
+    """
+
+    counters: Counts
+    spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    dropped: Annotated[int, fields.count_or_zero] = 0
+    process: Annotated[str | None, fields.process] = None
+    number: Annotated[int | None, fields.number] = None
+
+    def emptied(self) -> Deliver:
+        """The same delivery without what would be counted."""
+        return dataclasses.replace(self, counters={}, spans=[], dropped=0)
+
+
+@dataclass(frozen=True)
+class Profile(Request, op="profile"):
+    """Ask where the profile is to be read."""
+
+    profile: str
+
+
+@dataclass(frozen=True)
+class Permit(Request, op="permit"):
+    """Ask to compile one more key ahead. `memory`: bytes that are free where the process runs."""
+
+    memory: int
+
+
+@dataclass(frozen=True)
+class Status(Request, op="status"):
+    """Ask for `AgentStatus`."""
+
+
+@dataclass(frozen=True)
+class Stats(Request, op="stats"):
+    """Ask for `JobStats` of one job, or of all that the node knows."""
+
+    job: Annotated[str | None, fields.job] = None
+
+
+@dataclass(frozen=True)
+class Stop(Request, op="stop"):
+    """Tell the agent to end."""
+
+
+@dataclass(frozen=True)
+class Attend(Request, op="attend"):
+    """A launcher uses the agent: it goes on for as long as this connection is open."""
+
+
+@dataclass(frozen=True)
+class Leave(Request, op="leave"):
+    """A launcher that attends the agent ends."""
+
+
+@dataclass(frozen=True)
+class HandOver(Request, op="hand_over"):
+    """The launcher that owns the agent ends."""
+
+
+def parse_request(message: Mapping[str, Any]) -> tuple[int, Request]:
+    """The request's id, and the request."""
+    request, op = fields.field(message, "id", int), fields.field(message, "op", str)
+    kind = Request.ops.get(op)
+    if kind is None:
+        raise ProtocolError(f"there is no request {op[:80]!r}")
+    return request, kind.from_wire(message)
+
+
+def parse_answer(message: Mapping[str, Any]) -> Answer:
+    kind = Answer.ops.get(fields.field(message, "op", str))
+    if kind is None:
+        raise ProtocolError(f"the agent answered {message['op']!r:.100}")
+    return kind.from_wire(message)
+
+
+@functools.cache
+def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
+    """Of each field: its reader, and whether it must be there."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: (
+            _reader(hints[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+    }
+
+
+def _reader(hint: Any) -> Reader:
+    if hasattr(hint, "__metadata__"):
+        return hint.__metadata__[0]  # type: ignore[no-any-return]
+    return functools.partial(fields.field, kind=hint)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return value.to_wire() if isinstance(value, CacheKey) else value
