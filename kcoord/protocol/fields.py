@@ -71,33 +71,16 @@ def shortened_log(log: str) -> str:
     return log[-LONGEST_LOG:].encode("utf-8", "replace").decode()
 
 
-def items(message: Mapping[str, Any], name: str) -> list[Any]:
-    """A list, whose items nobody has checked."""
-    found: list[Any] = field(message, name, list)
-    return found
-
-
 def items_or_none(message: Mapping[str, Any], name: str) -> list[Any]:
-    """As `items`; empty if it is no list."""
+    """A list, whose items nobody has checked; empty if it is none."""
     found = message.get(name)
     return found if isinstance(found, list) else []
-
-
-def table(message: Mapping[str, Any], name: str) -> dict[Any, Any]:
-    """A map, whose entries nobody has checked."""
-    found: dict[Any, Any] = field(message, name, dict)
-    return found
 
 
 def count_or_zero(message: Mapping[str, Any], name: str) -> int:
     """A count; 0 if it is none, or too large to be one."""
     found = message.get(name)
     return found if isinstance(found, int) and 0 < found <= _MOST_COUNTED else 0
-
-
-def number(message: Mapping[str, Any], name: str) -> int:
-    found: int = field(message, name, int)
-    return found
 
 
 def process(message: Mapping[str, Any], name: str) -> str:

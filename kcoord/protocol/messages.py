@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
@@ -21,14 +22,13 @@ M = TypeVar("M", bound="Message")
 Reader = Callable[[Mapping[str, Any], str], Any]
 """``read(message, name)``: the checked value of the field `name`. Raises `ProtocolError`."""
 
-# Types of fields that are more than `str`, `int`, `bool` or `bytes`: each brings its reader.
+# Types of fields with checks of their own: each brings its reader. Of another field the type is checked alone.
 Digest = Annotated[str, fields.digest]
 Text = Annotated[str, fields.text]
 Log = Annotated[str, fields.log]
 Directory = Annotated[Path, fields.directory]
 Seconds = Annotated[float, fields.seconds]
 Key = Annotated[CacheKey, fields.key]
-Counts = Annotated[dict[Any, Any], fields.table]
 
 
 class Message:
@@ -287,7 +287,7 @@ class Record(Request, op="record"):
     """Add recipes, as `Recipe.to_wire` gives them, to a profile."""
 
     profile: str
-    recipes: Annotated[list[Any], fields.items]
+    recipes: list[Any]
 
 
 @dataclass(frozen=True)
@@ -297,11 +297,11 @@ class Deliver(Request, op="deliver"):
     `dropped`: spans that the process could not keep. `process` and `number` tell a delivery from one that is sent again.
     """
 
-    counters: Counts
+    counters: dict[Any, Any]
     spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
     dropped: Annotated[int, fields.count_or_zero] = 0
     process: Annotated[str | None, fields.process] = None
-    number: Annotated[int | None, fields.number] = None
+    number: int | None = None
 
     def emptied(self) -> Deliver:
         """The same delivery without what would be counted."""
@@ -384,9 +384,12 @@ def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
 
 
 def _reader(hint: Any) -> Reader:
+    """The reader that an `Annotated` hint brings; else one that checks the type."""
     if hasattr(hint, "__metadata__"):
         return hint.__metadata__[0]  # type: ignore[no-any-return]
-    return functools.partial(fields.field, kind=hint)
+    if isinstance(hint, UnionType):
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    return functools.partial(fields.field, kind=get_origin(hint) or hint)
 
 
 def _plain(value: Any) -> Any:
