@@ -31,8 +31,9 @@ Seconds = Annotated[float, fields.seconds]
 Key = Annotated[CacheKey, fields.key]
 
 
+@dataclass(frozen=True)
 class Message:
-    """`op` names the type on the wire."""
+    """`op` names the type on the wire. Messages without fields are no dataclasses of their own, which take a while to import."""
 
     op: ClassVar[str]
 
@@ -114,7 +115,6 @@ class Alone(Answer, op="alone"):
     why: str
 
 
-@dataclass(frozen=True)
 class Busy(Answer, op="busy"):
     """Another rank compiles the key, here or on another node. Only for a claim that does not wait. `BUSY` is the one instance."""
 
@@ -130,7 +130,6 @@ ClaimAnswer = Ready | Lead | Failed | Alone | Busy
 # Other answers.
 
 
-@dataclass(frozen=True)
 class Done(Answer, op="done"):
     """The request has been carried out, and there is nothing to say."""
 
@@ -208,7 +207,6 @@ class JobStats(Facts, op="stats"):
     """A job's counters, or those of all jobs that the node knows."""
 
 
-@dataclass(frozen=True)
 class Waiting(Answer, op="waiting"):
     """No answer: the agent lives, and the request is under way."""
 
@@ -322,7 +320,6 @@ class Permit(Request, op="permit"):
     memory: int
 
 
-@dataclass(frozen=True)
 class Status(Request, op="status"):
     """Ask for `AgentStatus`."""
 
@@ -334,22 +331,18 @@ class Stats(Request, op="stats"):
     job: Annotated[str | None, fields.job] = None
 
 
-@dataclass(frozen=True)
 class Stop(Request, op="stop"):
     """Tell the agent to end."""
 
 
-@dataclass(frozen=True)
 class Attend(Request, op="attend"):
     """A launcher uses the agent: it goes on for as long as this connection is open."""
 
 
-@dataclass(frozen=True)
 class Leave(Request, op="leave"):
     """A launcher that attends the agent ends."""
 
 
-@dataclass(frozen=True)
 class HandOver(Request, op="hand_over"):
     """The launcher that owns the agent ends."""
 
@@ -379,7 +372,7 @@ def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
             _reader(hints[field.name]),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        for field in dataclasses.fields(kind)
     }
 
 
