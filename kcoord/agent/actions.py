@@ -32,82 +32,69 @@ class Reply:
     home: str = ""
 
 
-# Tasks with leases and artifacts. `serial` names the flight: a key's next flight has another. → names the event that follows.
-
-
 @dataclass(frozen=True)
-class AskLease:
-    """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
+class _Task:
+    """Work on a key's lease and artifact. `serial` names the flight: the key's next flight has another. → names the event that
+    follows."""
 
     key: str
     serial: int
+
+
+@dataclass(frozen=True)
+class AskLease(_Task):
+    """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
+
     void: str | None = None
 
 
 @dataclass(frozen=True)
-class Look:
+class Look(_Task):
     """Look in the local tier, then in the store; bring the artifact to `home`. → `looked`"""
 
-    key: str
-    serial: int
     home: str
 
 
 @dataclass(frozen=True)
-class Fetch:
+class Fetch(_Task):
     """Bring the announced artifact from the store to `home`. → `fetched`"""
 
-    key: str
-    serial: int
     home: str
     manifest: str
 
 
 @dataclass(frozen=True)
-class EndLease:
+class EndLease(_Task):
     """Release the lease uncompiled; stop whatever still runs for this flight."""
-
-    key: str
-    serial: int
 
 
 @dataclass(frozen=True)
-class FailLease:
+class FailLease(_Task):
     """End the lease with this failure."""
 
-    key: str
-    serial: int
     log: str
     where: str
 
 
 @dataclass(frozen=True)
-class Announce:
+class Announce(_Task):
     """The artifact is in the local tier at `home`: publish it in the store, then mark the lease READY.
 
     `manifest` is the SHA-256 of its manifest in the store, if it came from there and need not go there again.
     """
 
-    key: str
-    serial: int
     home: str
     manifest: str | None = None
 
 
 @dataclass(frozen=True)
-class AskHedge:
+class AskHedge(_Task):
     """Ask for the right to compile beside a slow leader, which one rank of all nodes has; do not wait. → `hedge_answered`"""
-
-    key: str
-    serial: int
 
 
 @dataclass(frozen=True)
-class EndHedge:
+class EndHedge(_Task):
     """Give that right back."""
-
-    key: str
-    serial: int
 
 
 LeaseTask = AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge

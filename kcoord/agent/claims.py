@@ -166,7 +166,7 @@ class Claims:
                 why = f"{connection.label(platform.node())} compiled it, but could not publish it: {why}"
                 self.carry_out(self._flights.not_published(digest, token, why, time.monotonic()))
         self.carry_out(self._flights.landed(digest, str(artifact.path)))
-        return messages.Published(str(artifact.path))
+        return messages.Done()
 
     def _reply(self, reply: act.Reply) -> None:
         claimant, answer = reply.claimant, reply.answer

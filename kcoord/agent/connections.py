@@ -22,7 +22,7 @@ from kcoord.errors import ProtocolError
 from kcoord.protocol import frames
 from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Answer, Request, Waiting, parse_request
+from kcoord.protocol.messages import Answer, Request, parse_request
 from kcoord.protocol.peer import peer_of
 from kcoord.telemetry.events import Notices, log
 
@@ -141,7 +141,7 @@ class Connections:
         """Tell all who wait that the agent lives."""
         for connection in self._open.values():
             for request in connection.pending.values():
-                self._send(connection, Waiting().to_wire(request))
+                self._send(connection, {"op": "waiting", "id": request})
 
     def answer_later(self, connection: Connection, request: int, answer: Awaitable[Answer]) -> None:
         """Send the result of `answer` once it is there, and heartbeats until then. `ProtocolError` ends the connection."""

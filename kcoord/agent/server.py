@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import platform
 import socket
@@ -58,6 +59,9 @@ _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the lo
 _WRITTEN = 10.0  # they are in the store; profiles, time lines and statistics are written
 _GIVEN_BACK = 15.0  # leases are released
 _CLOSED = 17.0  # connections to the lease service are closed
+
+_LOGGED = {"key": "digest", "backend": "backend", "name": "name"}
+"""The fields of `kcoord.telemetry.json_log.about` that name a key: attributes of a request, or of its key."""
 
 Handler = Callable[[Connection, int, Any], messages.Answer | Awaitable[messages.Answer] | None]
 """``handler(connection, request id, message)`` returns the answer, now or later; None: it has its answer sent itself. Raises
@@ -129,12 +133,12 @@ class Agent:
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
             messages.Permit: self._permit,
-            messages.Status: lambda _, __, ___: messages.AgentStatus(self.status()),
+            messages.Status: lambda _, __, ___: messages.Facts(self.status()),
             messages.Stats: self._stats,
             messages.Stop: self._stop,
             messages.Attend: self._attend,
             messages.Leave: self._leave,
-            messages.HandOver: lambda _, __, ___: messages.HandedOver(self.hand_over()),
+            messages.HandOver: lambda _, __, ___: messages.Left(last=not self.hand_over(), ends=0),
         }
         self._note_vitals()
 
@@ -244,8 +248,9 @@ class Agent:
     def _request(self, connection: Connection, request: int, message: messages.Request) -> None:
         about: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._settings.log_format == "json":
-            who = connection.who
-            about = json_log.about(job=who.job, rank=who.rank, pid=who.pid, **message.log_fields)
+            who, key = connection.who, getattr(message, "key", message)
+            named = {field: getattr(key, attribute, None) for field, attribute in _LOGGED.items()}
+            about = json_log.about(job=who.job, rank=who.rank, pid=who.pid, **named)
         with about:
             answer = self._handlers[type(message)](connection, request, message)
             if isinstance(answer, messages.Answer):
@@ -278,7 +283,7 @@ class Agent:
 
     def _deliver(self, connection: Connection, _: int, message: messages.Deliver) -> messages.Answer:
         if not self._deliveries.new(message):
-            message = message.emptied()
+            message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
         self._observer.counted(message.counters)
         self._statistics.add(connection.who.job, message.counters)
         self._retention.used(self._timelines.add(connection.who, message), connection.pid)
@@ -289,7 +294,7 @@ class Agent:
         return messages.Permitted(self._permits.ask(connection.id, message.memory))
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
-        return messages.JobStats(await self._statistics.answer(message.job))
+        return messages.Facts(await self._statistics.answer(message.job))
 
     def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
         self.stop()

@@ -11,9 +11,8 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, Finite, ask_agent, no_agent, settings_flags
+from kcoord.cli.options import ALL, Finite, no_agent, running_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
-from kcoord.protocol.messages import Done, Stop
 from kcoord.settings import ALTERNATIVES, FIELDS, Settings, variable
 
 _CHECKED_WITHIN = 5.0  # seconds
@@ -52,8 +51,9 @@ def command(
     if check:
         _check(settings)
     elif stop:
-        if ask_agent(settings, Stop(), Done) is None:
-            raise no_agent(settings)
+        with running_agent(settings) as client:
+            if not client.stop(quietly=True):
+                raise no_agent(settings)
         click.echo(f"the agent at {settings.socket_path} ends")
     else:
         _serve(settings, flags)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,14 +14,12 @@ import click
 
 from kcoord.errors import AgentUnavailable
 from kcoord.protocol import endpoint
-from kcoord.protocol.messages import AgentStatus, Answer, Request, Status
 from kcoord.rank.client import AgentClient
 from kcoord.rank.liveness import why_silent
 from kcoord.settings import FIELDS, Settings, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
 
-A = TypeVar("A", bound=Answer)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ANSWERS_WITHIN = 1.0  # seconds
@@ -72,19 +70,20 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
-def ask_agent(settings: Settings, request: Request, expected: type[A]) -> A | None:
-    """The agent's answer; None if no agent runs. It is never started for a question."""
+@contextmanager
+def running_agent(settings: Settings) -> Iterator[AgentClient]:
+    """A client of the agent, if one runs: it is never started for a question."""
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        return client.ask(request, expected, quietly=True)
+        yield client
     finally:
         client.close()
 
 
 def agent_status(settings: Settings) -> dict[str, Any] | None:
     """The agent's status; None if no agent runs."""
-    answer = ask_agent(settings, Status(), AgentStatus)
-    return None if answer is None else answer.facts
+    with running_agent(settings) as client:
+        return client.status(quietly=True)
 
 
 def no_agent(settings: Settings) -> AgentUnavailable:

@@ -6,8 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
-from kcoord.protocol.messages import JobStats, Stats
+from kcoord.cli.options import WHERE, json_flag, print_json, running_agent, settings_flags
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import summary
 from kcoord.telemetry.ledger import Ledger
@@ -20,9 +19,10 @@ from kcoord.telemetry.ledger import Ledger
 def command(job: str | None, as_json: bool, **flags: str | None) -> None:
     """Print the counters of a job, summed over its ranks; over its nodes too, where Redis is set."""
     settings = Settings.from_environ(**flags)
-    answer = ask_agent(settings, Stats(job), JobStats)
-    # the agent of a finished job has ended: its ledger has not
-    reply = answer.facts if answer is not None else Ledger(settings.local_dir, "").total(job)
+    with running_agent(settings) as client:
+        reply = client.stats(job, quietly=True)
+    if reply is None:  # the agent of a finished job has ended: its ledger has not
+        reply = Ledger(settings.local_dir, "").total(job)
     counters = reply["counters"]
     if as_json:
         print_json({**counters, "jobs": reply["jobs"], "agents": reply["agents"]})

@@ -1,6 +1,6 @@
 """The messages of the agent's socket as frozen dataclasses: parsed once, at the edge, and encoded by the same types.
 
-A client sends requests, each with an ``id``, and gets one answer with that id; `Waiting` frames before it are heartbeats.
+A client sends requests, each with an ``id``, and gets one answer with that id; ``waiting`` frames before it are heartbeats.
 A field that is None is not sent, and one that is absent has its default. Everything that parses raises `ProtocolError`.
 """
 
@@ -36,6 +36,11 @@ class Message:
     """`op` names the type on the wire. Messages without fields are no dataclasses of their own, which take a while to import."""
 
     op: ClassVar[str]
+    ops: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, op: str = "") -> None:
+        if op:
+            cls.op, cls.ops[op] = op, cls
 
     def to_wire(self, request: int) -> dict[str, Any]:
         """A frame's content, for the request with the id `request`."""
@@ -52,34 +57,15 @@ class Message:
 
 
 class Request(Message):
-    """What a client asks."""
+    """A client's question. One about a key has a `digest`, or the whole `key`."""
 
     ops: ClassVar[dict[str, type[Request]]] = {}
 
-    def __init_subclass__(cls, op: str, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        cls.op = op
-        Request.ops[op] = cls
-
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        """The key that the request is about, for the log: fields of `kcoord.telemetry.json_log.about`."""
-        key = getattr(self, "key", None)
-        if key is not None:
-            return {"key": key.digest, "backend": key.backend, "name": key.name}
-        return {"key": getattr(self, "digest", None)}
-
 
 class Answer(Message):
-    """What the agent answers."""
+    """The agent's answer."""
 
     ops: ClassVar[dict[str, type[Answer]]] = {}
-
-    def __init_subclass__(cls, op: str = "", **named: Any) -> None:
-        super().__init_subclass__(**named)
-        if op:
-            cls.op = op
-            Answer.ops[op] = cls
 
 
 # Answers to a claim.
@@ -131,19 +117,12 @@ ClaimAnswer = Ready | Lead | Failed | Alone | Busy
 
 
 class Done(Answer, op="done"):
-    """The request has been carried out, and there is nothing to say."""
-
-
-@dataclass(frozen=True)
-class Published(Answer, op="published"):
-    """The artifact is at `home`, in the local tier."""
-
-    home: str
+    """The request has been carried out. After `Publish`: the artifact is at its home."""
 
 
 @dataclass(frozen=True)
 class Refused(Answer, op="refused"):
-    """What was handed in cannot be published."""
+    """The files that were handed in cannot be published."""
 
     why: str
 
@@ -172,22 +151,15 @@ class Permitted(Answer, op="permit"):
 
 @dataclass(frozen=True)
 class Left(Answer, op="left"):
-    """`last`: no other launcher attends the agent, or owns it. `ends`: the agent's process, if it ends with this one; else 0."""
+    """`last`: no other launcher uses the agent. `ends`: the agent's process, if it ends with this launcher; else 0."""
 
     last: bool
     ends: int
 
 
 @dataclass(frozen=True)
-class HandedOver(Answer, op="handed_over"):
-    """`stays`: other launchers attend the agent, and it goes on for them."""
-
-    stays: bool
-
-
-@dataclass(frozen=True)
-class Facts(Answer):
-    """A document for people, as `kcoord status --json` prints it."""
+class Facts(Answer, op="facts"):
+    """The agent's status, or a job's counters: a document for people, whose entries are sent as fields."""
 
     facts: dict[str, Any]
 
@@ -197,18 +169,6 @@ class Facts(Answer):
     @classmethod
     def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
         return cls({name: value for name, value in message.items() if name not in ("op", "id")})  # type: ignore[call-arg]
-
-
-class AgentStatus(Facts, op="status"):
-    """What the agent is, and what is under way."""
-
-
-class JobStats(Facts, op="stats"):
-    """A job's counters, or those of all jobs that the node knows."""
-
-
-class Waiting(Answer, op="waiting"):
-    """No answer: the agent lives, and the request is under way."""
 
 
 # Requests.
@@ -228,10 +188,6 @@ class Claim(Request, op="claim"):
     def label(self) -> str:
         """``backend:name``, for people and for what is learned of the kernel."""
         return f"{self.backend}:{self.name}"
-
-    @property
-    def log_fields(self) -> dict[str, Any]:
-        return {"key": self.digest, "backend": self.backend, "name": self.name}
 
 
 @dataclass(frozen=True)
@@ -301,10 +257,6 @@ class Deliver(Request, op="deliver"):
     process: Annotated[str | None, fields.process] = None
     number: int | None = None
 
-    def emptied(self) -> Deliver:
-        """The same delivery without what would be counted."""
-        return dataclasses.replace(self, counters={}, spans=[], dropped=0)
-
 
 @dataclass(frozen=True)
 class Profile(Request, op="profile"):
@@ -321,12 +273,12 @@ class Permit(Request, op="permit"):
 
 
 class Status(Request, op="status"):
-    """Ask for `AgentStatus`."""
+    """Ask for the agent's status, and what is under way."""
 
 
 @dataclass(frozen=True)
 class Stats(Request, op="stats"):
-    """Ask for `JobStats` of one job, or of all that the node knows."""
+    """Ask for the counters of one job, or of all that the node knows."""
 
     job: Annotated[str | None, fields.job] = None
 
@@ -349,18 +301,20 @@ class HandOver(Request, op="hand_over"):
 
 def parse_request(message: Mapping[str, Any]) -> tuple[int, Request]:
     """The request's id, and the request."""
-    request, op = fields.field(message, "id", int), fields.field(message, "op", str)
-    kind = Request.ops.get(op)
-    if kind is None:
-        raise ProtocolError(f"there is no request {op[:80]!r}")
-    return request, kind.from_wire(message)
+    request = fields.field(message, "id", int)
+    return request, _kind(Request, message).from_wire(message)
 
 
 def parse_answer(message: Mapping[str, Any]) -> Answer:
-    kind = Answer.ops.get(fields.field(message, "op", str))
+    return _kind(Answer, message).from_wire(message)
+
+
+def _kind(base: type[M], message: Mapping[str, Any]) -> type[M]:
+    op = fields.field(message, "op", str)
+    kind: type[M] | None = base.ops.get(op)
     if kind is None:
-        raise ProtocolError(f"the agent answered {message['op']!r:.100}")
-    return kind.from_wire(message)
+        raise ProtocolError(f"there is no {base.__name__.lower()} {op[:80]!r}")
+    return kind
 
 
 @functools.cache

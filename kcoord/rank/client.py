@@ -122,7 +122,7 @@ class AgentClient:
         token = lead.token if lead else ""
         try:
             request = messages.Publish(fields.carried(key), token, staging, home, compile_seconds, device)
-            return self._finish(lead, request, messages.Published) is not None
+            return self._finish(lead, request, messages.Done) is not None
         except ProtocolError as error:
             self._notices.tell(f"{key.name[:_LONGEST_SHOWN]} is not shared: {error}")
             if lead is not None:
@@ -169,17 +169,17 @@ class AgentClient:
 
     def status(self, *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
         """The agent's status, as ``kcoord status --json`` prints it. None: no agent."""
-        answer = self.ask(messages.Status(), messages.AgentStatus, quietly=quietly, start=start)
+        answer = self.ask(messages.Status(), messages.Facts, quietly=quietly, start=start)
         return None if answer is None else answer.facts
 
     def stats(self, job: str | None = None, *, quietly: bool = False, start: bool = True) -> dict[str, Any] | None:
         """The counters of a job, or of all that the agent knows: ``jobs``, ``agents`` and ``counters``. None: no agent."""
-        answer = self.ask(messages.Stats(job), messages.JobStats, quietly=quietly, start=start)
+        answer = self.ask(messages.Stats(job), messages.Facts, quietly=quietly, start=start)
         return None if answer is None else answer.facts
 
-    def stop(self, *, start: bool = True) -> bool:
+    def stop(self, *, quietly: bool = False, start: bool = True) -> bool:
         """Tell the agent to end. False: no agent."""
-        return self.ask(messages.Stop(), messages.Done, start=start) is not None
+        return self.ask(messages.Stop(), messages.Done, quietly=quietly, start=start) is not None
 
     def ask(
         self, request: messages.Request, expected: type[A], *, quietly: bool = False, start: bool = True

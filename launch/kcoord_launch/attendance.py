@@ -11,7 +11,7 @@ import select
 from contextlib import suppress
 from dataclasses import replace
 
-from kcoord.protocol.messages import Attend, Done, HandedOver, HandOver, Leave, Left
+from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -54,7 +54,7 @@ def hand_over(settings: Settings) -> bool | None:
     """Tell our agent that we end. True: other launchers attend it, and it goes on for them. None: it does not answer."""
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        answer = client.ask(HandOver(), HandedOver, quietly=True)
+        answer = client.ask(HandOver(), Left, quietly=True)
     finally:
         client.close()
-    return None if answer is None else answer.stays
+    return None if answer is None else not answer.last

@@ -79,7 +79,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "stats": {"job": "wire"},
 }  # fmt: skip
 ANSWERS = (
-    "refused", "done", "lead", "alone", "busy", "ready", "failed", "choice", "permit", "status", "stats", "published"
+    "refused", "done", "lead", "alone", "busy", "ready", "failed", "choice", "permit", "facts"
 )  # fmt: skip
 
 
@@ -317,9 +317,9 @@ WELCOME = {"op": "welcome", "version": "0", "pid": 1, "id": "agent"}
 LIES: list[dict[str, Any]] = [
     {"op": "lead", "token": "1.1", "id": 1}, {"op": "ready", "source": "store", "id": 1},
     {"op": "failed", "log": "l", "where": "w", "id": 1}, {"op": "alone", "why": "w", "id": 1}, {"op": "busy", "id": 1},
-    {"op": "published", "id": 1, "home": "/"}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
+    {"op": "permit", "id": 1, "granted": True}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
     {"op": "waiting", "id": 1}, {"op": "choice", "content": b"c", "id": 1}, {"op": "choice", "id": 1}, {"op": "done", "id": 1},
-    {"op": "status", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
+    {"op": "facts", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
 ]  # fmt: skip
 
 

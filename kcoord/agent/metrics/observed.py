@@ -24,7 +24,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.leases.base import LeaseService
-from kcoord.protocol.messages import Answer, Claim, Lead, Publish, Published, Ready, Request
+from kcoord.protocol.messages import Answer, Claim, Done, Lead, Publish, Ready, Request
 from kcoord.telemetry.counters import OUTCOMES
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.ledger import sums_of
@@ -82,7 +82,7 @@ class RequestMetrics(Observer):
         self._tally.observe("kcoord_claim_wait_seconds", time.monotonic() - since, backend, name)
 
     def _published(self, backend: str, seconds: float, answer: Answer) -> None:
-        if isinstance(answer, Published):
+        if isinstance(answer, Done):
             self._tally.observe("kcoord_compile_seconds", seconds, backend)
         else:
             self._tally.add("kcoord_refused_publishes_total")
