@@ -158,7 +158,7 @@ class Agent:
         return stays
 
     def status(self) -> dict[str, Any]:
-        """What this agent is, and what is under way."""
+        """The agent, its settings and its flights, as ``kcoord status --json`` prints them."""
         return {
             "agent": self.id,
             "pid": os.getpid(),

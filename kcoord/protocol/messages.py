@@ -144,7 +144,7 @@ class ProfileState(Answer, op="profile"):
 
 @dataclass(frozen=True)
 class Permitted(Answer, op="permit"):
-    """Whether the process may compile one more key ahead."""
+    """`granted`: the process may compile one more key ahead."""
 
     granted: bool
 
@@ -319,7 +319,7 @@ def _kind(base: type[M], message: Mapping[str, Any]) -> type[M]:
 
 @functools.cache
 def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
-    """Of each field: its reader, and whether it must be there."""
+    """Each field's reader, and True if the field is required."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (

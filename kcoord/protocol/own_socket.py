@@ -1,4 +1,4 @@
-"""A socket that is kept while the script runs, which may close all descriptors and open others by the same numbers."""
+"""A socket that survives a script which closes all descriptors, and reuses their numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 
 
 class OwnSocket(socket.socket):
-    """`taken`, whose descriptor it takes over. Look whether it `is_ours` before it is used; `close` does so itself.
+    """Takes over the descriptor of `taken`. Check `is_ours` before each use; `close` does so itself.
 
-    Scripts close what they did not open (``os.closerange(3, …)``, as daemons do). The number is then the next file's that they
-    open: what we sent would go there, and our `close` would be its end. Nor is its number a standard stream's, where the script
-    has closed its own: libraries write to these, and a child's are its own.
+    Scripts close descriptors that they did not open (``os.closerange(3, …)``, as daemons do). The next file that the script opens
+    then has our number: our frames would go into it, and our `close` would close it. The descriptor is above 2, also where the
+    script has closed its standard streams: libraries write to these, and a child gets others.
     """
 
     def __init__(self, taken: socket.socket) -> None:
