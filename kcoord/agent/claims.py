@@ -46,7 +46,7 @@ class Claims:
     ) -> None:
         self._connections, self._flights, self._lease_tasks, self._notices = connections, flights, lease_tasks, notices
         self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
-        self._waiting: dict[int, Connection] = {}  # claim → its client
+        self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
         self.hedged, self.stalled_ones = 0, 0
 
@@ -61,8 +61,7 @@ class Claims:
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
             self._expectations.slow_after(message.label),
         )  # fmt: skip
-        connection.pending[claimant.id] = request
-        self._waiting[claimant.id] = connection
+        self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
 
     def publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
@@ -84,8 +83,8 @@ class Claims:
 
     def gone(self, connection: Connection) -> None:
         """A client has ended: its claims are void, and another leader takes over what it led."""
-        for claim in connection.pending:
-            self._waiting.pop(claim, None)
+        for claim in [claim for claim, (client, _) in self._waiting.items() if client is connection]:
+            del self._waiting[claim]
         now = time.monotonic()
         for flight in self._flights:
             leader = flight.leader
@@ -170,16 +169,16 @@ class Claims:
 
     def _reply(self, reply: act.Reply) -> None:
         claimant, answer = reply.claimant, reply.answer
-        connection = self._waiting.pop(claimant.id, None)
+        connection, request = self._waiting.get(claimant.id, (None, 0))
         if connection is None:
             if isinstance(answer, messages.Lead):  # the client left in this very moment: somebody else leads
                 self.carry_out(self._flights.gone(claimant.owner, time.monotonic()))
         elif isinstance(answer, messages.Ready) and reply.home != claimant.home:
-            self._waiting[claimant.id] = connection
             self._connections.begin(connection, self._copy_then_reply(reply))
         else:
+            del self._waiting[claimant.id]
             self.hedged += isinstance(answer, messages.Lead) and answer.hedges
-            self._connections.answer(connection, connection.pending.pop(claimant.id), answer)
+            self._connections.answer(connection, request, answer)
 
     async def _copy_then_reply(self, reply: act.Reply) -> None:
         """The artifact is at another home of the local tier than the claimant's."""

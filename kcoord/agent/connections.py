@@ -30,18 +30,18 @@ _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
 _LINGER = 3.0  # seconds, after the end of a process, in which the frames that it had sent are still read
 _MOST_UNREAD = 4 << 20  # bytes of answers that wait for a client to read them; one frame more may be added
-_MOST_PENDING = 1000  # unanswered requests of one connection; a rank has one
+_MOST_UNANSWERED = 1000  # unanswered requests of one connection; a rank has one
 
 
 @dataclass
 class Connection:
-    """One client. `pending` maps a claim, or another request that takes its time, to the request's id, for heartbeats."""
+    """One client. `unanswered` maps a request's id to the request, and the moment at which it arrived."""
 
     id: int
     writer: asyncio.StreamWriter
     who: Identity
     pid: int
-    pending: dict[int, int] = field(default_factory=dict)
+    unanswered: dict[int, tuple[Request, float]] = field(default_factory=dict)
     notices_sent: int = 0  # position in the agent's notices
 
     def label(self, node: str) -> str:
@@ -50,16 +50,10 @@ class Connection:
 
 
 class Observer:
-    """Sees the traffic of all connections. This one does nothing; `kcoord.agent.metrics.observed` counts."""
+    """Sees what is answered. This one does nothing; `kcoord.agent.metrics.observed` counts."""
 
-    def asked(self, connection: Connection, request: int, message: Request) -> None:
-        """A request has arrived, and is handled next."""
-
-    def answered(self, connection: Connection, request: int, answer: Answer) -> None:
-        """An answer is sent. Heartbeats are none."""
-
-    def left(self, connection: Connection) -> None:
-        """The client has gone: its requests get no answer."""
+    def answered(self, message: Request, answer: Answer, seconds: float) -> None:
+        """`message` is answered, so many seconds after it arrived."""
 
     def counted(self, counters: dict[Any, Any]) -> None:
         """A rank delivered `counters`, for the first time."""
@@ -120,7 +114,8 @@ class Connections:
 
     def answer(self, connection: Connection, request: int, answer: Answer) -> None:
         """Send the answer to the request with the id `request`. Never waits."""
-        self._observer.answered(connection, request, answer)
+        message, since = connection.unanswered.pop(request)
+        self._observer.answered(message, answer, time.monotonic() - since)
         self._send(connection, answer.to_wire(request))
 
     def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
@@ -140,13 +135,11 @@ class Connections:
     def beat(self) -> None:
         """Tell all who wait that the agent lives."""
         for connection in self._open.values():
-            for request in connection.pending.values():
+            for request in connection.unanswered:
                 self._send(connection, {"op": "waiting", "id": request})
 
     def answer_later(self, connection: Connection, request: int, answer: Awaitable[Answer]) -> None:
         """Send the result of `answer` once it is there, and heartbeats until then. `ProtocolError` ends the connection."""
-        ticket = self.new_id()
-        connection.pending[ticket] = request
 
         async def answered() -> None:
             try:
@@ -154,8 +147,6 @@ class Connections:
             except ProtocolError as error:
                 _refuse(connection.writer, error)
                 connection.writer.close()
-            finally:
-                del connection.pending[ticket]  # in the same moment: no heartbeat follows an answer
 
         self.begin(connection, answered())
 
@@ -206,11 +197,12 @@ class Connections:
                 frame = await _frame(reader)
                 if self._ending:
                     break
-                if len(connection.pending) >= _MOST_PENDING:
-                    raise ProtocolError(f"{_MOST_PENDING} requests of this connection are not answered yet")
+                if len(connection.unanswered) >= _MOST_UNANSWERED:
+                    raise ProtocolError(f"{_MOST_UNANSWERED} requests of this connection are not answered yet")
                 request, message = parse_request(frame)
-                if connection in self:
-                    self._observer.asked(connection, request, message)
+                if request in connection.unanswered:
+                    raise ProtocolError(f"the request {request} of this connection is not answered yet")
+                connection.unanswered[request] = message, time.monotonic()
                 self._asked(connection, request, message)
         except ProtocolError as error:
             _refuse(writer, error)
@@ -234,7 +226,6 @@ class Connections:
 
     def _left(self, connection: Connection) -> None:
         if self._open.pop(connection.id, None) is not None and not self._ending:
-            self._observer.left(connection)
             self._gone(connection)
 
 

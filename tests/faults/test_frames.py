@@ -285,7 +285,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
             assert "whole" in answer["why"]
             assert await asyncio.wait_for(slow[0].read(), 20) == b""
             await asyncio.sleep(0.5)  # much longer than a frame may take: who is between two frames may wait
-            patient[1].write(half)
+            patient[1].write(frames.encode_frame({"op": "status", "id": 2}))
             while len(asked) < 2:
                 await asyncio.sleep(0.01)
             assert len(there) == 1

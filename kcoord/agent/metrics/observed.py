@@ -5,17 +5,15 @@ A claim's wait is measured from the request's last byte to the answer.
 
 from __future__ import annotations
 
-import functools
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import kcoord
 from kcoord.agent.chores.retention import Keeper
 from kcoord.agent.claims import Claims
-from kcoord.agent.connections import Connection, Connections, Observer
+from kcoord.agent.connections import Connections, Observer
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import Errands
@@ -33,30 +31,24 @@ _ELSEWHERE = "elsewhere"  # the state of a flight that another node leads
 
 
 class RequestMetrics(Observer):
-    """Counts requests, answers and deliveries in `tally`."""
+    """Counts answers and deliveries in `tally`."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
-        self._unanswered: dict[int, dict[int, Callable[[Answer], None]]] = {}  # connection → request → how to count it
 
-    def asked(self, connection: Connection, request: int, message: Request) -> None:
+    def answered(self, message: Request, answer: Answer, seconds: float) -> None:
         if isinstance(message, Claim):
-            backend, since = self._tally.backend(message.backend), time.monotonic()
-            count = functools.partial(self._claimed, backend, since)
-        elif isinstance(message, Publish):
+            name = answer.op
+            if isinstance(answer, Ready):
+                name = answer.source
+            elif isinstance(answer, Lead) and answer.hedges:
+                name = "hedge"
+            self._tally.observe("kcoord_claim_wait_seconds", seconds, self._tally.backend(message.backend), name)
+        elif isinstance(message, Publish) and isinstance(answer, Done):
             backend = self._tally.backend(message.key.backend)
-            count = functools.partial(self._published, backend, message.compile_seconds)
-        else:
-            return
-        self._unanswered.setdefault(connection.id, {})[request] = count
-
-    def answered(self, connection: Connection, request: int, answer: Answer) -> None:
-        count = self._unanswered.get(connection.id, {}).pop(request, None)
-        if count is not None:
-            count(answer)
-
-    def left(self, connection: Connection) -> None:
-        self._unanswered.pop(connection.id, None)
+            self._tally.observe("kcoord_compile_seconds", message.compile_seconds, backend)
+        elif isinstance(message, Publish):
+            self._tally.add("kcoord_refused_publishes_total")
 
     def counted(self, counters: dict[Any, Any]) -> None:
         sums = sums_of(counters)
@@ -71,21 +63,6 @@ class RequestMetrics(Observer):
                 self._tally.add("kcoord_requests_total", sums[outcome], outcome, OTHER)
         self._tally.add("kcoord_uncoordinated_total", sums.get("alone", 0.0))
         self._tally.add("kcoord_saved_seconds_total", sums.get("saved_seconds", 0.0))
-
-    def _claimed(self, backend: str, since: float, answer: Answer) -> None:
-        if isinstance(answer, Ready):
-            name = answer.source
-        elif isinstance(answer, Lead):
-            name = "hedge" if answer.hedges else "lead"
-        else:
-            name = answer.op
-        self._tally.observe("kcoord_claim_wait_seconds", time.monotonic() - since, backend, name)
-
-    def _published(self, backend: str, seconds: float, answer: Answer) -> None:
-        if isinstance(answer, Done):
-            self._tally.observe("kcoord_compile_seconds", seconds, backend)
-        else:
-            self._tally.add("kcoord_refused_publishes_total")
 
 
 class MeteredStore(Store):

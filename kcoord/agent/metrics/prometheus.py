@@ -96,7 +96,6 @@ METRICS = (
 )  # fmt: skip
 """All metrics, but the ``process_*`` ones that `prometheus_client` reads from /proc."""
 
-_BY_NAME = {metric.name: metric for metric in METRICS}
 Labels = tuple[str, ...]
 Samples = Mapping[tuple[str, Labels], float]
 
