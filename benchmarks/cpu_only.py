@@ -105,7 +105,7 @@ def _once(name: str, mode: str, ranks: int, directory: Path) -> list[dict[str, A
 
 def _agent_cpu(settings: Settings) -> float:
     client = AgentClient(settings, Notices())
-    status = client.ask({"op": "status"})
+    status = client.status()
     client.close()
     assert status is not None
     times = psutil.Process(status["pid"]).cpu_times()

@@ -118,10 +118,10 @@ def _environment(store: Store, directory: Path) -> dict[str, str]:
 def _start(store: Store, directory: Path) -> float:
     client = AgentClient(Settings.from_environ(_environment(store, directory)), Notices())
     begun = time.perf_counter()
-    status = client.ask({"op": "status"})
+    status = client.status()
     took = time.perf_counter() - begun
     assert status is not None
-    client.ask({"op": "stop"})
+    client.stop()
     client.close()
     while Path(f"/proc/{status['pid']}").exists():
         time.sleep(0.01)

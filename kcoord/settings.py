@@ -23,7 +23,7 @@ from kcoord.setting_values import LONGEST_SOCKET_PATH
 from kcoord.setting_values import TRUST as TRUST
 from kcoord.units import parse_bytes
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 profile_name = values.name
 """Returns a name that a profile may have. Raises ValueError for another."""
 _DEFAULT_NAMESPACE = "default"

@@ -66,7 +66,7 @@ class Rank:
 
     def connect(self) -> None:
         """Make the connection that the first claim will use. Raises RuntimeError if there is no agent."""
-        if self.coordinator._client.ask({"op": "status"}) is None:
+        if self.coordinator._client.status() is None:
             raise RuntimeError("the agent does not answer")
 
     def run(self, begin: float) -> None:

@@ -70,7 +70,7 @@ class Errands:
         self._foreign: set[str] = set()  # keys whose artifact in the store is for others to judge
         self._refused: set[int] = set()  # flights whose lease another node has: their end gives nothing back
 
-    def start(self, action: act.Errand) -> None:
+    def start(self, action: act.LeaseTask) -> None:
         """Begin `action`; whatever comes of it goes to `report`."""
         serial = action.serial
         if isinstance(action, act.AskLease):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, Finite, ask_agent, environ_with, no_agent, settings_flags
+from kcoord.cli.options import ALL, Finite, environ_with, no_agent, running_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
 from kcoord.settings import Settings
 
@@ -51,8 +51,9 @@ def command(
     if check:
         _check(settings)
     elif stop:
-        if ask_agent(settings, {"op": "stop"}) is None:
-            raise no_agent(settings)
+        with running_agent(settings) as client:
+            if not client.stop(quietly=True):
+                raise no_agent(settings)
         click.echo(f"the agent at {settings.socket_path} ends")
     else:
         _serve(settings, flags)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -23,7 +22,7 @@ from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.cli.options import WHERE, ask_agent, print_json, subcommand
+from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.files.naming import staging_name
 from kcoord.files.private import make_private
@@ -244,7 +243,7 @@ def _is_vulnerable(version: str) -> bool:
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:
-    status: dict[str, Any] | None = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         yield Finding("agent", "ok", f"none at {settings.socket_path}: the first rank, or a launcher, starts it")
         return

@@ -6,8 +6,8 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,13 +135,20 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
-def ask_agent(settings: Settings, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The agent's answer; None if no agent runs. Never starts one."""
+@contextmanager
+def running_agent(settings: Settings) -> Iterator[AgentClient]:
+    """A client of the agent, if one runs: it is never started for a question."""
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        return client.ask(request, quietly=True)
+        yield client
     finally:
         client.close()
+
+
+def agent_status(settings: Settings) -> dict[str, Any] | None:
+    """The agent's status; None if no agent runs."""
+    with running_agent(settings) as client:
+        return client.status(quietly=True)
 
 
 def no_agent(settings: Settings) -> AgentUnavailable:

@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, print_json, subcommand
+from kcoord.cli.options import WHERE, print_json, running_agent, subcommand
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import summary
 from kcoord.telemetry.ledger import Ledger
@@ -16,7 +16,8 @@ from kcoord.telemetry.ledger import Ledger
 @click.option("--job", metavar="NAME", help="One job; default: every job that this node's agent knows.")
 def command(settings: Settings, job: str | None, as_json: bool) -> None:
     """Print the counters of a job, summed over its ranks, and with Redis over its nodes."""
-    reply = ask_agent(settings, {"op": "stats", "job": job})
+    with running_agent(settings) as client:
+        reply = client.stats(job, quietly=True)
     if reply is None:  # the agent of a finished job has ended; its ledger stays
         reply = Ledger(settings.local_dir, "").total(job)
     counters = reply["counters"]

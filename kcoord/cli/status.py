@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, no_agent, print_json, printable, subcommand
+from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, subcommand
 from kcoord.report.tables import first_few
 from kcoord.settings import Settings
 
@@ -38,10 +38,10 @@ def command(settings: Settings, once: bool, as_json: bool) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    status = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         raise no_agent(settings)
-    return {k: v for k, v in status.items() if k not in ("op", "id")}
+    return status
 
 
 def _picture(status: dict[str, Any]) -> Group:

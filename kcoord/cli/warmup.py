@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from kcoord.cli.options import ALL, Parsed, ask_agent, environ_with, json_flag, print_json, settings_flags
+from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.settings import variable
@@ -93,7 +93,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             "no key could be compiled: start this where the job's modules can be imported, as in its directory"
         )
     alone = sum(worker.alone for worker in processes)
-    if alone and ask_agent(settings, {"op": "status"}) is None:
+    if alone and agent_status(settings) is None:
         raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")
 
 

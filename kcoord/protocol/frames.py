@@ -13,16 +13,13 @@ import msgpack
 
 from kcoord.errors import ProtocolError
 
-LARGEST_FRAME = 4 << 20
-
-
+LARGEST_FRAME = 4 << 20  # bytes of the body
 _LENGTH = struct.Struct(">I")
-
-
 HEADER_BYTES = _LENGTH.size
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
+    """Raises `ProtocolError` if `message` is too large for a frame."""
     # a path or a compiler's output may hold bytes that are no UTF-8: Python's surrogates for them travel as they are
     body = bytes(msgpack.packb(message, unicode_errors="surrogatepass"))
     if len(body) > LARGEST_FRAME:
@@ -31,7 +28,7 @@ def encode_frame(message: Mapping[str, Any]) -> bytes:
 
 
 def frame_length(header: bytes) -> int:
-    """Raises `ProtocolError` if the peer announces more than a frame may hold."""
+    """Bytes of the body. Raises `ProtocolError` if the peer announces more than a frame may hold."""
     (length,) = _LENGTH.unpack(header)
     if length > LARGEST_FRAME:
         raise ProtocolError(f"the peer announces a frame of {length} bytes")
@@ -39,6 +36,7 @@ def frame_length(header: bytes) -> int:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
+    """Raises `ProtocolError` if `body` is no msgpack map with text keys."""
     try:
         message = msgpack.unpackb(body, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException) as error:

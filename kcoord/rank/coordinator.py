@@ -304,9 +304,13 @@ class Coordinator:
             self.notices.tell(f"{key.name} is not shared: {error}")
             return None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """What the agent says to a question of people's; None if none runs: none is started for it."""
-        return self._client.ask(request, quietly=True, start=False) if self.usable else None
+    def status(self) -> dict[str, Any] | None:
+        """The agent's status; None if no agent runs: none is started for it."""
+        return self._client.status(quietly=True, start=False) if self.usable else None
+
+    def stats(self, job: str) -> dict[str, Any] | None:
+        """The counters of `job`; None if no agent runs: none is started for it."""
+        return self._client.stats(job, quietly=True, start=False) if self.usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.

@@ -110,7 +110,7 @@ class Recorder:
         try:
             for delivery in self._deliveries():
                 sender = self._process, delivery.number
-                if not self._client.report(delivery.counters, delivery.spans, delivery.dropped, sender):
+                if not self._client.deliver(delivery.counters, delivery.spans, delivery.dropped, sender):
                     return False
                 self._unanswered = None
                 self.counters.delivered(delivery.counters)

@@ -18,6 +18,7 @@ from kcoord.backends.base import notices
 from kcoord.backends.registry import install
 from kcoord.cgroups import free_memory
 from kcoord.errors import KcoordError
+from kcoord.protocol.messages import Permit, Permitted
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
 from kcoord.settings import Settings
@@ -70,8 +71,8 @@ def upcoming(settings: Settings, name: str) -> list[Task]:
 
 def permitted(client: AgentClient) -> bool:
     """True if the agent lets this process compile one more key."""
-    reply = client.ask({"op": "permit", "memory": free_memory()}, quietly=True)
-    return reply is not None and reply.get("op") == "permit" and reply.get("granted") is True
+    answer = client.ask(Permit(free_memory()), Permitted, quietly=True)
+    return answer is not None and answer.granted
 
 
 def _taken_stdin() -> int:

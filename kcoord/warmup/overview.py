@@ -32,11 +32,11 @@ class Overview:
             self._before = compiles
         compiled = min(self._keys, max(0, compiles - self._before))
         done = min(self._keys, max(self._walked, compiled))
-        status = self._coordinator.ask({"op": "status"}) or {}
+        status = self._coordinator.status() or {}
         flights = [f for f in status.get("flights", ()) if f.get("state") == "compiling"]
         at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)
         return Look(done, compiled, tuple(at))
 
     def _compiles(self) -> int:
-        reply: dict[str, Any] = self._coordinator.ask({"op": "stats", "job": self._job}) or {}
+        reply: dict[str, Any] = self._coordinator.stats(self._job) or {}
         return int(reply.get("counters", {}).get("compiles", 0))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kcoord.errors import StoreError
 from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.messages import Profile, ProfileState
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -36,15 +37,15 @@ def readable(settings: Settings, name: str) -> Settings:
     if settings.store is None:
         return settings
     with closing(AgentClient(settings, Notices())) as client:
-        request, deadline = {"op": "profile", "profile": name}, time.monotonic() + _PATIENCE
-        answer = client.ask(request, quietly=True, start=False)
-        while answer is not None and answer.get("late") is True:
+        request, deadline = Profile(name), time.monotonic() + _PATIENCE
+        answer = client.ask(request, ProfileState, quietly=True, start=False)
+        while answer is not None and answer.late:
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"the agent has not read the profile {name!r} within {_PATIENCE:g} s: does the store hang?"
                 )
-            answer = client.ask(request, quietly=True, start=False)
+            answer = client.ask(request, ProfileState, quietly=True, start=False)
     mounted = settings.as_mounted()
     keys = mounted.signing_key_file is not None or mounted.signing_key is not None
-    checked = answer is not None and answer.get("checked") is True
+    checked = answer is not None and answer.checked
     return replace(settings, store=None) if checked or (settings.trust == "require" and not keys) else settings

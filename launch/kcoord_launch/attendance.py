@@ -11,6 +11,7 @@ import select
 from contextlib import closing, suppress
 from dataclasses import replace
 
+from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -21,17 +22,16 @@ class Attendance:
 
     def __init__(self, settings: Settings) -> None:
         self._client = AgentClient(replace(settings, spawn=False), Notices())  # keeps one open connection
-        self._client.ask({"op": "attend"}, quietly=True)
+        self._client.ask(Attend(), Done, quietly=True)
         self._ends = 0
 
     def is_last(self) -> bool:
         """True if no other launcher attends or owns the agent."""
-        reply = self._client.ask({"op": "leave"}, quietly=True)
-        if reply is None or reply.get("op") != "left":
+        answer = self._client.ask(Leave(), Left, quietly=True)
+        if answer is None:
             return False  # a dead agent has no summary
-        ends = reply.get("ends")
-        self._ends = ends if isinstance(ends, int) else 0
-        return reply.get("last") is True
+        self._ends = answer.ends
+        return answer.last
 
     def end(self, timeout: float) -> None:
         """Leave. If that ends the agent, wait at most `timeout` seconds for its last publishes.
@@ -53,6 +53,5 @@ class Attendance:
 def hand_over(settings: Settings) -> bool | None:
     """Announce the end of this launcher to its agent. True: the agent stays, for other launchers. None: it does not answer."""
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
-        reply = client.ask({"op": "hand_over"}, quietly=True)
-    stays = None if reply is None else reply.get("stays")
-    return stays if isinstance(stays, bool) else None
+        answer = client.ask(HandOver(), Left, quietly=True)
+    return None if answer is None else not answer.last

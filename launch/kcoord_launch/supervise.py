@@ -180,7 +180,7 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
 
 def _say_summary(settings: Settings, job: str) -> None:
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
-        reply = client.ask({"op": "stats", "job": job})
-    if reply and reply.get("op") == "stats":
-        more = f"; more: kcoord report {shlex.quote(job)}" if reply["counters"]["requests"] else ""
-        say(summary(reply["counters"]) + more)
+        stats = client.stats(job)
+    if stats is not None:
+        more = f"; more: kcoord report {shlex.quote(job)}" if stats["counters"]["requests"] else ""
+        say(summary(stats["counters"]) + more)

@@ -78,7 +78,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
         late = leads(node, "late")
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
-        node.client().ask({"op": "report", "counters": {"requests": 1.0}, "spans": [], "dropped": 1})
+        node.client().deliver({"requests": 1.0}, dropped=1)
         until(lambda: any(stall.hits for stall in stalls), 30)
         redis.pause()
         took = seconds_to_end(agent)

@@ -444,7 +444,7 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
         with Node(agent_timeout="1.5", redis_url=url, store=store) as node:
             node.start()
             client = node.client()
-            assert client.report({"requests": 1})
+            assert client.deliver({"requests": 1})
             silent.settimeout(20)
             asked, _ = silent.accept()  # the agent shares counters with Redis now, and waits
             assert isinstance(lead := node.claim(client, "k"), Lead), "heartbeats came until the breaker opened"
@@ -489,20 +489,20 @@ def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
 def test_stats_add_up_what_ranks_report(node: Node) -> None:
     for job in ("one", "one", "two"):
         client = node.client(job=job)
-        assert client.report({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
-    reply = node.client().ask({"op": "stats", "job": "one"})
+        assert client.deliver({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
+    reply = node.client().stats("one")
     assert reply is not None
     assert (reply["counters"]["requests"], reply["counters"]["compile_seconds"]) == (4, 1.0)
     assert reply["counters"]["waits"] == 0
     assert "nonsense" not in reply["counters"]
-    everything = node.client().ask({"op": "stats"})
+    everything = node.client().stats()
     assert everything is not None
     assert everything["counters"]["requests"] == 6
 
 
 NOTICES = """
 client.publish(None, key_of("k"), local.new_staging(home_of("k")), home_of("k"), 0.5, "")
-client.ask({"op": "status"})
+client.status()
 say("notices", lines=notices.since(0)[0])
 """
 
@@ -513,7 +513,7 @@ def test_a_notice_reaches_the_ranks_that_are_first_on_their_node() -> None:
         assert "not published" in line
         assert node.rank(NOTICES, RANK="1", LOCAL_RANK="1").expect("notices")["lines"] == []
         assert node.status()["notices"] == [line]
-        status = node.client().ask({"op": "status"})
+        status = node.client().status()
         assert status is not None
         assert status["notices"] == [line], "what people ask for is not mixed up with what they are told unasked"
 
@@ -733,7 +733,7 @@ def test_stop_is_a_request_too() -> None:
     with Node() as node:
         agent = node.start()
         client = node.client()
-        assert client.ask({"op": "stop"}) == {"op": "done", "id": 1}
+        assert client.stop()
         assert agent.wait(20) == 0
 
 

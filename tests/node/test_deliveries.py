@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from kcoord.agent.chores import delivered as reports
+from kcoord.agent.chores import delivered
 from kcoord.agent.chores.delivered import Reports
 from kcoord.errors import ProtocolError
+from kcoord.protocol.messages import Deliver, parse_request
 from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient
 from kcoord.rank.reporting import Recorder
@@ -102,13 +103,13 @@ def test_a_forked_child_s_deliveries_are_its_own() -> None:
 
 def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
     arrived = Reports()
-    assert arrived.new({"process": "a", "number": 1})
-    assert arrived.new({"process": "b", "number": 1})
-    assert arrived.new({"process": "a", "number": 2})
-    assert not arrived.new({"process": "a", "number": 1})
-    assert not arrived.new({"process": "a", "number": 2})
-    assert arrived.new({})
-    assert arrived.new({})
+    assert arrived.new(Deliver({}, process="a", number=1))
+    assert arrived.new(Deliver({}, process="b", number=1))
+    assert arrived.new(Deliver({}, process="a", number=2))
+    assert not arrived.new(Deliver({}, process="a", number=1))
+    assert not arrived.new(Deliver({}, process="a", number=2))
+    assert arrived.new(Deliver({}))
+    assert arrived.new(Deliver({}))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +117,13 @@ def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() ->
 )
 def test_a_delivery_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        Reports().new(message)
+        parse_request({"op": "deliver", "id": 1, "counters": {}, **message})
 
 
 def test_the_memory_of_processes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_REMEMBERED", 3)
+    monkeypatch.setattr(delivered, "_REMEMBERED", 3)
     arrived = Reports()
     for process in "abcd":
-        assert arrived.new({"process": process, "number": 1})
-    assert not arrived.new({"process": "d", "number": 1})
-    assert arrived.new({"process": "a", "number": 1}), "it delivered longest ago"
+        assert arrived.new(Deliver({}, process=process, number=1))
+    assert not arrived.new(Deliver({}, process="d", number=1))
+    assert arrived.new(Deliver({}, process="a", number=1)), "it delivered longest ago"

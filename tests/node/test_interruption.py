@@ -104,7 +104,7 @@ def test_a_script_that_bounds_a_step_by_an_alarm_hears_it_while_it_waits_for_ano
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
             waiter.claim(key, home, meanwhile=timer.start)
         timer.join()
-        assert waiter.ask({"op": "status"}) is not None, "and the agent is not taken for dead"
+        assert waiter.status() is not None, "and the agent is not taken for dead"
         leader.give_up(lead, key)
 
 
@@ -117,7 +117,7 @@ def test_an_alarm_that_goes_off_while_an_agent_is_looked_for_is_the_scripts_too(
 
     monkeypatch.setattr(spawn, "connect", connect)
     client = AgentClient(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), Notices())
-    for ask in (lambda: client.claim(key_of("kernel"), tmp_path / "kernel"), lambda: client.ask({"op": "status"})):
+    for ask in (lambda: client.claim(key_of("kernel"), tmp_path / "kernel"), lambda: client.status()):
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
             ask()
 

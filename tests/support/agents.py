@@ -80,7 +80,7 @@ def listen() -> str:
 
 def claim(client: AgentClient, name: str, tier: str = "homes") -> Answer:
     answer = client.claim(key_of(name), home_of(name, tier))
-    facts = {k: v for k, v in vars(answer).items() if isinstance(v, str)}
+    facts = {k: v for k, v in vars(getattr(answer, "granted", answer)).items() if isinstance(v, str)}
     say(type(answer).__name__, **facts)
     return answer
 

@@ -16,6 +16,7 @@ from kcoord.files.faults import (
 )
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
+from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices
 
@@ -70,8 +71,8 @@ class Profiles:
         """The recipes that earlier jobs recorded under `name`, as far as they can be read. Takes as long as the store does."""
         return await self._lane.run(functools.partial(self._read, name))
 
-    async def bring(self, name: str, patience: float) -> dict[str, Any]:
-        """The answer to `profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
+    async def bring(self, name: str, patience: float) -> ProfileState:
+        """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
         `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
@@ -87,7 +88,7 @@ class Profiles:
                 copy = self._copies[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._copy, name)))
                 copy.add_done_callback(lambda _: self._copies.pop(name, None))
             late = not (await asyncio.wait({copy}, timeout=patience))[0]
-        return {"op": "profile", "checked": self._trust.required, "late": late}
+        return ProfileState(checked=self._trust.required, late=late)
 
     def _copy(self, name: str) -> None:
         recipes = self._read(name)

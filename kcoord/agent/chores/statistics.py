@@ -9,9 +9,6 @@ from typing import Any
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
-from kcoord.protocol.fields import (
-    job_name,
-)
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.ledger import Ledger, add_up
@@ -44,14 +41,13 @@ class Statistics:
 
     async def answer(self, job: str | None) -> dict[str, Any]:
         """The sums of one job, or of all that this node knows. While the disk hangs: of this agent's own counters."""
-        job = job and job_name(job)
         by_job = await self._on_this_node(job)
         shares = self._share is not None
         for name in by_job:
             everywhere = await self._shared(name, read=True) if shares else None
             shares = everywhere is not None  # Redis that does not answer is not asked for each job
             by_job[name] = (everywhere or {}) | by_job[name]
-        return {"op": "stats", **add_up(by_job)}
+        return add_up(by_job)
 
     async def _on_this_node(self, job: str | None) -> dict[str, ByAgent]:
         def read() -> dict[str, ByAgent]:

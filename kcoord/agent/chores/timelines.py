@@ -8,10 +8,8 @@ import os
 import platform
 import stat
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.files.faults import (
@@ -22,6 +20,7 @@ from kcoord.files.replace import replace_file
 from kcoord.protocol.identity import (
     Identity,
 )
+from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.job_names import directory_name
@@ -71,12 +70,10 @@ class Timelines:
         )  # fmt: skip
         self.chores = [self._saving, self._sharing]
 
-    def add(self, who: Identity, message: Mapping[str, Any]) -> list[str]:
-        """Keep the spans of a client's delivery; what is no span is left out, and counted. Returns their keys."""
-        wire, dropped = message.get("spans"), message.get("dropped")
-        spans, refused = checked(wire)
-        dropped = dropped if isinstance(dropped, int) and 0 < dropped <= span_files.LARGEST_NUMBER else 0
-        self._append(who, spans, dropped + refused)
+    def add(self, who: Identity, message: Deliver) -> list[str]:
+        """Keep the spans of a delivery; what is no span is left out, and counted. Returns their keys."""
+        spans, refused = checked(message.spans)
+        self._append(who, spans, message.dropped + refused)
         return [span.key for span in spans]
 
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:

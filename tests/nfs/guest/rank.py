@@ -114,11 +114,11 @@ def forget(name: str, tier: str = "homes") -> None:
 
 def status() -> dict[str, Any]:
     """The agent's; it is started if there is none."""
-    return CLIENT.ask({"op": "status"}) or {}
+    return CLIENT.status() or {}
 
 
 def stop_agent() -> bool:
-    return CLIENT.ask({"op": "stop"}, start=False) is not None
+    return CLIENT.stop(start=False)
 
 
 def now() -> float:

@@ -1,4 +1,4 @@
-"""What an agent's errands leave in the lease service."""
+"""The leases that an agent's tasks leave in the lease service."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kcoord.telemetry.events import Notices
 KEY, SLOW = "key", 0.05
 
 
-def errands_of(flights: Flights, leases: LocalLeases, told: list[act.Tell] | None = None) -> Errands:
-    """Whose actions are carried out, but for what is told to ranks."""
+def errands_of(flights: Flights, leases: LocalLeases, answered: list[act.Reply] | None = None) -> Errands:
+    """Carries out the actions that follow, but for the answers to ranks."""
 
     def report(actions: list[act.Action]) -> None:
         for action in actions:
-            if not isinstance(action, act.Tell):
+            if not isinstance(action, act.Reply):
                 errands.start(action)
-            elif told is not None:
-                told.append(action)
+            elif answered is not None:
+                answered.append(action)
 
     errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
     return errands
@@ -119,9 +119,9 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
                     given_back.set()
                 return released
 
-        leases, told = Leases(15.0, 900.0, 30.0), []
+        leases, answered = Leases(15.0, 900.0, 30.0), []
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases, told)
+        errands = errands_of(flights, leases, answered)
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
         now = time.monotonic()
         (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
@@ -137,6 +137,6 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         errands.start(ask)
         await within(10.0, given_back.wait())
         await errands.drain(0.05)
-        assert told == []
+        assert answered == []
 
     asyncio.run(scenario())

@@ -18,10 +18,11 @@ import pytest
 import kcoord
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.timelines import Timelines
-from kcoord.cli.options import ask_agent
+from kcoord.cli.options import agent_status
 from kcoord.protocol.identity import (
     Identity,
 )
+from kcoord.protocol.messages import Deliver
 from kcoord.rank.coordinator import Coordinator
 from kcoord.report import span_reader
 from kcoord.report.timeline import Timeline, load_timeline
@@ -69,7 +70,7 @@ class Gate:
         settings = Settings.from_environ({**self._environ, **node})
 
         def waiting() -> int:
-            status = ask_agent(settings, {"op": "status"})
+            status = agent_status(settings)
             return sum(len(f["waiting"]) for f in status["flights"]) if status else 0
 
         eventually(lambda: waiting() == waiters)
@@ -139,7 +140,7 @@ def test_the_row_of_a_killed_rank_ends_in_what_it_was_at_and_the_next_leader_is_
 
     def waited_for() -> float:
         """The seconds that the flight has been led, if somebody waits for it."""
-        status = ask_agent(settings, {"op": "status"})
+        status = agent_status(settings)
         return max((f["seconds"] for f in status["flights"] if f["waiting"]), default=0.0) if status else 0.0
 
     eventually(waited_for)
@@ -331,7 +332,7 @@ def test_bad_spans_in_a_report_cost_the_counters_nothing() -> None:
                 ([span().to_wire(), 5], "x"),
                 ({}, 1 << 60),
             ):
-                reply = wire.ask({"op": "report", "counters": {"requests": 1}, "spans": spans, "dropped": dropped})
+                reply = wire.ask({"op": "deliver", "counters": {"requests": 1}, "spans": spans, "dropped": dropped})
                 assert reply["op"] == "done"
             assert wire.ask({"op": "stats", "job": "j"})["counters"]["requests"] == 5
         until(lambda: any(p.stat().st_size for p in node.directory.glob("traces/j/*.spans")))
@@ -352,7 +353,7 @@ def test_what_a_hostile_client_says_of_itself_leaves_the_file_readable() -> None
             with node.wire() as wire:
                 wire.send(Identity(pid, rank, None, job).hello())
                 wire.frame()
-                wire.ask({"op": "report", "counters": {}, "spans": [span().to_wire()], "dropped": 0})
+                wire.ask({"op": "deliver", "counters": {}, "spans": [span().to_wire()], "dropped": 0})
         until(lambda: sum(p.stat().st_size > 0 for p in node.directory.glob("traces/*/*.spans")) == 5)
         assert {p.parent for p in node.directory.rglob("*.spans")} == set((node.directory / "traces").iterdir())
         for job in ("../..", "..", "", "x" * 5000, "\udcff/\0"):
@@ -399,8 +400,8 @@ def in_agent(work: Any) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def line(n: int, count: int = 1) -> dict[str, Any]:
-    return {"spans": [span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)], "dropped": 0}
+def line(n: int, count: int = 1) -> Deliver:
+    return Deliver({}, [span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)])
 
 
 WHO = Identity(5, 0, 0, "job")
@@ -532,7 +533,7 @@ def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path)
     async def work() -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(2000):
-            timelines.add(WHO, {"spans": [span(n).to_wire()] if n < 2 else [], "dropped": 1})
+            timelines.add(WHO, Deliver({}, [span(n).to_wire()] if n < 2 else [], dropped=1))
             Chores(timelines.chores).pulse()
             await timelines._save()
         await Chores(timelines.chores).drain(10)
