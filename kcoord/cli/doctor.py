@@ -224,6 +224,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
 
 
 async def _try_redis(url: str, namespace: str) -> tuple[str, float]:
+    from kcoord.leases.base import Lease
     from kcoord.leases.redis import RedisLeases
 
     leases = RedisLeases(
@@ -233,8 +234,9 @@ async def _try_redis(url: str, namespace: str) -> tuple[str, float]:
         version = await leases.server_version()
         await leases.ping()
         key, started = f"doctor-{staging_name()}", time.perf_counter()
-        await leases.acquire(key, "doctor", "doctor")
-        await leases.release(key, "doctor")
+        answer = await leases.acquire(key, "doctor", "doctor")
+        if isinstance(answer, Lease):
+            await answer.release()
         return version, (time.perf_counter() - started) * 1000
     finally:
         await leases.close()
@@ -268,6 +270,7 @@ def _agent(settings: Settings) -> Iterator[Finding]:
 def _lease_files(settings: Settings) -> Iterator[Finding]:
     if settings.store is None:
         return
+    from kcoord.leases.base import Lease
     from kcoord.leases.files import FileLeases
 
     async def attempt(store: Path) -> float:
@@ -275,8 +278,9 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
         try:
             await leases.ping()
             key, started = f"doctor-{staging_name()}", time.perf_counter()
-            await leases.acquire(key, "doctor", "doctor")
-            await leases.release(key, "doctor")
+            answer = await leases.acquire(key, "doctor", "doctor")
+            if isinstance(answer, Lease):
+                await answer.release()
             return (time.perf_counter() - started) * 1000
         finally:
             await leases.close()

@@ -31,7 +31,7 @@ from kcoord.files.faults import (
 )
 from kcoord.files.sweep import lives
 from kcoord.files.trash import Trash
-from kcoord.leases.base import LeaseService, Won, kept_alive
+from kcoord.leases.base import Lease, LeaseService
 from kcoord.profiles.compaction import compact, compact_needs
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
@@ -181,16 +181,16 @@ class Keeper:
         try:
             if not await self._in("store", self._is_turn):
                 return
-            won = await self._leases.acquire(_LEASE, token, platform.node())
-            if not isinstance(won, Won):
+            lease = await self._leases.acquire(_LEASE, token, platform.node())
+            if not isinstance(lease, Lease):
                 return  # another agent is at it
+            lease.keep_alive(ttl)
             try:
-                async with kept_alive(self._leases, _LEASE, token, ttl):
-                    await self._in("store", self._compact)
-                    await self._in("store", self._collect)
+                await self._in("store", self._compact)
+                await self._in("store", self._collect)
                 self._due["held"] = 0.0
             finally:
-                await self._leases.release(_LEASE, token)
+                await lease.release()
         except LeaseUnavailable as error:
             log.info("the store was not looked through: %s", error)
         except StoreError as error:
