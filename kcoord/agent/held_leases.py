@@ -12,9 +12,9 @@ from kcoord.telemetry.events import Notices
 
 
 class HeldLeases:
-    """What is held is recorded in `service.held`; a flight's serial number is part of its token. `ttl` in seconds.
+    """The commands of flights to `service`, which records the leases. A flight's serial number is its token. `ttl` in seconds.
 
-    A command that ends a lease tells a fault of the service once and raises nothing: the lease ends by its TTL.
+    A command that ends a lease does not raise: a fault of the service is told, and the lease ends by its TTL.
     """
 
     def __init__(self, service: LeaseService, notices: Notices, agent_id: str, ttl: float) -> None:

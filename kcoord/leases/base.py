@@ -166,7 +166,7 @@ class LeaseService(abc.ABC):
 
     @abc.abstractmethod
     async def look(self, key: str) -> Ready | Failed | Wait | None:
-        """What `acquire` would answer a token that nobody has, without taking the lease. None: it is free."""
+        """The answer that `acquire` would give a new token, without taking the lease. None: it is free."""
 
     @abc.abstractmethod
     async def renew(self, lease: Lease) -> bool:
