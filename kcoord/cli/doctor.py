@@ -28,7 +28,7 @@ from kcoord.files.naming import staging_name
 from kcoord.files.private import make_private
 from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import LeaseService
+from kcoord.leases.base import Lease, LeaseService
 from kcoord.settings import Settings, variable
 
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
@@ -227,8 +227,9 @@ async def _try_lease(leases: LeaseService) -> float:
     """Milliseconds to take and release a lease. Raises `LeaseUnavailable`."""
     await leases.ping()
     key, started = f"doctor-{staging_name()}", time.perf_counter()
-    await leases.acquire(key, "doctor", "doctor")
-    await leases.release(key, "doctor")
+    answer = await leases.acquire(key, "doctor", "doctor")
+    if isinstance(answer, Lease):
+        await answer.release()
     return (time.perf_counter() - started) * 1000
 
 

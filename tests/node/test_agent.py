@@ -21,7 +21,7 @@ import pytest
 from kcoord.agent.server import Agent
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.leases.base import Wait, Won
+from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import endpoint
 from kcoord.rank.client import (
@@ -665,7 +665,7 @@ def test_an_agent_that_is_told_to_stop_gives_its_leases_back() -> None:
         assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Wait)
         agent.stop()
         await asyncio.wait_for(serving, 20)
-        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won)
+        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease)
         lead.connection.close()
 
     with Node(spawn="0") as node:
@@ -676,7 +676,8 @@ def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_com
     async def scenario(node: Node) -> None:
         leases, key = LocalLeases(60, 60, 60), key_of("k")
         agent, serving = await served(node, leases)
-        assert isinstance(await leases.acquire(key.digest, "other", "another node"), Won)
+        other = await leases.acquire(key.digest, "other", "another node")
+        assert isinstance(other, Lease)
         hurried = node.client()
         for _ in range(3):
             assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
@@ -690,7 +691,7 @@ def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_com
         while not any(f["waiting"] for f in agent.status()["flights"]):
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
-        assert await leases.release(key.digest, "other")
+        assert await other.release()
         lead = await asyncio.wait_for(waiting, 20)
         assert isinstance(lead, Lead), "who waits is heir to the lease"
         agent.stop()
@@ -718,7 +719,7 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
         lead = await asyncio.to_thread(node.claim, client, "k")
         assert await asyncio.to_thread(node.publish, client, lead, "k")
         start = time.monotonic()
-        while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won):
+        while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease):
             assert time.monotonic() < start + BOUND, "it is renewed for ever"
             await asyncio.sleep(0.01)
         assert any("ZeroDivisionError" in n for n in agent.status()["notices"])

@@ -20,7 +20,7 @@ from kcoord.files.faults import (
     fault_of,
 )
 from kcoord.files.trash import Trash
-from kcoord.leases.base import LeaseService, Won, kept_alive
+from kcoord.leases.base import Lease, LeaseService
 from kcoord.retention.collected import Collected
 from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.holdings import Holdings, read_holdings
@@ -77,16 +77,16 @@ class StoreRetention:
         try:
             if not await self._lane.run(lambda: _is_turn(store)):
                 return
-            won = await self._leases.acquire(_LEASE, self._token, platform.node())
-            if not isinstance(won, Won):
+            lease = await self._leases.acquire(_LEASE, self._token, platform.node())
+            if not isinstance(lease, Lease):
                 return  # another agent makes a pass
+            lease.keep_alive(self._ttl)
             try:
-                async with kept_alive(self._leases, _LEASE, self._token, self._ttl):
-                    await self._lane.run(lambda: self._compact(store))
-                    await self._lane.run(lambda: self._collect(store))
+                await self._lane.run(lambda: self._compact(store))
+                await self._lane.run(lambda: self._collect(store))
                 self._reading.hasten()
             finally:
-                await self._leases.release(_LEASE, self._token)
+                await lease.release()
         except LeaseUnavailable as error:
             log.info("the store was not looked through: %s", error)
         except StoreError as error:
