@@ -1,1 +1,1 @@
-"""Benchmarks that measure all ways side by side in one run. ``python -m benchmarks [NAME …]``; results: ``benchmarks/results``."""
+"""Benchmarks that measure ways side by side in one run. ``python -m benchmarks [NAME …]``; results in ``benchmarks/results``."""

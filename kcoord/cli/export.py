@@ -52,7 +52,7 @@ def command(
     """
     root = needed_store(settings)
     if not (names or everything or keys):
-        raise click.UsageError("say what to export: the NAME of a profile, --key DIGEST or --all")
+        raise click.UsageError("nothing to export: give the NAME of a profile, --key DIGEST or --all")
     store = Store(root, Trust.of(settings))
     check_is_store(store.root)
     named = _found(store, keys)

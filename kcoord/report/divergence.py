@@ -1,4 +1,4 @@
-"""Ranks of one job whose keys diverge: each group compiles for itself what the others have, and nothing fails.
+"""Ranks of one job whose keys diverge: each group compiles kernels that the others have, and nothing fails.
 
 Groups that share no key of a kernel (`kcoord.report.groups`) are compared by their nearest keys, the pair with the fewest
 differing factors. Groups are no fault by themselves: pipeline stages run one kernel with other sizes, and a warm-up deals
