@@ -129,5 +129,5 @@ def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None
     if len(bad) > _MOST_SHOWN:
         click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
     click.echo(
-        f"{seen.whole} artifacts verified, {len(bad)} bad, {seen.size:,} bytes read, {seen.signed} signed by whomever, in {where}"
+        f"{seen.whole} artifacts verified, {len(bad)} bad, {seen.size:,} bytes read, {seen.signed} signed by any key, in {where}"
     )
