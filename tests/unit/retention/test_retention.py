@@ -684,7 +684,7 @@ keeper.FIRST = 0.0
 """
 _SOON = f"{_FIRST_NOW}keeper.EVERY = 0.5\n"
 _YOUNG = """
-from kcoord.artifacts import retention
+from kcoord.retention import limits as retention
 keeper.Limits = lambda **limits: retention.Limits(**limits, least_age=0.0)
 """
 
