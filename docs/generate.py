@@ -1,4 +1,4 @@
-"""``python docs/generate.py``: write settings.md and cli.md anew from the code. A test compares them with it."""
+"""``python docs/generate.py``: write settings.md and cli.md from the code. A test compares them with it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import click
 from kcoord.cli import cli
 from kcoord.settings import FIELDS, Settings, variable
 
-_BY_ENVIRONMENT = ("local_dir",)  # whose default is said in words
+_BY_ENVIRONMENT = ("local_dir",)  # their text has the default
 _NOTE = "<!-- Written by docs/generate.py: change the code, and run it. -->\n\n"
 _SETTINGS = {spec.name for spec in FIELDS}
-_PATHS = 4  # settings that are listed by name where a command takes few
+_PATHS = 4  # a command with few settings lists their names
 
 
 def settings_table() -> list[str]:
-    """The table of settings, from the table that parses them."""
+    """The table of settings, from `FIELDS`."""
     defaults = Settings()
-    lines = ["| variable | unit | default | what it is |", "| --- | --- | --- | --- |"]
+    lines = ["| variable | unit | default | meaning |", "| --- | --- | --- | --- |"]
     for spec in FIELDS:
         default = "" if spec.name in _BY_ENVIRONMENT else _shown(getattr(defaults, spec.name))
         lines.append(f"| `{variable(spec.name)}` | {spec.metadata['unit']} | {default} | {spec.metadata['doc']} |")
@@ -30,13 +30,13 @@ def settings_table() -> list[str]:
 def settings_page() -> str:
     intro = (
         "# Settings\n\n"
-        "A setting is an environment variable. Most are flags, too: of `kcoord` `--store` for `KCOORD_STORE`, of\n"
-        "`kcoord-torchrun` `--kcoord-store`. A flag wins. An empty variable counts as unset, but for `KCOORD_NAMESPACE`.\n"
-        "A value that cannot be used is one line that names the remedy, and exit code 2, before the job starts.\n\n"
+        "A setting is an environment variable, and most are flags, too: `--store` of `kcoord` and `--kcoord-store` of\n"
+        "`kcoord-torchrun` set `KCOORD_STORE`. A flag wins. An empty variable counts as unset, except `KCOORD_NAMESPACE`.\n"
+        "A bad value ends the command before the job starts: one line with the remedy, and exit code 2.\n\n"
     )
     outro = (
-        "\nSet the same on all nodes. Processes of a node share an agent if their store, local directory, Redis and namespace\n"
-        "are the same, and their user.\n"
+        "\nSet the same values on all nodes. Processes of a node share an agent if they have the same user, store, local\n"
+        "directory, Redis and namespace.\n"
     )
     return _NOTE + intro + "\n".join(settings_table()) + "\n" + outro
 
@@ -45,7 +45,7 @@ def cli_page() -> str:
     parts = [
         _NOTE + "# Commands\n\n"
         "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. `--json` prints JSON. Where a command takes\n"
-        "settings, they are flags named like the [variables](settings.md): `--store` for `KCOORD_STORE`.\n"
+        "settings, they are flags with the names of the [variables](settings.md): `--store` for `KCOORD_STORE`.\n"
     ]
     context = click.Context(cli, info_name="kcoord")
     for name in cli.list_commands(context):
@@ -73,7 +73,7 @@ def _command(command: click.Command, context: click.Context) -> str:
 
 
 def _is_setting(option: click.Option) -> bool:
-    """`kcoord stats --job` is none, though one has this name."""
+    """True for a setting's flag. `kcoord stats --job` is none, though a setting has this name."""
     return option.name in _SETTINGS and variable(option.name) in (option.help or "")
 
 
@@ -85,7 +85,7 @@ def _option(option: click.Option, context: click.Context) -> str:
 
 
 def _prose(text: str) -> str:
-    """A docstring, without what click's own formatting marks, and safe in Markdown."""
+    """A docstring without click's formatting marks, and safe in Markdown."""
     return (
         inspect.cleandoc(text)
         .replace("\b\n", "")

@@ -1,4 +1,4 @@
-"""For the site: what a page links to in the repository, outside of docs/, is named there and no link."""
+"""For the site: a link to a file outside of docs/ becomes the file's name."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Called by mkdocs with each page's text."""
+    """mkdocs calls it with each page's text."""
     return _OUTSIDE.sub(lambda found: f"{found[1]} (`{posixpath.normpath(found[2][3:])}` in the repository)", markdown)

@@ -1,4 +1,4 @@
-"""Secret files: checked for their readers, and told from keys that a mounted Kubernetes Secret lacks."""
+"""Secret files: their readers are checked, and keys that a mounted Kubernetes Secret lacks are recognized."""
 
 from __future__ import annotations
 

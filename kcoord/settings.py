@@ -18,9 +18,6 @@ from kcoord import setting_values as values
 from kcoord.errors import SettingsError
 from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
-from kcoord.setting_values import LONGEST_JOB as LONGEST_JOB
-from kcoord.setting_values import LONGEST_SOCKET_PATH
-from kcoord.setting_values import TRUST as TRUST
 from kcoord.units import parse_bytes
 
 PROTOCOL_VERSION = 2
@@ -33,6 +30,8 @@ SECRET_FILES = {"redis_url_file": "redis_url", "signing_key_file": "signing_key"
 """Secrets in files, and the settings that hold the same secret inline."""
 ALTERNATIVES = SECRET_FILES | {inline: file for file, inline in SECRET_FILES.items()}
 """The other one of such a pair."""
+LONGEST_JOB = values.LONGEST_JOB
+profile_name = values.name
 
 
 def is_profile_name(value: str) -> bool:
@@ -82,7 +81,7 @@ class Settings:
         _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store: each namespace "
         "but `default` has its own store, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
     trust: str | None = _setting(
-        None, values.one_of(*TRUST), "policy", "Policy for artifacts and profiles in the store that none of our keys "
+        None, values.one_of(*values.TRUST), "policy", "Policy for artifacts and profiles in the store that none of our keys "
         "has signed: require (compile instead), warn (use them, and warn once) or off. Default: require with a "
         "signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
@@ -218,9 +217,9 @@ class Settings:
         if self.socket is not None:
             return self.socket
         path = self.local_dir / f"agent-{self.fingerprint}.sock"
-        if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
             path = default_local_dir() / path.name  # may write to the disk: only if needed
-        if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
             path = Path("/tmp", f"kcoord-{os.getuid()}", path.name)  # TMPDIR is too long as well
         return path
 

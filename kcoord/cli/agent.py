@@ -95,7 +95,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
     from kcoord.transfer.prefetch import prefetch
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         with suppress(OSError):
             click.echo(f"kcoord: prefetch: {line}", err=True)
 
@@ -104,11 +104,11 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     try:
         settings = Settings.from_environ(**flags)
         if settings.disable:
-            say("KCOORD_DISABLE is set: nothing is fetched")
+            log("KCOORD_DISABLE is set: nothing is fetched")
         else:
-            say(str(prefetch(settings, timeout=timeout, most=most, say=say)))
+            log(str(prefetch(settings, timeout=timeout, most=most, say=log)))
     except SettingsError as error:
-        say(f"{error}; nothing is fetched")
+        log(f"{error}; nothing is fetched")
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(0)  # do not wait for a thread that hangs in a dead NFS server

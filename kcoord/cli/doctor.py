@@ -69,9 +69,7 @@ def _kcoord(settings: Settings) -> Iterator[Finding]:
         os.close(os.pidfd_open(os.getpid()))
         yield Finding("kernel", "ok", "pidfd: a killed compiler is known at once")
     except OSError as error:
-        remedy = (
-            "use Linux 5.3 or newer; until then only the end of its socket tells, which a forked child can hold open"
-        )
+        remedy = "use Linux 5.3 or newer; until then only the end of its socket shows it, and a forked child can hold that open"
         yield Finding("kernel", "warn", f"no pidfd ({error.strerror})", remedy)
 
 
@@ -106,7 +104,7 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
     for name, place in places:
         kind = _file_system(place)
         if kind in _NETWORK_FILE_SYSTEMS:
-            remedy = f"set {name} to a directory on local disk; the store is what nodes share"
+            remedy = f"set {name} to a directory on local disk; nodes share the store"
             yield Finding(what, "warn", f"{place} is on {kind}", remedy)
 
 

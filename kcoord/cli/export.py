@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
+from kcoord.cli.options import IN_STORE, PROFILE, Parsed, digest_type, needed_store, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import document
@@ -24,12 +23,6 @@ from kcoord.transfer.bundle import export
 _MOST_SHOWN = 20
 
 
-def _digest_begin(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{4,64}", text):
-        raise ValueError("it is no digest: 4 to 64 hex digits")
-    return text
-
-
 def _file(text: str) -> Path:
     if not Path(text).name:
         raise ValueError("it names no file")
@@ -40,7 +33,7 @@ def _file(text: str) -> Path:
 @click.argument("names", metavar="[NAME]…", nargs=-1, type=PROFILE)
 @click.argument("out", metavar="FILE", type=Parsed("file", _file))
 @click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
-@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=Parsed("digest", _digest_begin),
+@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=digest_type(4, "4 to 64 hex digits"),
               help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
     settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
@@ -52,7 +45,7 @@ def command(
     """
     root = needed_store(settings)
     if not (names or everything or keys):
-        raise click.UsageError("say what to export: the NAME of a profile, --key DIGEST or --all")
+        raise click.UsageError("nothing to export: give the NAME of a profile, --key DIGEST or --all")
     store = Store(root, Trust.of(settings))
     check_is_store(store.root)
     named = _found(store, keys)

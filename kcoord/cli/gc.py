@@ -96,7 +96,7 @@ def command(
     else:
         where = needed_store(settings, "; --local is for this node's own copies")
         check_is_store(where)
-        merged = {} if dry_run else _compact(where, settings)  # first: it leaves what the pins are read from
+        merged = {} if dry_run else _compact(where, settings)  # first: the pins are read from its result
         pinned = functools.partial(pinned_digests, where, note=not dry_run)
         defaults = {name: getattr(settings, f"store_{name}") for name in ("max_size", "max_files", "unused_for")}
         found = collect(
@@ -111,7 +111,7 @@ def command(
     if found.refused:
         raise KcoordError(
             f"this user may not remove {found.refused:,} of the artifacts that were to go: "
-            "run 'kcoord gc' as a user who may rename what the jobs wrote"
+            "run 'kcoord gc' as a user who may rename the jobs' files"
         )
 
 

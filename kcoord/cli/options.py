@@ -107,6 +107,17 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r:.80}: {error}", param, ctx)
 
 
+def digest_type(least: int, remedy: str) -> Parsed:
+    """At least `least` of a digest's 64 hex digits."""
+
+    def parse(text: str) -> str:
+        if not least <= len(text) <= 64 or not set(text) <= set("0123456789abcdef"):
+            raise ValueError(f"it is no digest: {remedy}")
+        return text
+
+    return Parsed("digest", parse)
+
+
 def _profile(text: str) -> str:
     try:
         return profile_name(text)

@@ -30,8 +30,8 @@ _LONGEST_VALUE = 80  # characters
     "--misses/--no-misses",
     default=True,
     show_default=True,
-    help="Say why kernels were compiled, and in what the keys of ranks differ; this reads a small file of every artifact in the "
-    "store, which may be slow there.",
+    help="Explain why kernels were compiled and how the keys of ranks differ; this reads a small file of every artifact in the "
+    "store, which may be slow.",
 )
 def command(timeline: Timeline, path: Path, settings: Settings, misses: bool, as_json: bool) -> None:
     """Write one HTML page about JOB: its time line, the slowest kernels, the seconds saved, why each kernel was compiled, and how

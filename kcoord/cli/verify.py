@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import Parsed, print_json, subcommand
+from kcoord.cli.options import digest_type, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.reading import read_plain
@@ -35,14 +34,8 @@ class _Seen:
     size: int = 0
 
 
-def _digest(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise ValueError("it is no digest of a key: 'kcoord ls --json' has them")
-    return text
-
-
 @subcommand("verify", "store", "local_dir", "namespace", "trust", "signing_key_file")
-@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=Parsed("digest", _digest))
+@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=digest_type(_DIGITS, "'kcoord ls --json' has them"))
 @click.option("--all", "everything", is_flag=True, help="All artifacts, the default.")
 @click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
 def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool) -> None:
@@ -136,5 +129,5 @@ def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None
     if len(bad) > _MOST_SHOWN:
         click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
     click.echo(
-        f"{seen.whole} artifacts verified, {len(bad)} bad, {seen.size:,} bytes read, {seen.signed} signed by whomever, in {where}"
+        f"{seen.whole} artifacts verified, {len(bad)} bad, {seen.size:,} bytes read, {seen.signed} signed by any key, in {where}"
     )

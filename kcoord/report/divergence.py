@@ -1,4 +1,4 @@
-"""Ranks of one job whose keys diverge: each group compiles for itself what the others have, and nothing fails.
+"""Ranks of one job whose keys diverge: each group compiles kernels that the others have, and nothing fails.
 
 Groups that share no key of a kernel (`kcoord.report.groups`) are compared by their nearest keys, the pair with the fewest
 differing factors. Groups are no fault by themselves: pipeline stages run one kernel with other sizes, and a warm-up deals
@@ -192,12 +192,9 @@ def _compared(name: Name, groups: Sequence[Ranks], kept: Mapping[int, Manifest])
     for who, keys, count in others[:_MOST_GROUPS]:
         pairs = _nearest(keys[:_MOST_COMPARED], theirs[:_MOST_COMPARED], known)
         whole = count == base_count == len({his for _, his, _ in pairs}) == len(keys) <= _MOST_COMPARED
-        for kind in ("surroundings", "gpu") if _kind(pairs[0][2]) == "known" else ("rest",):
-            differences = _of_kind(pairs[0][2], kind)
-            if not differences:
-                continue
+        for kind, differences in _by_kind(pairs[0][2]).items():
             factors = tuple(d.name for d in differences)
-            same = [(m, h) for m, h, d in pairs if tuple(x.name for x in _of_kind(d, kind)) == factors]
+            same = [(m, h) for m, h, d in pairs if tuple(x.name for x in _by_kind(d).get(kind, ())) == factors]
             ours = tuple("unset" if d.ours is None else d.ours for d in differences)
             mine = tuple("unset" if d.theirs is None else d.theirs for d in differences)
             keys_of = {ours: dict.fromkeys(h for _, h in same), mine: dict.fromkeys(m for m, _ in same)}
@@ -233,15 +230,11 @@ def _first_word(difference: FactorDiff) -> str:
     return difference.name.partition(" ")[0]
 
 
-def _kind(differences: Sequence[FactorDiff]) -> str:
-    known = _SURROUNDINGS | _GPU
-    return "known" if any(_first_word(d) in known for d in differences) else "rest"
-
-
-def _of_kind(differences: Sequence[FactorDiff], kind: str) -> list[FactorDiff]:
-    """The differences of this kind. Where surroundings or the GPU differ, other factors (options, say) follow."""
-    words = {"surroundings": _SURROUNDINGS, "gpu": _GPU}.get(kind)
-    return [d for d in differences if words is None or _first_word(d) in words]
+def _by_kind(differences: Sequence[FactorDiff]) -> dict[str, list[FactorDiff]]:
+    """Surroundings and GPU, or else the rest: with these, other factors (options, say) differ as a consequence."""
+    words = {"surroundings": _SURROUNDINGS, "gpu": _GPU}
+    found = {kind: [d for d in differences if _first_word(d) in known] for kind, known in words.items()}
+    return {kind: some for kind, some in found.items() if some} or ({"rest": list(differences)} if differences else {})
 
 
 def _alike(cases: Iterable[_Case]) -> Iterator[_Case]:

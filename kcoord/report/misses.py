@@ -48,7 +48,7 @@ def _reason(
     mine: Manifest | None, by_name: Mapping[tuple[str, str], list[Manifest]], began: float
 ) -> tuple[str, _Differences]:
     if mine is None:
-        return "their artifacts are neither in the store nor on this node, so nothing can be said", ()
+        return "their artifacts are neither in the store nor on this node, so the reason is unknown", ()
     if mine.origin.created < began:
         return "compiled before with this very key: it could not be fetched, or was not right for this GPU", ()
     relatives = by_name[mine.key.backend, mine.key.name]  # the manifest's: a span's name may be cut

@@ -8,7 +8,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 
-_OPAQUE = ("triton_key", "source")  # hashes of what other factors explain
+_OPAQUE = ("triton_key", "source")  # hashes that other factors explain
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 
 

@@ -42,7 +42,7 @@
     return ((255 << 24) | ((n & 255) << 16) | (((n >> 8) & 255) << 8) | (n >> 16)) >>> 0;
   };
 
-  /* As much of a text as has room; empty if that is next to nothing. */
+  /* The beginning of a text that fits; empty if almost nothing does. */
   const fitted = (text, room) => {
     if (context.measureText(text).width <= room) return text;
     let end = text.length;
@@ -100,7 +100,7 @@
     }
   }
 
-  /* Pixel by pixel, so that a million spans take a moment; where several fall on one pixel the most notable one shows. */
+  /* Pixel by pixel, so that a million spans take a moment. Where several fall on one pixel the most notable one shows. */
   function paintSpans(scale, rowHeight) {
     const left = Math.round(gutter * scale), top = Math.round(AXIS * scale);
     const w = canvas.width - left, h = canvas.height - top;
@@ -248,7 +248,7 @@
     top: view.top + down * (view.bottom - view.top), bottom: view.bottom + down * (view.bottom - view.top),
   });
 
-  /* The view is in the page's address, so that it can be sent to somebody. */
+  /* The page's address holds the view, so that it can be sent. */
   function remember() {
     const parts = [];
     if (view.from > 0 || view.to < whole.to) parts.push(`t=${view.from.toFixed(6)}-${view.to.toFixed(6)}`);
@@ -277,7 +277,7 @@
     return from < to;
   }
 
-  /* Show key number `key` alone; -1: all whose name has the filter's text in it. */
+  /* Show key number `key` alone; -1: all whose names contain the filter's text. */
   function choose(key) {
     only = key;
     if (key >= 0) filter.value = keys[key].name;

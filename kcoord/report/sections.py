@@ -155,7 +155,7 @@ def _failures(found: Findings, keys: dict[int, int]) -> str:
                 rows.append((_button(kernel, keys), event, f"{len(placed)}", seconds(total), escape(places(placed))))
     if not rows:
         return ""
-    shown = table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
+    shown = table(("kernel", "event", "#times", "#seconds", "where"), rows)
     return f"<section><h2>Failed or lost</h2>{shown}</section>"
 
 

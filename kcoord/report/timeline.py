@@ -203,7 +203,7 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 def _events(files: list[SpanFile]) -> list[AgentEvent]:
-    """In the order of time, with an event for each agent that another one of its node followed though it never told its end."""
+    """In the order of time, with an event for each agent without an "ends" that another agent of its node followed."""
     found = [event for file in files for event in file.events]
     began: dict[str, float] = {}  # by node, when its last agent began
     for event in found:

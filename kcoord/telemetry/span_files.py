@@ -73,7 +73,7 @@ Moment = Literal["told", "begins", "ends"]
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """An agent began, was told to end, or told its log a notice up to a second ago. `when`: Unix seconds by its node's clock."""
+    """An agent began, got its signal to end, or told a notice up to a second ago. `when`: Unix seconds by its node's clock."""
 
     when: float
     node: str

@@ -26,9 +26,9 @@ from kcoord.profiles.compaction import compact
 from kcoord.profiles.parts import PARTS, parts, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.telemetry.events import Notices
-from tests.node.test_cli import as_json, kcoord
 from tests.support.agents import Node, until
 from tests.support.cluster import start_agent
+from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
 
 DAY = 86400.0

@@ -27,9 +27,9 @@ from kcoord.profiles.requested import (
     written_at,
 )
 from kcoord.retention.pinned import pin_profile, pinned_digests
-from tests.node.test_cli import as_json
 from tests.support.agents import Node, until
 from tests.support.cluster import start_agent
+from tests.support.command import as_json
 from tests.support.sandbox import Sandbox
 from tests.unit.profiles.test_compaction import DAY, old
 

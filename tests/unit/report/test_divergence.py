@@ -31,14 +31,14 @@ from tests.node.test_warmup import (
     settings_of,
 )
 from tests.support.browser import Browser
+from tests.support.command import kcoord as run
+from tests.support.pages import HOSTILE, Text
 from tests.support.sandbox import (
     PROGRAMS,
     Sandbox,
     eventually,
     finish,
 )
-from tests.unit.report.test_report import HOSTILE, Text
-from tests.unit.report.test_trace import run
 
 
 def key(

@@ -8,7 +8,6 @@ import random
 import re
 from array import array
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from kcoord.report.timeline import Row, Timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
+from tests.support.command import kcoord as run
+from tests.support.pages import HOSTILE, Text, save
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-from tests.unit.report.test_trace import run, save
 
 LIGHT = {
     "page": "#ffffff",
@@ -71,24 +71,6 @@ def report(timeline: Timeline, directory: Path) -> Path:
     return path
 
 
-class Text(HTMLParser):
-    """The text that a reader sees, and the tags."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.seen: list[str] = []
-        self.feed(html)
-        self.text = re.sub(r"\s+", " ", " ".join(self.seen))
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.tags[-1:] not in (["script"], ["style"]):
-            self.seen.append(data)
-
-
 # What it says
 
 
@@ -104,7 +86,7 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     assert facts["compiles"] == stats["compiles"] == 4
     assert facts["compile_seconds"] == pytest.approx(stats["compile_seconds"], abs=0.01)
     assert facts["saved_seconds"] == pytest.approx(stats["saved_seconds"], abs=0.01)
-    assert facts["wait_seconds"] == pytest.approx(stats["wait_seconds"], abs=0.2), "but for claims that were no wait"
+    assert 0 < facts["wait_seconds"] <= stats["wait_seconds"] + 0.01, "the counter also has fetches and short answers"
     assert facts["loads"] == stats["waits"] + stats["local_hits"] + stats["store_hits"] == 8
     assert (facts["ranks"], facts["failures"], facts["duplicates"]) == (3, [], [])
     assert [m["reason"] for m in facts["misses"]] == ["never compiled before"]
@@ -153,7 +135,7 @@ def test_a_kernel_that_only_this_job_has_compiled_otherwise_says_so(sandbox: San
 
 def test_an_artifact_that_is_gone_leaves_nothing_to_say(sandbox: Sandbox) -> None:
     save(sandbox.local, "j", "n", {0: [span("compile", 1, 0, 1)]})
-    assert "nothing can be said" in misses(sandbox, "j")[0]["reason"]
+    assert "the reason is unknown" in misses(sandbox, "j")[0]["reason"]
     assert json.loads(run(sandbox, "report", "j", "--no-misses", "--json").stdout)["misses"] == []
 
 
@@ -236,10 +218,6 @@ def test_a_job_of_nothing_but_loads_and_one_of_garbage_have_a_page() -> None:
     assert "Nothing had to be compiled. 1 load saved 2.00 s" in Text(page(loads, findings_of(loads), [])).text
     empty = Timeline("j", problems=["x: torn"])
     assert "files could be read" in page(empty, findings_of(empty), [])
-
-
-HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",
-           "<!--", "{{data}}", "\u2028'\"&amp;", "$&\\1"]  # fmt: skip
 
 
 def hostile() -> Timeline:

@@ -28,30 +28,16 @@ from kcoord.telemetry import span_files
 from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import Process, Span
+from tests.support.command import KCOORD
+from tests.support.command import kcoord as run
+from tests.support.pages import save
 from tests.support.sandbox import PROGRAMS, Sandbox
 
-KCOORD = ("-c", "from kcoord.cli import main; main()")
 RANK = PROGRAMS / "generic_rank.py"
-
-
-def run(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None) -> subprocess.CompletedProcess[str]:
-    done = sandbox.run(*KCOORD, *arguments, COLUMNS="200", **more)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def span(name: str, begin: float, seconds: float, kind: str = "compile", outcome: str = "ok", key: str = "ab") -> Span:
     return Span(kind, outcome, "test", name, key, 1e9 + begin, seconds)
-
-
-def save(root: Path, job: str, node: str, spans: dict[int, list[Span]], agent: str = "") -> Path:
-    """A file as the agent of `node` writes it: each rank's spans."""
-    directory = root / "traces" / directory_name(job)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{node}-{agent or 'agent'}.spans"
-    reports = [span_files.delivery(Process(node, 100 + rank, rank), found) for rank, found in spans.items()]
-    path.write_bytes(span_files.header(node) + b"".join(reports))
-    return path
 
 
 def check(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -52,7 +52,6 @@ from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import manifest_of
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
-from tests.node.test_cli import as_json, kcoord
 from tests.support.agents import (
     Node,
     end_agent,
@@ -60,6 +59,7 @@ from tests.support.agents import (
     until,
 )
 from tests.support.cluster import start_agent
+from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
 from tests.unit.files.test_publish import mounted, read_only, tmpfs
 

@@ -412,8 +412,7 @@ def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(60):
             timelines.add(WHO, line(n, 1000))
-            Chores(timelines.chores).pulse()
-            await asyncio.sleep(0.02)
+            await timelines._save()
         await Chores(timelines.chores).drain(10)
 
     in_agent(work)
@@ -521,8 +520,9 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
         for rank in range(8):
             for n in range(4):
                 timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
-            await asyncio.sleep(0.01)  # as frames arrive: the loop runs, and no pulse comes
-        await Chores(timelines.chores).drain(10)
+            if timelines._saving is not None:  # between two frames; no pulse comes
+                await asyncio.wait({timelines._saving})
+        await timelines.drain(10)
 
     in_agent(work)
     found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]

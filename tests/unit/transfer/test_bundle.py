@@ -515,7 +515,7 @@ def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["export", "out"], 2, "say what to export"),
+        (["export", "out"], 2, "nothing to export"),
         (["export", "nobody", "out"], 1, "no profile 'nobody'"),
         (["export", "--key", "abcd", "out"], 1, "0 artifacts"),
         (["export", "--key", "../x", "out"], 2, "no digest"),
