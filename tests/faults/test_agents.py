@@ -31,6 +31,7 @@ from tests.support.agents import (
     until,
     watching,
 )
+from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import (
@@ -109,9 +110,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     )
     script = shell + "for x in $p; do wait $x || exit 1; done"
     begun = sandbox.root / "begun"
-    job = sandbox.start(
-        "-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c", script, BEGUN=str(begun)
-    )
+    job = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", script, BEGUN=str(begun))
     dead: set[int] = set()
     for _ in range(kills):
         eventually(begun.exists, 60, "a rank compiles")
@@ -385,7 +384,7 @@ def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
 def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: Sandbox) -> None:
     jobs = [
         sandbox.start(
-            "-c", "from kcoord.cli import main; main()", "exec", "--",
+            *KCOORD, "exec", "--",
             sys.executable, str(PROGRAMS / "generic_rank.py"), "6", "0.05",
         )
         for _ in range(4)

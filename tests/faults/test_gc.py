@@ -21,10 +21,9 @@ from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pins import pin
 from kcoord.retention.store_collector import Tidying, collect
 from tests.support.agents import SOON, Node, until
+from tests.support.artifacts import DAY, make_home, manifest_of, publish
 from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
-from tests.unit.artifacts.test_store import manifest_of
-from tests.unit.retention.test_retention import DAY, make_home, publish
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 8.0  # seconds

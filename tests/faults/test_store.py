@@ -21,6 +21,7 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from tests.support.agents import end_agent, until
+from tests.support.artifacts import publish
 from tests.support.cluster import (
     BACK,
     CANNOT,
@@ -32,12 +33,10 @@ from tests.support.cluster import (
     cluster,
     fill,
     key_digest,
-    mount,
-    mounted,
-    unmount,
 )
+from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
-from tests.unit.retention.test_retention import publish
+from tests.support.mounts import mount, mounted, unmount
 
 Repair = Callable[[], object]
 
@@ -427,7 +426,7 @@ def test_verify_names_what_the_disk_cannot_read_and_goes_on(tmp_path: Path, inte
     bad = store.home(sorted(digests)[0])
     fault = interposer.fail("read", below=bad, error=errno.EIO)
     done = subprocess.run(
-        [sys.executable, "-c", "from kcoord.cli import main; main()", "verify", "--json", "--store", str(store.root)],
+        [sys.executable, *KCOORD, "verify", "--json", "--store", str(store.root)],
         env={**os.environ, **interposer.environ}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert fault.hits

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from kcoord.cli import _COMMANDS
+from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import (
@@ -21,18 +21,7 @@ from tests.support.sandbox import (
     finish,
 )
 
-KCOORD = ("-c", "from kcoord.cli import main; main()")
 RANK = PROGRAMS / "generic_rank.py"
-
-
-def kcoord(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None) -> subprocess.CompletedProcess[str]:
-    done = sandbox.run(*KCOORD, *arguments, COLUMNS="200", **more)
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def as_json(sandbox: Sandbox, *arguments: str, **more: str | None) -> Any:
-    return json.loads(kcoord(sandbox, *arguments, "--json", **more).stdout)
 
 
 @pytest.fixture

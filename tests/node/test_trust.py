@@ -26,22 +26,17 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
-from tests.support.sandbox import Sandbox
-from tests.unit.artifacts.test_store import (
+from tests.support.artifacts import (
     FILES,
     KEY,
     OTHER,
     manifest_of,
     quarantined,
 )
-from tests.unit.profiles.test_profile import recipe
-
-A, B = "a" * 64, "b" * 64  # secrets, in hex
-OURS, THEIRS = f"main:{A}", f"other:{B}"
-
-
-def trust(*keys: str, policy: str = "require") -> Trust:
-    return Trust(policy, {k.partition(":")[0]: bytes.fromhex(k.partition(":")[2]) for k in keys})
+from tests.support.command import KCOORD
+from tests.support.profiles import recipe
+from tests.support.sandbox import Sandbox
+from tests.support.signing import OURS, THEIRS, A, B, opened, trust, unsigned
 
 
 def key_file(path: Path, *keys: str) -> Path:
@@ -186,12 +181,6 @@ def test_without_a_key_nothing_is_wrapped_and_with_off_nothing_is_doubted() -> N
 # --- the store ---
 
 
-def unsigned(home: Path) -> None:
-    """A downgrade: the same artifact without its signature."""
-    path = home / "manifest.msgpack"
-    path.write_bytes(split(path.read_bytes())[0])
-
-
 def altered_payload(home: Path) -> None:
     path = home / "payload.tar.zst"
     path.write_bytes(path.read_bytes()[::-1])
@@ -238,14 +227,6 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
-
-
-def opened(root: Path, *keys: str, policy: str = "require", notices: Notices | None = None) -> Store:
-    store = Store(
-        root, trust(*keys, policy=policy) if keys or policy != "require" else Trust(), (notices or Notices()).tell
-    )
-    store.open()
-    return store
 
 
 def test_what_is_signed_is_fetched_by_all_who_have_the_key_and_by_all_who_do_not_ask(root: Path) -> None:
@@ -464,7 +445,7 @@ def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(r
 
 def test_an_agent_that_has_to_have_a_key_and_has_none_does_not_start(sandbox: Sandbox) -> None:
     for arguments in (["agent"], ["exec", "--", "true"]):
-        done = sandbox.run("-c", "from kcoord.cli import main; main()", *arguments, KCOORD_TRUST="require")
+        done = sandbox.run(*KCOORD, *arguments, KCOORD_TRUST="require")
         assert done.returncode == 2
         assert "KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -483,7 +464,7 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
     script.write_text(_LOOK.replace("SECRET", repr(A)))
     keys = key_file(sandbox.root / "keys", OURS)
     if launcher == "exec":
-        command = ["-c", "from kcoord.cli import main; main()", "exec", "--", "python3", str(script)]
+        command = [*KCOORD, "exec", "--", "python3", str(script)]
     else:
         pytest.importorskip("torch")
         command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", str(script)]
@@ -496,7 +477,7 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
 def test_a_launcher_beside_a_sidecar_need_not_be_able_to_read_the_keys(sandbox: Sandbox) -> None:
     script = sandbox.root / "look.py"
     script.write_text(_LOOK.replace("SECRET", repr(A)))
-    command = ["-c", "from kcoord.cli import main; main()", "exec", "--", "python3", str(script)]
+    command = [*KCOORD, "exec", "--", "python3", str(script)]
     given = {"KCOORD_SPAWN": "0", "KCOORD_AGENT_TIMEOUT": "0.2", "KCOORD_SIGNING_KEY_FILE": "/nowhere/keys"}
     done = sandbox.run(*command, **given)
     assert done.returncode == 0, done.stderr
@@ -567,7 +548,7 @@ def test_an_agent_uses_a_refused_store_as_soon_as_its_modes_are_right(root: Path
         compile_it(made, "k")
         assert list((root / "v1" / "objects").iterdir()) == []
         root.chmod(0o755)
-        until(lambda: any("is back" in line for line in notices_of(made)), within=30)
+        until(lambda: any("is back" in line for line in notices_of(made)), 30)
         compile_it(made, "l")
         until_published(root, "l", OURS)
 

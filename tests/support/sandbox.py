@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support import living
+from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID")
@@ -79,15 +79,6 @@ def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.C
         out, err = process.communicate()
         pytest.fail(f"{process.args} did not end within {timeout} s:\n{out}\n{err}")
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def eventually(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> None:
-    """Wait until `condition` holds; a condition that never does fails the test."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"after {timeout} s it still did not happen: {what or condition}")
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

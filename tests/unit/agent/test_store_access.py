@@ -17,7 +17,7 @@ from kcoord.files.faults import (
     fault_of,
 )
 from kcoord.telemetry.events import Notices
-from tests.unit.artifacts.test_store import manifest_of
+from tests.support.artifacts import manifest_of
 
 CANNOT, BACK = "the store cannot be used", "is back"
 VANISHED = "it has vanished: create it, or mount it"

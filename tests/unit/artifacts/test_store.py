@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import os
@@ -24,22 +23,15 @@ from hypothesis import strategies as st
 
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
-from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Manifest, Origin
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, Origin
 from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys import CacheKey
+from tests.support.artifacts import FILES, KEY, OTHER, manifest_of, quarantined
 
 _ROOT = Path(__file__).parents[3]
-KEY = CacheKey.of("test", "kernel", source="x")
-OTHER = CacheKey.of("test", "kernel", source="y")
-FILES = {"a.cubin": bytes(range(256)) * 20, "b/c.json": b'{"x": 1}', "empty": b"", "n\u00e4me \u7de8": b"text"}
-
-
-def manifest_of(files: dict[str, bytes] = FILES, key: CacheKey = KEY, host: str = "host") -> Manifest:
-    entries = tuple(FileEntry(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in sorted(files.items()))
-    return Manifest(key, entries, 2.0, Origin(host, 1, 0, "cuda:90#0", 1.7e9))
 
 
 @pytest.fixture
@@ -47,11 +39,6 @@ def opened(tmp_path: Path) -> Store:
     made = Store(tmp_path / "store")
     made.open()
     return made
-
-
-def quarantined(opened: Store) -> list[Path]:
-    directory = opened.root / "v1" / "quarantine"
-    return list(directory.iterdir()) if directory.exists() else []
 
 
 def staged(opened: Store) -> list[Path]:

@@ -27,13 +27,9 @@ from kcoord.files.rename import (
 )
 from kcoord.files.sweep import lives, sweep, sweep_left_by
 from tests.support.agents import Node, stage, until
+from tests.support.artifacts import KEY, ORIGIN
 from tests.support.cluster import start_agent
-from tests.unit.files.test_publish import (
-    KEY,
-    ORIGIN,
-    mounted,
-    read_only,
-)
+from tests.support.mounts import mounted, read_only
 
 HOST = os.uname().nodename
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import interposer, interposing_library  # noqa: F401 - fixtures
 from tests.support.redis_server import RedisServer, find_redis_server
 
 

@@ -28,14 +28,14 @@ from kcoord.report.trace import (
 )
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
-from tests.node.test_warmup import (
+from tests.support.browser import Browser
+from tests.support.profiles import (
     give,
     rank,
     record,
     said,
     settings_of,
 )
-from tests.support.browser import Browser
 from tests.support.sandbox import (
     PROGRAMS,
     Sandbox,
