@@ -78,6 +78,7 @@ def is_whole(node: Node, name: str) -> bool:
 # Killed.
 
 
+@pytest.mark.smoke
 def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node) -> None:
     agent = node.start()
     client = node.client()
@@ -162,6 +163,7 @@ def test_whoever_asks_while_one_agent_ends_and_the_next_one_starts_is_served(nod
 # Paused.
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("soon_again")
 def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used_again(node: Node) -> None:
     """Those who wait, who lead, who ask, and who publish."""
@@ -278,6 +280,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("few_files")
 def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Node) -> None:
     agent = node.start()

@@ -159,6 +159,7 @@ def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
         assert node.read("k") == "the second's"
 
 
+@pytest.mark.smoke
 def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s() -> None:
     with Node(**EARLY) as node:
         node.start()

@@ -73,6 +73,7 @@ def assert_survives(made: Cluster, remedy: str, begin: Callable[[], Repair], *, 
 # --- for real ---
 
 
+@pytest.mark.smoke
 def test_a_full_store_costs_one_line_and_is_used_again_when_there_is_room(tmp_path: Path) -> None:
     with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
 

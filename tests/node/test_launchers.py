@@ -37,6 +37,7 @@ def agents(sandbox: Sandbox) -> list[int]:
     return sorted(agent.pid for agent in agents_of(sandbox.processes()))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("end", ["it ends", "it is killed"])
 def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sandbox: Sandbox, end: str) -> None:
     first = launcher(sandbox, "first", f"{_rank()} 1")

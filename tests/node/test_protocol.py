@@ -34,6 +34,7 @@ values = st.recursive(
 messages = st.dictionaries(st.text(), values, max_size=6)
 
 
+@pytest.mark.smoke
 @given(messages)
 def test_a_frame_comes_out_as_it_went_in(message: dict[str, Any]) -> None:
     frame = frames.encode_frame(message)

@@ -36,6 +36,7 @@ def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
         assert flag in done.stdout.replace("_", "-")
 
 
+@pytest.mark.smoke
 def test_ranks_compile_each_kernel_once_and_one_line_sums_it_up(sandbox: Sandbox) -> None:
     done = sandbox.run(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
     assert done.returncode == 0, done.stderr

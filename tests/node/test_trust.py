@@ -52,6 +52,7 @@ def of(**flags: str) -> Trust:
 # --- keys ---
 
 
+@pytest.mark.smoke
 def test_the_first_key_of_a_file_signs_and_all_verify(tmp_path: Path) -> None:
     old = of(signing_key=OURS)
     both = of(signing_key_file=str(key_file(tmp_path / "keys", "new:" + B, OURS)))
@@ -229,6 +230,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.smoke
 def test_what_is_signed_is_fetched_by_all_who_have_the_key_and_by_all_who_do_not_ask(root: Path) -> None:
     announced = opened(root, OURS).publish(manifest_of(), FILES)
     for reader in (opened(root, OURS), opened(root, THEIRS, OURS), opened(root), opened(root, THEIRS, policy="off")):

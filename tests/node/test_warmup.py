@@ -52,6 +52,7 @@ def test_a_warm_job_records_what_it_only_loaded(sandbox: Sandbox) -> None:
     assert all(r.seconds >= 0.05 for r in found), "the seconds that the compile took, not the load"
 
 
+@pytest.mark.smoke
 def test_ranks_share_a_profile_and_then_all_have_all_of_it(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=12))
     ranks = [rank(sandbox, n, 3, "warm", "12", PROFILE="job", SECONDS_EACH="0.2") for n in range(3)]
