@@ -348,13 +348,13 @@ def test_a_quota_that_is_used_up_in_the_middle_of_a_compile_costs_a_second_one(
         made.ask("before")
         for node in made.nodes:
             interposer.fail("write", below=node.directory / "objects", error=errno.EDQUOT)
-        told = made.ask("during")
-        assert all("compiled" in t for t in told)
+        assert max(told["compiled"] for told in made.ask("during")) == 2
         interposer.clear()
         assert made.compiles("after") == 1
         for rank in made.ranks:
             rank.end()
-            assert rank.errors.count("the quota is used up") <= 2, rank.errors
+        told = [rank.errors.count("the quota is used up") for rank in made.ranks]
+        assert max(told) in (1, 2), "whose compile met the quota says so, and not for each file"
 
 
 def _alone(made: Cluster, name: str) -> None:
@@ -396,8 +396,11 @@ def test_a_rank_whose_local_directory_fails_trains_on(tmp_path: Path, fault: str
         assert made.compiles("after") == 1
         for rank in made.ranks:
             rank.end()
-            remedy = {"full": "is full", "read-only": "read-only", "vanished": "no such line"}[fault]
-            assert rank.errors.count(remedy) <= 2, rank.errors
+        if fault == "vanished":  # what is mounted no more leaves an empty directory, which is no fault
+            assert [rank.errors for rank in made.ranks] == [""] * len(made.ranks)
+        else:
+            told = [rank.errors.count({"full": "is full", "read-only": "read-only"}[fault]) for rank in made.ranks]
+            assert max(told) in (1, 2), told
         for log in made.logs():
             assert "Traceback" not in log
             assert CANNOT not in log, "the store is well"
