@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import interpose
+from tests.support.environment import is_foreign
 from tests.support.interpose import Interposer
-from tests.support.sandbox import Sandbox, is_foreign, sandboxed
+from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
 _WORKERS_PER_CORE = 4  # most of a test's time is waiting

@@ -34,6 +34,7 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from tests.support.environment import clean_environ
 from tests.support.waiting import SOON as SOON
 from tests.support.waiting import eventually as until
 
@@ -237,8 +238,7 @@ class Node:
         return Settings.from_environ({}, **{**self._flags, **flags})
 
     def environ(self, **more: str) -> dict[str, str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("KCOORD_") and k not in ("RANK", "LOCAL_RANK")}
-        return {**clean, **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
+        return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """An agent that is our child, as a supervisor starts it; it ends with us if we are killed."""

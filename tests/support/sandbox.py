@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,17 +14,10 @@ import psutil
 import pytest
 
 from tests.support import living
+from tests.support.environment import clean_environ
 from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID")
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a variable from outside would be a setting of what is tested."""
-    return (
-        name.startswith(("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")) or name in _RANK_VARIABLES
-    )
 
 
 class Sandbox:
@@ -34,7 +26,7 @@ class Sandbox:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not is_foreign(name)},
+            **clean_environ(),
             "KCOORD_LOCAL_DIR": str(root / "local"),
             "TMPDIR": str(root / "tmp"),
             "TRITON_DEFAULT_FP_FUSION": "1",  # Triton 3.9 warns without it

@@ -9,7 +9,7 @@ import pytest
 from tests.support.redis_server import RedisServer, find_redis_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
     """A server for tests that disturb nothing but their own keys."""
     if find_redis_server() is None:
