@@ -202,7 +202,7 @@ for given in sys.argv[2:]:
     if (pid := os.fork()) == 0:
         name, _, value = given.partition("=")
         os.environ[name] = value
-        sys.exit(main(["--standalone", sys.argv[1]]))
+        os._exit(main(["--standalone", sys.argv[1]]))  # at once: it is torch that takes long to end, too
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
