@@ -19,9 +19,13 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Before each commit: lint, the quick units and a smoke of each other part.
+# Before each commit: lint, the units, and a smoke of each other part.
+UNITS := tests/unit
+SLOW := tests/stale tests/nfs tests/cluster/proof $(UNITS)/keys/test_key_stability.py $(UNITS)/agent/test_flights_model.py \
+  $(addprefix $(UNITS)/leases/test_,failover.py files.py redis_model.py) $(addprefix $(UNITS)/backends/triton/test_,triton.py autotune.py) \
+  $(UNITS)/transfer/test_prefetch.py $(UNITS)/telemetry/test_spans.py $(UNITS)/files/test_sweep.py
 check: lint
-	$(PARALLEL) -q -m "(unit and not slow and not serial) or smoke" $(ARGS)
+	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 # All of it: first what measures time, alone. ARGS are more arguments for pytest.
 test: setup

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sandbox import Sandbox, is_foreign, sandboxed
+from tests.support import interpose
+from tests.support.environment import is_foreign
+from tests.support.interpose import Interposer
+from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
 _WORKERS_PER_CORE = 4  # most of a test's time is waiting
@@ -79,3 +82,15 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def sandbox() -> Iterator[Sandbox]:
     with sandboxed() as box:
         yield box
+
+
+@pytest.fixture(scope="session")
+def interposing_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if interpose.find_compiler() is None:
+        pytest.skip("no C compiler: apt install gcc")
+    return interpose.build(tmp_path_factory.mktemp("interpose"))
+
+
+@pytest.fixture
+def interposer(interposing_library: Path, tmp_path: Path) -> Interposer:
+    return Interposer(interposing_library, tmp_path)

@@ -30,6 +30,7 @@ def test_whatever_is_thrown_every_rank_has_the_right_kernels_and_nothing_is_left
     assert not report.as_json()["failed"], f"seed {_SEED}: make chaos SEED={_SEED}"
 
 
+@pytest.mark.smoke
 def test_a_seed_decides_a_round_and_another_seed_another() -> None:
     rounds = [schedule.draw("a", n) for n in range(50)]
     assert rounds == [schedule.draw("a", n) for n in range(50)]

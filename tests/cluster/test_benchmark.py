@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +13,7 @@ from benchmarks.cluster.node import content_of
 from benchmarks.cluster.play import ClusterError, Kernels, bound, play
 from benchmarks.cluster.table import IN_STEP, PROFILE, STOCK, recorded
 from benchmarks.result import Result
+from tests.support.living import those_within, words_of
 from tests.support.sandbox import Sandbox, eventually
 
 KERNELS: Kernels = [(f"kernel {n}", 0.3 - n / 50) for n in range(10)]
@@ -21,14 +21,8 @@ KERNELS: Kernels = [(f"kernel {n}", 0.3 - n / 50) for n in range(10)]
 
 def nothing_is_left(root: Path) -> None:
     def left() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "environ", "ppid"]):
-            cmdline, environ = process.info["cmdline"] or [], process.info["environ"] or {}
-            ours = str(root) in environ.get("KCOORD_LOCAL_DIR", "")
-            child = process.info["ppid"] == os.getpid() and "benchmarks.cluster.node" in cmdline
-            if ours or child:
-                found.append(process)
-        return found
+        children = psutil.Process().children()
+        return [*those_within(root), *(p for p in children if "benchmarks.cluster.node" in words_of(p))]
 
     eventually(lambda: not left(), what="no process is left")
 

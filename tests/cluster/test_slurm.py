@@ -257,7 +257,9 @@ def test_a_job_of_very_many_nodes_meets_at_the_first_of_them(sandbox: Sandbox, r
 
 
 def test_a_recipe_without_a_store_says_what_is_missing(sandbox: Sandbox) -> None:
-    for recipe in LAUNCH.glob("slurm/*.sbatch"):
+    recipes = list(LAUNCH.glob("slurm/*.sbatch"))
+    assert recipes
+    for recipe in recipes:
         environment = sandbox.env(SLURM_JOB_ID="1")
         done = subprocess.run(["bash", str(recipe)], env=environment, capture_output=True, text=True, timeout=10)
         assert done.returncode != 0

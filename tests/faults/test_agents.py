@@ -30,6 +30,7 @@ from tests.support.agents import (
     until,
     watching,
 )
+from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import (
@@ -76,6 +77,7 @@ def is_whole(node: Node, name: str) -> bool:
 # Killed.
 
 
+@pytest.mark.smoke
 def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node) -> None:
     agent = node.start()
     client = node.client()
@@ -108,9 +110,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     )
     script = shell + "for x in $p; do wait $x || exit 1; done"
     begun = sandbox.root / "begun"
-    job = sandbox.start(
-        "-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c", script, BEGUN=str(begun)
-    )
+    job = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", script, BEGUN=str(begun))
     dead: set[int] = set()
     for _ in range(kills):
         eventually(begun.exists, 60, "a rank compiles")
@@ -162,6 +162,7 @@ def test_whoever_asks_while_one_agent_ends_and_the_next_one_starts_is_served(nod
 # Paused.
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("soon_again")
 def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used_again(node: Node) -> None:
     """Those who wait, who lead, who ask, and who publish."""
@@ -278,6 +279,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.serial
 @pytest.mark.usefixtures("few_files")
 def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Node) -> None:
     agent = node.start()
@@ -384,7 +386,7 @@ def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
 def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: Sandbox) -> None:
     jobs = [
         sandbox.start(
-            "-c", "from kcoord.cli import main; main()", "exec", "--",
+            *KCOORD, "exec", "--",
             sys.executable, str(PROGRAMS / "generic_rank.py"), "6", "0.05",
         )
         for _ in range(4)

@@ -23,9 +23,9 @@ from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.testing.stores import manifest_of
 from tests.support.agents import SOON, Node, until
+from tests.support.artifacts import DAY, make_home, publish
 from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
-from tests.unit.retention.test_retention import DAY, make_home, publish
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 8.0  # seconds

@@ -22,6 +22,7 @@ import redis
 
 from kcoord.artifacts.store import Store
 from tests.support.agents import Wire, in_thread
+from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
 from tests.support.living import those_within
 from tests.support.ports import reserve_port
@@ -36,8 +37,7 @@ from tests.support.sandbox import (
 TTL = 2.0  # seconds
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL, as schedulers have it
 RANK = PROGRAMS / "generic_rank.py"
-CLI = ("-c", "from kcoord.cli import main; main()")
-EXEC = (*CLI, "exec", "--", sys.executable, str(PROGRAMS / "fleet.py"), "2", str(RANK))
+EXEC = (*KCOORD, "exec", "--", sys.executable, str(PROGRAMS / "fleet.py"), "2", str(RANK))
 TORCHRUN = ("-m", "kcoord_launch.torchrun", "--nproc-per-node=2", "--standalone", str(RANK))
 LAUNCHERS = {"exec": EXEC, "torchrun": TORCHRUN}
 
@@ -203,7 +203,7 @@ def test_a_signal_before_the_command_has_begun_is_not_lost(sandbox: Sandbox) -> 
 def test_a_command_under_nohup_ignores_hangups(sandbox: Sandbox) -> None:
     asks = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     job = subprocess.Popen(
-        ["nohup", sys.executable, *CLI, "exec", "--", sys.executable, "-c", asks],
+        ["nohup", sys.executable, *KCOORD, "exec", "--", sys.executable, "-c", asks],
         env=sandbox.env(), cwd=sandbox.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     done = finish(job, 60)
@@ -215,7 +215,7 @@ def test_a_command_that_fails_has_failed_also_below_what_ignores_the_end_of_its_
     ignores = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     )
-    done = sandbox.run("-c", ignores, sys.executable, *CLI, "exec", "--", "sh", "-c", "exit 3")
+    done = sandbox.run("-c", ignores, sys.executable, *KCOORD, "exec", "--", "sh", "-c", "exit 3")
     assert done.returncode == 3, done.stderr
 
 
@@ -415,8 +415,7 @@ def test_a_disk_that_fails_when_a_job_starts_does_not_keep_it_from_starting(
     directories = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_LOCAL_DIR": str(sandbox.local)}
     for call in ("mkdir", "open"):
         interposer.fail(call, below=Path(directories[broken]), error=error)
-    kcoord = ("-c", "from kcoord.cli import main; main()")
-    done = sandbox.run(*kcoord, "exec", "--", "echo", "it ran", **directories, **interposer.environ)
+    done = sandbox.run(*KCOORD, "exec", "--", "echo", "it ran", **directories, **interposer.environ)
     assert done.returncode == 0, done.stderr
     assert "it ran" in done.stdout
     assert directories[broken] in done.stderr

@@ -189,6 +189,7 @@ def die(rank: Rank, death: Death) -> float:
     return moment
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("forks", [False, True], ids=["", "whose child holds its socket"])
 @pytest.mark.parametrize("name", DEATHS)
 def test_one_other_rank_leads_when_the_leader_dies_by(cluster: Cluster, name: str, forks: bool) -> None:
@@ -247,6 +248,7 @@ def connections(pid: int, path: Path) -> int:
     return sum(c.laddr == str(path) for c in psutil.Process(pid).net_connections(kind="unix"))
 
 
+@pytest.mark.smoke
 def test_a_leader_that_is_killed_while_it_publishes_has_published(cluster: Cluster) -> None:
     """What was handed in is the agent's to finish."""
     node = cluster.one

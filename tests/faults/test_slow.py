@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents import (
-    SOON,
     Node,
     Rank,
     until,
@@ -123,7 +122,7 @@ def test_a_compiler_that_works_does_not_hang(code: str) -> None:
         first = node.rank("import subprocess\n" + code)
         first.expect("Lead")
         second = waiter(node, "the second's")
-        until(lambda: node.flight("k")["seconds"] > 4, within=SOON)
+        until(lambda: node.flight("k")["seconds"] > 4)
         assert node.flight("k")["waiting"], "a compiler that works was overtaken"
         first.tell()
         assert first.expect("published")["ok"]
@@ -160,6 +159,7 @@ def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
         assert node.read("k") == "the second's"
 
 
+@pytest.mark.smoke
 def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s() -> None:
     with Node(**EARLY) as node:
         node.start()

@@ -21,6 +21,7 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from tests.support.agents import end_agent, until
+from tests.support.artifacts import publish
 from tests.support.cluster import (
     BACK,
     CANNOT,
@@ -32,12 +33,10 @@ from tests.support.cluster import (
     cluster,
     fill,
     key_digest,
-    mount,
-    mounted,
-    unmount,
 )
+from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
-from tests.unit.retention.test_retention import publish
+from tests.support.mounts import mount, mounted, unmount
 
 Repair = Callable[[], object]
 
@@ -74,6 +73,7 @@ def assert_survives(made: Cluster, remedy: str, begin: Callable[[], Repair], *, 
 # --- for real ---
 
 
+@pytest.mark.smoke
 def test_a_full_store_costs_one_line_and_is_used_again_when_there_is_room(tmp_path: Path) -> None:
     with mounted(tmp_path / "store", "-t", "tmpfs", "-o", "size=512k", "kcoord-test") as store, cluster(store) as made:
 
@@ -348,13 +348,13 @@ def test_a_quota_that_is_used_up_in_the_middle_of_a_compile_costs_a_second_one(
         made.ask("before")
         for node in made.nodes:
             interposer.fail("write", below=node.directory / "objects", error=errno.EDQUOT)
-        told = made.ask("during")
-        assert all("compiled" in t for t in told)
+        assert max(told["compiled"] for told in made.ask("during")) == 2
         interposer.clear()
         assert made.compiles("after") == 1
         for rank in made.ranks:
             rank.end()
-            assert rank.errors.count("the quota is used up") <= 2, rank.errors
+        told = [rank.errors.count("the quota is used up") for rank in made.ranks]
+        assert max(told) in (1, 2), "whose compile met the quota says so, and not for each file"
 
 
 def _alone(made: Cluster, name: str) -> None:
@@ -396,10 +396,11 @@ def test_a_rank_whose_local_directory_fails_trains_on(tmp_path: Path, fault: str
         assert made.compiles("after") == 1
         for rank in made.ranks:
             rank.end()
-            if fault == "vanished":
-                assert rank.errors == "", "the directory below the mount takes the files"
-            else:
-                assert 1 <= rank.errors.count({"full": "is full", "read-only": "read-only"}[fault]) <= 2, rank.errors
+        if fault == "vanished":  # what is mounted no more leaves an empty directory, which is no fault
+            assert [rank.errors for rank in made.ranks] == [""] * len(made.ranks)
+        else:
+            told = [rank.errors.count({"full": "is full", "read-only": "read-only"}[fault]) for rank in made.ranks]
+            assert max(told) in (1, 2), told
         for log in made.logs():
             assert "Traceback" not in log
             assert CANNOT not in log, "the store is well"
@@ -429,7 +430,7 @@ def test_verify_names_what_the_disk_cannot_read_and_goes_on(tmp_path: Path, inte
     bad = store.home(sorted(digests)[0])
     fault = interposer.fail("read", below=bad, error=errno.EIO)
     done = subprocess.run(
-        [sys.executable, "-c", "from kcoord.cli import main; main()", "verify", "--json", "--store", str(store.root)],
+        [sys.executable, *KCOORD, "verify", "--json", "--store", str(store.root)],
         env={**os.environ, **interposer.environ}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert fault.hits

@@ -80,6 +80,7 @@ def leader_and_waiter(node: Node, leader: str = LEADER) -> tuple[Rank, Rank]:
 # The way of a claim.
 
 
+@pytest.mark.smoke
 def test_one_leads_and_the_others_wait_until_it_is_ready(node: Node) -> None:
     leader = node.rank(LEADER)
     leader.expect("Lead")
@@ -194,6 +195,7 @@ def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node
 # Leaders that do not make it.
 
 
+@pytest.mark.serial
 def test_the_next_rank_leads_when_the_leader_is_killed(node: Node) -> None:
     leader, waiter = leader_and_waiter(node)
     killed = leader.kill()
@@ -201,6 +203,7 @@ def test_the_next_rank_leads_when_the_leader_is_killed(node: Node) -> None:
     assert time.monotonic() - killed < BOUND
 
 
+@pytest.mark.serial
 def test_the_next_rank_leads_when_the_leader_is_killed_whose_child_keeps_the_socket(node: Node) -> None:
     leader, waiter = leader_and_waiter(
         node,
@@ -226,6 +229,7 @@ def test_the_next_rank_leads_when_the_leader_is_killed_whose_child_keeps_the_soc
         os.kill(forked["child"], signal.SIGKILL)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("end", ["os._exit(7)", "raise SystemExit(7)", "del lead", "os.kill(os.getpid(), 9)"])
 def test_the_next_rank_leads_however_the_leader_leaves(node: Node, end: str) -> None:
     leader, waiter = leader_and_waiter(
@@ -251,6 +255,7 @@ def test_every_waiter_leads_in_turn_if_all_before_it_die(node: Node) -> None:
     assert node.read("k") == "a kernel"
 
 
+@pytest.mark.serial
 def test_a_failure_is_told_to_all_at_once(node: Node) -> None:
     client = node.client()
     lead = node.claim(client, "k")
@@ -312,6 +317,7 @@ def test_a_publish_of_nothing_is_refused(node: Node) -> None:
     assert any("wrote no file" in line for line in node.status()["notices"])
 
 
+@pytest.mark.serial
 def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(node: Node) -> None:
     client = node.client()
     lead = node.claim(client, "k")
@@ -370,6 +376,7 @@ def test_a_child_cannot_claim_for_a_parent_that_has_ended(node: Node) -> None:
 # Agents that do not make it.
 
 
+@pytest.mark.serial
 def test_a_killed_agent_is_replaced_and_takes_the_leader_s_work() -> None:
     with Node() as node:
         agent = node.start()
@@ -410,6 +417,7 @@ def test_without_a_successor_those_who_wait_go_on_alone() -> None:
         assert not node.publish(client, lead, "k")
 
 
+@pytest.mark.serial
 def test_an_agent_that_is_stopped_is_given_up_in_time() -> None:
     with Node(agent_timeout="1") as node:
         agent = node.start()
@@ -452,6 +460,7 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
             asked.close()
 
 
+@pytest.mark.serial
 def test_a_wait_is_bounded() -> None:
     with Node(max_wait="1") as node:
         node.start()

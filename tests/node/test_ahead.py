@@ -34,6 +34,7 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.warmup.ahead_process import permitted, work
 from kcoord.warmup.tasks import Task
+from tests.support.command import KCOORD
 from tests.support.living import words_of
 from tests.support.sandbox import (
     PROGRAMS,
@@ -41,7 +42,7 @@ from tests.support.sandbox import (
     eventually,
     sandboxed,
 )
-from tests.unit.backends.triton.test_triton import (
+from tests.support.triton_ranks import (
     RANK,
     homes,
     hooked,
@@ -259,7 +260,7 @@ def test_a_helper_asks_before_each_key_and_passes_over_what_fails(monkeypatch: p
 def test_the_agent_grants_no_more_than_it_is_set_to(sandbox: Sandbox, most: str) -> None:
     settings = Settings.from_environ(sandbox.env())
     client = AgentClient(settings, Notices())
-    agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent", KCOORD_AHEAD=most)
+    agent = sandbox.start(*KCOORD, "agent", KCOORD_AHEAD=most)
     eventually(settings.socket_path.exists)
     if most == "0":
         assert not permitted(client)

@@ -41,10 +41,12 @@ def test_every_command_explains_itself(sandbox: Sandbox, name: str) -> None:
     assert name in kcoord(sandbox, "--help").stdout
 
 
+@pytest.mark.smoke
 def test_an_unknown_command_is_a_usage_error(sandbox: Sandbox) -> None:
     kcoord(sandbox, "conquer", code=2)
 
 
+@pytest.mark.smoke
 def test_the_agent_ends_on_sigterm_and_takes_its_socket_with_it(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
     agent.send_signal(signal.SIGTERM)
     assert finish(agent).returncode == 0

@@ -65,6 +65,7 @@ def outcomes(coordinator: Coordinator) -> dict[str, float]:
     return {name: n for name, n in counters.items() if n and not name.endswith("_seconds")}
 
 
+@pytest.mark.smoke
 def test_the_first_request_compiles_and_later_ones_load(coordinator: Coordinator) -> None:
     artifact = coordinator.get_or_compile(key(), write(b"code"))
     assert (artifact.path / "kernel.bin").read_bytes() == b"code"

@@ -12,6 +12,7 @@ import pytest
 
 from kcoord.profiles.parts import load_profile
 from kcoord.settings import Settings
+from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 torch = pytest.importorskip("torch")
@@ -19,7 +20,6 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp.py"
-KCOORD = ("-c", "from kcoord.cli import main; main()")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
 
 

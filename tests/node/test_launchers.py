@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from kcoord.agent.launchers import Launchers
+from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.sandbox import (
     PROGRAMS,
@@ -19,7 +20,7 @@ from tests.support.sandbox import (
     finish,
 )
 
-EXEC = ("-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c")
+EXEC = (*KCOORD, "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"
 
 
@@ -36,6 +37,7 @@ def agents(sandbox: Sandbox) -> list[int]:
     return sorted(agent.pid for agent in agents_of(sandbox.processes()))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("end", ["it ends", "it is killed"])
 def test_an_agent_outlives_its_launcher_for_the_others_and_ends_with_the_last(sandbox: Sandbox, end: str) -> None:
     first = launcher(sandbox, "first", f"{_rank()} 1")
@@ -75,7 +77,7 @@ def test_a_launchers_output_ends_with_it_also_if_its_agent_goes_on(sandbox: Sand
 
 
 def test_an_agent_that_nobody_launched_does_not_end_with_launchers(sandbox: Sandbox) -> None:
-    agent = sandbox.start("-c", "from kcoord.cli import main; main()", "agent")
+    agent = sandbox.start(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or agent.poll() is not None)
     done = finish(sandbox.start(*EXEC, f"{_rank()} 2"))
     assert "2 kernels asked for, 2 compiled" in done.stderr

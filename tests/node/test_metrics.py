@@ -44,6 +44,7 @@ from tests.support.agents import (
     until,
 )
 from tests.support.cluster import start_agent
+from tests.support.command import KCOORD
 from tests.support.ports import reserve_port
 from tests.support.sandbox import Sandbox, finish
 from tests.support.scrape import (
@@ -244,7 +245,7 @@ def test_an_address_that_can_be_used_is_a_setting(value: str) -> None:
 
 @pytest.mark.parametrize("value", [":9464", "host", "host:", "::1:9464", "0.0.0.0:65536", "9464x", "-1"])
 def test_an_address_that_cannot_be_used_is_refused_in_one_line(value: str, sandbox: Sandbox) -> None:
-    done = finish(sandbox.start("-c", "from kcoord.cli import main; main()", "agent", "--metrics", value))
+    done = finish(sandbox.start(*KCOORD, "agent", "--metrics", value))
     assert done.returncode == 2
     assert done.stderr.startswith("kcoord: --metrics=")
     assert len(done.stderr.splitlines()) == 1

@@ -41,6 +41,7 @@ def test_a_frame_comes_out_as_it_went_in(message: dict[str, Any]) -> None:
     assert frames.decode_body(frame[frames.HEADER_BYTES :]) == message
 
 
+@pytest.mark.smoke
 def test_a_path_that_is_no_utf8_travels() -> None:
     path = os.fsdecode(b"/home/\xff\xfe/cache")
     frame = frames.encode_frame({"home": path})

@@ -42,6 +42,7 @@ def ask_at_once(node: Node, count: int) -> set[str]:
     return {rank.expect("agent")["id"] for rank in ranks}
 
 
+@pytest.mark.smoke
 def test_ten_processes_that_start_at_once_get_one_agent() -> None:
     with Node() as node:
         assert len(ask_at_once(node, 10)) == 1

@@ -36,6 +36,7 @@ def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
         assert flag in done.stdout.replace("_", "-")
 
 
+@pytest.mark.smoke
 def test_ranks_compile_each_kernel_once_and_one_line_sums_it_up(sandbox: Sandbox) -> None:
     done = sandbox.run(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
     assert done.returncode == 0, done.stderr
@@ -162,7 +163,7 @@ def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     assert done.returncode == 0, done.stderr
     assert not sandbox.local.exists()
     assert not list((sandbox.root / "stock").glob("*/kcoord-*"))
-    assert all(not w["redis"] and not w["kcoord"] for w in witnesses(done.stdout))
+    assert [(w["redis"], w["kcoord"]) for w in witnesses(done.stdout)] == [(False, False)] * 2
     assert "kcoord" not in done.stderr
 
 
@@ -184,30 +185,43 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     done = finish(job)
     assert done.returncode == 0, done.stderr
     ranks = witnesses(done.stdout)
-    assert all(r["cubins"] == ranks[0]["cubins"] for r in ranks)
-    assert sum(len(r["compiled"]) for r in ranks) <= 6 + 3, "what was under way may be compiled twice"
+    assert [r["cubins"] == ranks[0]["cubins"] for r in ranks] == [True] * 3
+    assert 6 <= sum(len(r["compiled"]) for r in ranks) <= 6 + 3, "what was under way may be compiled twice"
     assert "restarted" in done.stderr
-    assert all(p.parent.joinpath("kcoord-manifest.msgpack").exists() for p in sandbox.local.glob("triton/*/*.cubin"))
+    homes = {cubin.parent for cubin in sandbox.local.glob("triton/*/*.cubin")}
+    assert len(homes) == 6
+    assert all((home / "kcoord-manifest.msgpack").exists() for home in homes)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "remedy"),
-    [
-        ("KCOORD_STORE", "/proc/nowhere", "create it"),
-        ("KCOORD_REDIS_URL", "http://example", "redis://"),
-        ("KCOORD_LEASE_TTL", "-3", "positive number of seconds"),
-        ("KCOORD_LOCAL_DIR", "/proc/nowhere", "create it"),
-    ],
-)
-def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox, setting: str, value: str, remedy: str) -> None:
+# torch takes seconds to import: once, for launchers that are forked from there.
+_LAUNCHERS = """
+import os, sys
+import torch.distributed.run
+from kcoord_launch.torchrun import main
+for given in sys.argv[2:]:
+    if (pid := os.fork()) == 0:
+        name, _, value = given.partition("=")
+        os.environ[name] = value
+        os._exit(main(["--standalone", sys.argv[1]]))  # at once: it is torch that takes long to end, too
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox) -> None:
     script = sandbox.root / "script.py"
     script.write_text("print('it ran')")
-    done = sandbox.run(*LAUNCH, script, **{setting: value})
-    assert done.returncode == 2
-    (line,) = [x for x in done.stderr.splitlines() if x.startswith("kcoord:")]
-    assert setting in line
-    assert remedy in line
-    assert "it ran" not in done.stdout
+    bad = {
+        "KCOORD_STORE=/proc/nowhere": "create it",
+        "KCOORD_REDIS_URL=http://example": "redis://",
+        "KCOORD_LEASE_TTL=-3": "positive number of seconds",
+        "KCOORD_LOCAL_DIR=/proc/nowhere": "create it",
+    }
+    done = sandbox.run("-c", _LAUNCHERS, script, *bad)
+    assert done.stdout.split() == ["2"] * len(bad), done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("kcoord:")]
+    for line, (given, remedy) in zip(lines, bad.items(), strict=True):
+        assert given.partition("=")[0] in line
+        assert remedy in line
 
 
 def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -27,25 +27,14 @@ from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.testing.stores import (
-    FILES,
-    KEY,
-    OTHER_KEY,
-    manifest_of,
-    quarantined,
-)
+from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
 from kcoord.transfer.prefetch import prefetch
 from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
+from tests.support.command import KCOORD
+from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
-from tests.unit.profiles.test_profile import recipe
-
-A, B = "a" * 64, "b" * 64  # secrets, in hex
-OURS, THEIRS = f"main:{A}", f"other:{B}"
-
-
-def trust(*keys: str, policy: str = "require") -> Trust:
-    return Trust(policy, {k.partition(":")[0]: bytes.fromhex(k.partition(":")[2]) for k in keys})
+from tests.support.signing import OURS, THEIRS, A, B, opened, trust, unsigned
 
 
 def key_file(path: Path, *keys: str) -> Path:
@@ -61,6 +50,7 @@ def of(**flags: str) -> Trust:
 # --- keys ---
 
 
+@pytest.mark.smoke
 def test_the_first_key_of_a_file_signs_and_all_verify(tmp_path: Path) -> None:
     old = of(signing_key=OURS)
     both = of(signing_key_file=str(key_file(tmp_path / "keys", "new:" + B, OURS)))
@@ -190,12 +180,6 @@ def test_without_a_key_nothing_is_wrapped_and_with_off_nothing_is_doubted() -> N
 # --- the store ---
 
 
-def unsigned(home: Path) -> None:
-    """A downgrade: the same artifact without its signature."""
-    path = home / "manifest.msgpack"
-    path.write_bytes(split(path.read_bytes())[0])
-
-
 def altered_payload(home: Path) -> None:
     path = home / "payload.tar.zst"
     path.write_bytes(path.read_bytes()[::-1])
@@ -244,14 +228,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def opened(root: Path, *keys: str, policy: str = "require", notices: Notices | None = None) -> Store:
-    store = Store(
-        root, trust(*keys, policy=policy) if keys or policy != "require" else Trust(), (notices or Notices()).tell
-    )
-    store.open()
-    return store
-
-
+@pytest.mark.smoke
 def test_what_is_signed_is_fetched_by_all_who_have_the_key_and_by_all_who_do_not_ask(root: Path) -> None:
     announced = opened(root, OURS).publish(manifest_of(), FILES)
     for reader in (opened(root, OURS), opened(root, THEIRS, OURS), opened(root), opened(root, THEIRS, policy="off")):
@@ -468,7 +445,7 @@ def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(r
 
 def test_an_agent_that_has_to_have_a_key_and_has_none_does_not_start(sandbox: Sandbox) -> None:
     for arguments in (["agent"], ["exec", "--", "true"]):
-        done = sandbox.run("-c", "from kcoord.cli import main; main()", *arguments, KCOORD_TRUST="require")
+        done = sandbox.run(*KCOORD, *arguments, KCOORD_TRUST="require")
         assert done.returncode == 2
         assert "KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -487,7 +464,7 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
     script.write_text(_LOOK.replace("SECRET", repr(A)))
     keys = key_file(sandbox.root / "keys", OURS)
     if launcher == "exec":
-        command = ["-c", "from kcoord.cli import main; main()", "exec", "--", "python3", str(script)]
+        command = [*KCOORD, "exec", "--", "python3", str(script)]
     else:
         pytest.importorskip("torch")
         command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", str(script)]
@@ -500,7 +477,7 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
 def test_a_launcher_beside_a_sidecar_need_not_be_able_to_read_the_keys(sandbox: Sandbox) -> None:
     script = sandbox.root / "look.py"
     script.write_text(_LOOK.replace("SECRET", repr(A)))
-    command = ["-c", "from kcoord.cli import main; main()", "exec", "--", "python3", str(script)]
+    command = [*KCOORD, "exec", "--", "python3", str(script)]
     given = {"KCOORD_SPAWN": "0", "KCOORD_AGENT_TIMEOUT": "0.2", "KCOORD_SIGNING_KEY_FILE": "/nowhere/keys"}
     done = sandbox.run(*command, **given)
     assert done.returncode == 0, done.stderr
@@ -571,7 +548,7 @@ def test_an_agent_uses_a_refused_store_as_soon_as_its_modes_are_right(root: Path
         compile_it(made, "k")
         assert list((root / "v1" / "objects").iterdir()) == []
         root.chmod(0o755)
-        until(lambda: any("is back" in line for line in notices_of(made)), within=30)
+        until(lambda: any("is back" in line for line in notices_of(made)), 30)
         compile_it(made, "l")
         until_published(root, "l", OURS)
 

@@ -15,63 +15,26 @@ import psutil
 import pytest
 
 import kcoord
-from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
-from kcoord.settings import Settings
 from kcoord.warmup.runner import warmup
 from kcoord.warmup.tasks import distinct
+from tests.support.command import KCOORD
+from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
 from tests.support.sandbox import (
     PROGRAMS,
     Sandbox,
     eventually,
-    finish,
 )
-
-PROGRAM = PROGRAMS / "profiled.py"
-CLI = ("-c", "from kcoord.cli import main; main()")
 
 
 def path(directory: Path) -> str:
     return os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
 
 
-def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
-    return sandbox.start(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **more)
-
-
-def said(process: subprocess.Popen[str]) -> dict[str, Any]:
-    done = finish(process)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def settings_of(sandbox: Sandbox, local: str = "local") -> Settings:
-    return Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / local)})
-
-
 @pytest.fixture(autouse=True)
 def _as_triton_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns without it
-
-
-def record(sandbox: Sandbox, name: str = "job", count: int = 8) -> list[Recipe]:
-    """A profile of `count` recipes, recorded by one rank, in a local directory of its own."""
-    said(rank(sandbox, 0, 1, "use", str(count), KCOORD_LOCAL_DIR=str(sandbox.root / "first"), KCOORD_PROFILE=name))
-    eventually(lambda: len(recipes(sandbox, name)) == count, what="the profile was written")
-    return recipes(sandbox, name)
-
-
-def recipes(sandbox: Sandbox, name: str) -> list[Recipe]:
-    try:
-        return load_profile(settings_of(sandbox, "first"), name)
-    except kcoord.KcoordError:
-        return []
-
-
-def give(sandbox: Sandbox, found: list[Recipe], name: str = "job") -> None:
-    """The profile, and nothing that it would compile."""
-    save_part(sandbox.local / "profiles" / name, found)
 
 
 def test_what_a_job_compiled_is_recorded_with_its_seconds(sandbox: Sandbox) -> None:
@@ -89,6 +52,7 @@ def test_a_warm_job_records_what_it_only_loaded(sandbox: Sandbox) -> None:
     assert all(r.seconds >= 0.05 for r in found), "the seconds that the compile took, not the load"
 
 
+@pytest.mark.smoke
 def test_ranks_share_a_profile_and_then_all_have_all_of_it(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=12))
     ranks = [rank(sandbox, n, 3, "warm", "12", PROFILE="job", SECONDS_EACH="0.2") for n in range(3)]
@@ -214,11 +178,11 @@ def test_a_process_that_is_killed_after_a_compile_has_recorded_it(sandbox: Sandb
 
 
 def test_exec_records_under_the_name_that_it_is_given(sandbox: Sandbox) -> None:
-    command = [*CLI, "exec", "--record", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
+    command = [*KCOORD, "exec", "--record", "mine", "--", sys.executable, str(PROGRAM), "use", "3"]
     done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS))
     assert done.returncode == 0, done.stderr
     assert len(load_profile(settings_of(sandbox), "mine")) == 3
-    done = sandbox.run(*CLI, "exec", "--record", "a/b", "--", "true")
+    done = sandbox.run(*KCOORD, "exec", "--record", "a/b", "--", "true")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "profile" in done.stderr
 
@@ -376,7 +340,7 @@ def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
 ) -> None:
     give(sandbox, profile, "six")
     arguments = [
-        *CLI,
+        *KCOORD,
         "warmup",
         "six",
         "--json",
@@ -410,7 +374,7 @@ def test_the_command_understands_its_processes_whatever_modules_print(sandbox: S
     text = (PROGRAMS / "kernels.py").read_text()
     prints = "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nprint('{oops')\nprint('[1]')\nprint('{\"x\": 2}', flush=True)\n"
     (sandbox.root / "kernels.py").write_text(f"{text}\n{prints}")
-    done = sandbox.run(*CLI, "warmup", "six", "--json", "--workers", "1", PYTHONPATH=path(sandbox.root))
+    done = sandbox.run(*KCOORD, "warmup", "six", "--json", "--workers", "1", PYTHONPATH=path(sandbox.root))
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 
@@ -420,15 +384,15 @@ def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, pro
     text = (PROGRAMS / "kernels.py").read_text()
     (changed / "kernels.py").write_text(text.replace("* FACTOR, mask", "* FACTOR + 1, mask"))
     give(sandbox, profile, "six")
-    done = sandbox.run(*CLI, "warmup", "six", "--json", PYTHONPATH=path(changed))
+    done = sandbox.run(*KCOORD, "warmup", "six", "--json", PYTHONPATH=path(changed))
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 
 def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -> None:
-    done = sandbox.run(*CLI, "warmup", "none")
+    done = sandbox.run(*KCOORD, "warmup", "none")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "no profile 'none'" in done.stderr
-    done = sandbox.run(*CLI, "warmup", "none", "--target", "sm_90")
+    done = sandbox.run(*KCOORD, "warmup", "none", "--target", "sm_90")
     assert done.returncode == 2
     assert "cuda:90" in done.stderr
 
@@ -441,7 +405,7 @@ def warned(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sandbox) -> None:
     """In a pod whose agent cannot work, say: each process compiles all of it, and the next job finds nothing."""
     give(sandbox, record(sandbox, count=2))
-    command = [*CLI, "warmup", "job", "--workers", "2"]
+    command = [*KCOORD, "warmup", "job", "--workers", "2"]
     done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS), KCOORD_SPAWN="0")
     assert done.returncode == 1
     assert done.stderr.count("kcoord: no agent (") == 1, "what its processes say, once"
@@ -450,7 +414,7 @@ def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sand
 
 def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=2))
-    done = sandbox.run(*CLI, "warmup", "job", "--workers", "1")
+    done = sandbox.run(*KCOORD, "warmup", "job", "--workers", "1")
     assert done.returncode == 1
     first, last = warned(done)
     assert first == "skipped profiled.make: ModuleNotFoundError: No module named 'profiled'"
@@ -460,7 +424,7 @@ def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandb
 def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox: Sandbox) -> None:
     call: dict[str, Any] = {"args": (5,), "kwargs": {}}
     give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
-    command = [*CLI, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
+    command = [*KCOORD, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
     done = json.loads(sandbox.run(*command, PYTHONPATH=path(PROGRAMS)).stdout)
     assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
     chosen = [Recipe("triton_autotune", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
@@ -470,7 +434,7 @@ def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox
 def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:
     give(sandbox, [*record(sandbox, count=2), Recipe("tomorrow", "m", "f", {}, "", 5.0, 5)])
     for more in ([], ["--json"]):
-        done = sandbox.run(*CLI, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
+        done = sandbox.run(*KCOORD, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
         assert done.returncode == 0
         assert warned(done) == ["kcoord: m.f: this kcoord has no backend 'tomorrow'; its recipes are skipped"]
 
@@ -479,10 +443,10 @@ def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_whe
     sandbox: Sandbox,
 ) -> None:
     give(sandbox, record(sandbox, count=1))
-    done = sandbox.run(*CLI, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_STORE="/proc/nowhere")
+    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_STORE="/proc/nowhere")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "KCOORD_STORE=/proc/nowhere" in done.stderr
-    done = sandbox.run(*CLI, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_DISABLE="1")
+    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_DISABLE="1")
     assert (done.returncode, done.stderr) == (0, "kcoord: KCOORD_DISABLE is set: nothing is compiled\n")
 
 
@@ -494,7 +458,7 @@ def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sa
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
     environment = sandbox.env(PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600", BEGUN=str(begun))
-    command = [*apart, sys.executable, *CLI, "warmup", "job", "--workers", "2"]
+    command = [*apart, sys.executable, *KCOORD, "warmup", "job", "--workers", "2"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         eventually(begun.exists, what="one compiles")
         (told,) = psutil.Process(started.pid).children() if apart else [psutil.Process(started.pid)]

@@ -34,9 +34,11 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from tests.support.environment import clean_environ
+from tests.support.waiting import SOON as SOON
+from tests.support.waiting import eventually as until
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 20.0  # seconds: the bound of every wait for something that is to happen at once
 _PRELUDE = """\
 from tests.support.agents import *
 client, notices = as_rank()
@@ -236,8 +238,7 @@ class Node:
         return Settings.from_environ({}, **{**self._flags, **flags})
 
     def environ(self, **more: str) -> dict[str, str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("KCOORD_") and k not in ("RANK", "LOCAL_RANK")}
-        return {**clean, **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
+        return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """An agent that is our child, as a supervisor starts it; it ends with us if we are killed."""
@@ -344,15 +345,6 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
-
-
-def until(condition: Callable[[], Any], within: float = SOON) -> float:
-    """Look every few milliseconds until `condition` holds; the seconds that it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() < start + within, "it did not happen in time"
-        time.sleep(0.01)
-    return time.monotonic() - start
 
 
 @contextlib.contextmanager

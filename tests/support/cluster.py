@@ -6,15 +6,12 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.payload import unpack
@@ -195,29 +192,6 @@ def cluster(store: Path, strangers: bool = False, damaged: bool = False) -> Iter
         onlooker = stack.enter_context(Onlooker(store))
         yield made
     assert damaged or not onlooker.torn
-
-
-def mount(where: Path, *options: str) -> None:
-    """Skips where this user or machine cannot mount."""
-    where.mkdir(exist_ok=True, parents=True)
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command")
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, timeout=30)
-    if done.returncode != 0:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-
-
-def unmount(where: Path) -> None:
-    subprocess.run(["umount", "-l", str(where)], check=True, timeout=30)
-
-
-@contextlib.contextmanager
-def mounted(where: Path, *options: str) -> Iterator[Path]:
-    mount(where, *options)
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], capture_output=True, timeout=30)  # a test may have done so
 
 
 def fill(directory: Path) -> Path:

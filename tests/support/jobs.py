@@ -18,6 +18,7 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.settings import Settings
 from tests.support.agents import Wire
+from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 KERNELS = 8  # of a batch
@@ -101,7 +102,7 @@ class Job:
             program = f"{sys.executable} {PROGRAMS / 'batch_rank.py'} {self.directory}"
             ranks = "; ".join(f'RANK={r} LOCAL_RANK={r} {program} {node}.{r} & pids="$pids $!"' for r in range(RANKS))
             script = f"{ranks}; for p in $pids; do wait $p || exit 1; done"
-            command = [sys.executable, "-c", "from kcoord.cli import main; main()", "exec", "--", "bash", "-c", script]
+            command = [sys.executable, *KCOORD, "exec", "--", "bash", "-c", script]
             command = [*(wrap[node] if wrap else []), *command]
             with self._logs[node].open("wb") as log:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}

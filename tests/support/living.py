@@ -12,12 +12,13 @@ import psutil
 
 def those_within(directory: Path) -> list[psutil.Process]:
     """Everything but this process that runs with its local tier in `directory`, or below it."""
+    there = b"\0KCOORD_LOCAL_DIR=" + os.fsencode(directory)
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            local = process.environ().get("KCOORD_LOCAL_DIR")
-            ours = local is not None and Path(local).is_relative_to(directory) and process.pid != os.getpid()
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+            ours = any(there + end in environ for end in (b"\0", b"/")) and pid != os.getpid()
+            if ours and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 

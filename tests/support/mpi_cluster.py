@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import socketserver
@@ -27,7 +28,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.sandbox import Sandbox
 
 NODES, RANKS = 2, 2  # ranks of a node
-PASSWORD = "hunter2"  # of Redis
+PASSWORD = f"hunter2-{secrets.token_hex(8)}"  # of Redis; no process that runs beside the test has it
 _LOGIN = {
     "HOME": "/root",
     "USER": "root",

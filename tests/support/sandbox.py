@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support import living
+from tests.support.environment import clean_environ
+from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID")
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a variable from outside would be a setting of what is tested."""
-    return (
-        name.startswith(("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_", "SLURM_", "STALE_")) or name in _RANK_VARIABLES
-    )
 
 
 class Sandbox:
@@ -34,7 +26,7 @@ class Sandbox:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not is_foreign(name)},
+            **clean_environ(),
             "KCOORD_LOCAL_DIR": str(root / "local"),
             "TMPDIR": str(root / "tmp"),
             "TRITON_DEFAULT_FP_FUSION": "1",  # Triton 3.9 warns without it
@@ -79,15 +71,6 @@ def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.C
         out, err = process.communicate()
         pytest.fail(f"{process.args} did not end within {timeout} s:\n{out}\n{err}")
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def eventually(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> None:
-    """Wait until `condition` holds; a condition that never does fails the test."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"after {timeout} s it still did not happen: {what or condition}")
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

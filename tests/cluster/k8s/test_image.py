@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import venv
@@ -46,22 +45,14 @@ def test_only_what_is_copied_leaves_this_machine() -> None:
     assert ignored == ["*", *(f"!{name}" for name in copied), "**/__pycache__"]
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment of the image: a wheel of this checkout and its dependencies, which are taken from here."""
-    root = tmp_path_factory.mktemp("image")
-    source = root / "src"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("kcoord", "launch"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    venv.create(root / "opt", with_pip=False)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", root / "wheels", source)
-    (wheel,) = (root / "wheels").glob("*.whl")
-    run(*pip, "--python", root / "opt" / "bin" / "python", "install", "--no-compile", "--only-binary=:all:", wheel)
-    return root / "opt"
+    home = tmp_path_factory.mktemp("image") / "opt"
+    venv.create(home, with_pip=False)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", home / "bin" / "python")
+    run(*pip, "install", "--no-compile", "--only-binary=:all:", wheel)
+    return home
 
 
 def run(*words: str | Path) -> str:
@@ -72,6 +63,7 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.xdist_group("wheel")
 def test_the_image_holds_no_torch_and_little_else(installed: Path) -> None:
     files = [path for path in installed.rglob("*") if path.is_file() and not path.is_symlink()]
     packages = {p.name.partition("-")[0] for p in installed.rglob("*.dist-info")}
@@ -81,6 +73,7 @@ def test_the_image_holds_no_torch_and_little_else(installed: Path) -> None:
     assert sum(f.stat().st_size for f in files if f.suffix != ".pyc") < _MOST_BYTES
 
 
+@pytest.mark.xdist_group("wheel")
 def test_every_command_of_the_manifests_runs_from_it(installed: Path, tmp_path: Path) -> None:
     kcoord = installed / "bin" / "kcoord"
     clean = {

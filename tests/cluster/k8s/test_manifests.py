@@ -56,6 +56,7 @@ def test_every_object_is_valid(name: str, version: str) -> None:
         validate(each, version)
 
 
+@pytest.mark.smoke
 def test_validation_is_strict() -> None:
     (job,) = (each for each in objects("indexed-job") if each["kind"] == "Job")
     job["spec"]["template"]["spec"]["initContainers"][0]["restartPolciy"] = "Always"

@@ -7,7 +7,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from kcoord.files.rename import (
     set_aside,
 )
 from kcoord.keys import CacheKey
+from tests.support.mounts import mounted, read_only, tmpfs
 
 _ROOT = Path(__file__).parents[3]
 KEY = CacheKey.of("test", "kernel", source="x")
@@ -234,29 +235,6 @@ def test_a_pipe_in_the_place_of_ones_own_manifest_is_not_waited_for(
 
 
 # --- faults of the file system, for real ---
-
-
-@contextlib.contextmanager
-def mounted(where: Path, *options: str) -> Iterator[Path]:
-    """A mount for the time of a test; skips where this user or machine cannot mount."""
-    where.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, timeout=30)
-    if done.returncode != 0:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True, timeout=30)
-
-
-@contextlib.contextmanager
-def tmpfs(where: Path, size: str) -> Iterator[Path]:
-    with mounted(where, "-t", "tmpfs", "-o", f"size={size}", "kcoord-test") as there:
-        yield there
-
-
-def read_only(where: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,bind,ro", str(where)], check=True, timeout=30)
 
 
 def one_line(error: StoreError, where: Path) -> str:

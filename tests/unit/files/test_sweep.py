@@ -26,14 +26,11 @@ from kcoord.files.rename import (
     rename_into_place,
 )
 from kcoord.files.sweep import lives, sweep, sweep_left_by
+from kcoord.testing.stores import KEY
 from tests.support.agents import Node, stage, until
+from tests.support.artifacts import ORIGIN
 from tests.support.cluster import start_agent
-from tests.unit.files.test_publish import (
-    KEY,
-    ORIGIN,
-    mounted,
-    read_only,
-)
+from tests.support.mounts import mounted, read_only
 
 HOST = os.uname().nodename
 

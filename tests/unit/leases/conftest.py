@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import interposer, interposing_library  # noqa: F401 - fixtures
 from tests.support.redis_server import RedisServer, find_redis_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
     """A server for tests that disturb nothing but their own keys."""
     if find_redis_server() is None:

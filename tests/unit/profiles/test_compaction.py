@@ -27,11 +27,11 @@ from kcoord.profiles.parts import PARTS, parts, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, until
+from tests.support.artifacts import DAY, older
 from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
 
-DAY = 86400.0
 OURS = Trust("require", {"main": b"0" * 32})
 NEW_KEY = Trust("require", {"new": b"1" * 32, **OURS.keys})
 STRANGERS = Trust("require", {"theirs": b"2" * 32})
@@ -52,16 +52,10 @@ def recipe(n: int, seconds: float = 1.0, order: int = 0) -> Recipe:
     return Recipe("test", "module", "kernel", (n,), "", seconds, order)
 
 
-def old(path: Path, age: float = DAY) -> Path:
-    at = path.stat().st_mtime - age
-    os.utime(path, (at, at))
-    return path
-
-
 def many(store: Path, count: int = 40, trust: Trust = OFF, first: int = 0) -> list[Path]:
     """Parts of old jobs, each of other recipes and of one that all have."""
     made = [[recipe(-1, seconds=n), recipe(first + n, seconds=2.0, order=n)] for n in range(count)]
-    return [old(save_part(home(store), recipes, trust=trust)) for recipes in made]
+    return [older(save_part(home(store), recipes, trust=trust)) for recipes in made]
 
 
 def read(store: Path, trust: Trust = OFF) -> dict[tuple[int, ...], Recipe]:
@@ -95,7 +89,7 @@ def test_a_pass_merges_only_so_many_and_the_next_ones_go_on(store: Path) -> None
     assert compact(store, most=30) == 30
     while compact(store, most=30):
         for path in PARTS.paths(home(store)):
-            old(path)
+            older(path)
     assert len(PARTS.paths(home(store))) <= 16
     assert read(store) == before
 
@@ -132,7 +126,7 @@ def test_what_cannot_be_read_stays_where_it_is(store: Path) -> None:
     os.mkfifo(pipe)
     os.utime(pipe, (1e9, 1e9))
     link = home(store) / f"{'c' * 64}.recipes"
-    link.symlink_to(old(torn))
+    link.symlink_to(older(torn))
     assert compact(store) == 40
     assert len(PARTS.paths(home(store))) == 4
     notices = Notices()
@@ -144,7 +138,7 @@ def test_a_part_that_only_another_user_may_read_stays_and_keeps_the_others_from_
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = many(store)
-    theirs = old(save_part(home(store), [recipe(99)]))
+    theirs = older(save_part(home(store), [recipe(99)]))
 
     def reading(path: Path, most: int) -> bytes:
         if path == theirs:
@@ -209,7 +203,7 @@ def test_what_is_not_ours_to_merge_keeps_no_bounded_pass_from_the_rest(store: Pa
     strangers = many(store, 20, STRANGERS, first=100)
     for _ in range(300):
         compact(store, OURS, most=8)
-        left = [old(path) for path in PARTS.paths(home(store)) if path not in strangers]
+        left = [older(path) for path in PARTS.paths(home(store)) if path not in strangers]
         if len(left) == 1:
             break
     assert len(left) == 1
@@ -261,7 +255,7 @@ def test_one_that_is_killed_before_the_parts_go_has_done_no_harm(store: Path, mo
     assert len(PARTS.paths(home(store))) == 41
     assert read(store) == before
     for path in PARTS.paths(home(store)):
-        old(path)
+        older(path)
     assert compact(store) == 40
     assert read(store) == before
 
@@ -284,7 +278,7 @@ def test_a_reader_from_under_whose_hands_a_part_goes_looks_again(store: Path, mo
 
 def test_a_writer_that_goes_on_loses_nothing(store: Path) -> None:
     gone = many(store)
-    mine = old(save_part(home(store), [recipe(500)]))
+    mine = older(save_part(home(store), [recipe(500)]))
     compact(store)
     assert not mine.exists()
     save_part(home(store), [recipe(500), recipe(501)], earlier=mine)

@@ -38,9 +38,10 @@ from tests.support.agents import (
     in_thread,
     until,
 )
+from tests.support.artifacts import older
 from tests.support.cluster import start_agent
+from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
-from tests.unit.profiles.test_compaction import old
 
 PLAIN = st.recursive(
     st.none()
@@ -63,10 +64,6 @@ coordinator._recorder.outbox.deliver()
 say("delivered")
 listen()
 """
-
-
-def recipe(n: int = 0, seconds: float = 1.0, order: int = 0, call: Any = None) -> Recipe:
-    return Recipe("python", "train.kernels", "build", (n,) if call is None else call, "cuda:90", seconds, order)
 
 
 def through_the_wire(made: Recipe) -> Recipe:
@@ -312,7 +309,7 @@ def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_sam
 ) -> None:
     """A listing is not of one moment: the new one's place has been passed when it comes, and the old one's not when it goes."""
     (settings.store_root or Path()).mkdir()
-    written = [old(save_part(home(settings), [recipe(n)])) for n in range(40)]
+    written = [older(save_part(home(settings), [recipe(n)])) for n in range(40)]
     everything = load_profile(settings, "p")
     listings, files = [], profile_module.PARTS
 

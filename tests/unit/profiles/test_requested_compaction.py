@@ -28,10 +28,10 @@ from kcoord.profiles.requested import (
 )
 from kcoord.retention.pinned import pin_profile, pinned_digests
 from tests.support.agents import Node, until
+from tests.support.artifacts import DAY, older
 from tests.support.cluster import start_agent
 from tests.support.command import as_json
 from tests.support.sandbox import Sandbox
-from tests.unit.profiles.test_compaction import DAY, old
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def need(n: int) -> RequestedArtifact:
 
 
 def note(store: Path, numbers: list[int], age: float = DAY) -> Path:
-    return old(save_requested(requested_directory(store, "p"), [need(n) for n in numbers]), age)
+    return older(save_requested(requested_directory(store, "p"), [need(n) for n in numbers]), age)
 
 
 def many_needs(store: Path, count: int = 40, first: int = 1) -> list[Path]:
@@ -95,7 +95,7 @@ def test_needs_that_have_no_room_in_one_file_stay_in_theirs(store: Path, monkeyp
     assert compact_requested(store) == 29
     (full,) = [path for path in REQUESTED.paths(directory) if path.stat().st_size > 1000]
     for path in many_needs(store, 10, first=100):
-        old(path, 60 * DAY)
+        older(path, 60 * DAY)
     before |= {need(n) for n in range(100, 110)}
     assert compact_requested(store) == 21, "a full one is in nobody's way"
     assert full.exists()

@@ -23,16 +23,16 @@ from kcoord.report.tables import nodes_text, ranges, ranks_text
 from kcoord.report.timeline import Row, Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
-from tests.node.test_warmup import (
+from tests.support.browser import Browser
+from tests.support.command import kcoord as run
+from tests.support.pages import HOSTILE, Text
+from tests.support.profiles import (
     give,
     rank,
     record,
     said,
     settings_of,
 )
-from tests.support.browser import Browser
-from tests.support.command import kcoord as run
-from tests.support.pages import HOSTILE, Text
 from tests.support.sandbox import (
     PROGRAMS,
     Sandbox,

@@ -19,7 +19,6 @@ from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import SettingsError, StoreError
@@ -49,7 +48,6 @@ from kcoord.retention.uses import (
 )
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.testing.stores import manifest_of
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 from tests.support.agents import (
@@ -58,13 +56,12 @@ from tests.support.agents import (
     key_of,
     until,
 )
+from tests.support.artifacts import DAY, make_home, publish
 from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord
+from tests.support.mounts import mounted, read_only, tmpfs
 from tests.support.sandbox import Sandbox
-from tests.unit.files.test_publish import mounted, read_only, tmpfs
 
-DAY = 86400.0
-ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
 AT_ONCE = Tidying(grace=-1)
 
 
@@ -73,16 +70,6 @@ def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "store")
     made.open()
     return made
-
-
-def publish(store: Store, name: str, age: float = 0.0, **details: str) -> str:
-    """An artifact that was made `age` seconds ago; its digest."""
-    manifest = manifest_of({"k": name.encode()}, CacheKey.of("test", name).with_details(details))
-    store.publish(manifest, {"k": name.encode()})
-    digest = manifest.key.digest
-    made = store.home(digest).stat().st_mtime - age
-    os.utime(store.home(digest), (made, made))
-    return digest
 
 
 def used(store: Store, ago: float, *digests: str) -> Path:
@@ -570,23 +557,6 @@ def test_what_was_taken_away_a_moment_before_it_was_pinned_is_put_back(
 
 
 # --- this node's own copies ---
-
-
-def make_home(local_dir: Path, name: str, unused: float) -> Path:
-    """An artifact in the local tier that was read last so long ago."""
-    key = CacheKey.of("test", name)
-    home = local_dir / "objects" / key.digest[:2] / key.digest
-    staging = local.new_staging(home)
-    (staging / "kernel.txt").write_text(name)
-    local.publish_local(staging, home, key, 1.0, ORIGIN)
-    age(home, unused)
-    return home
-
-
-def age(home: Path, unused: float) -> None:
-    at = home.stat().st_ctime - unused
-    for path in home.iterdir():
-        os.utime(path, (at, at))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from kcoord.settings import Settings
 from kcoord.telemetry import progress
 from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
 from kcoord.warmup.overview import Overview
-from tests.node.test_warmup import give, rank, record
+from tests.support.profiles import give, rank, record
 from tests.support.sandbox import (
     PROGRAMS,
     Sandbox,

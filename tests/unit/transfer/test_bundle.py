@@ -44,15 +44,15 @@ from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
-from tests.node.test_trust import (
+from tests.support.profiles import recipe
+from tests.support.sandbox import Sandbox, eventually, finish
+from tests.support.signing import (
     OURS,
     THEIRS,
     opened,
     trust,
     unsigned,
 )
-from tests.support.sandbox import Sandbox, eventually, finish
-from tests.unit.profiles.test_profile import recipe
 
 KEYS = [CacheKey.of("test", f"kernel {n}") for n in range(4)]
 DIGESTS = sorted(key.digest for key in KEYS)

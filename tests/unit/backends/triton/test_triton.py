@@ -2,65 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
 from tests.support.sandbox import (
-    PROGRAMS,
     Sandbox,
-    eventually,
     finish,
 )
+from tests.support.triton_ranks import RANK, homes, hooked, report, run_ranks, totals
 
 pytest.importorskip("triton")
-
-_gates = itertools.count()
-RANK = PROGRAMS / "rank.py"
-MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
-
-
-def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None) -> dict[str, str | None]:
-    root = sandbox.root / local
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "KCOORD_LOCAL_DIR": str(root),
-        "TRITON_CACHE_MANAGER": MANAGER,
-        "TRITON_CACHE_DIR": str(root / "triton"),
-        **more,
-    }
-
-
-def report(process: subprocess.Popen[str]) -> dict[str, Any]:
-    done = finish(process)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"stderr": done.stderr}
-
-
-def run_ranks(sandbox: Sandbox, count: int, *arguments: str, **more: str | None) -> list[dict[str, Any]]:
-    """Ranks that begin to compile in the same moment."""
-    gate = sandbox.root / f"gate{next(_gates)}"
-    start = [sandbox.start(RANK, *arguments, "--gate", gate, **hooked(sandbox, r, **more)) for r in range(count)]
-    eventually(lambda: len(list(sandbox.root.glob(f"{gate.name}.*"))) == count or any(p.poll() for p in start), 60)
-    gate.touch()
-    return [report(p) for p in start]
-
-
-def totals(reports: list[dict[str, Any]]) -> tuple[int, int]:
-    return sum(len(r["compiled"]) for r in reports), sum(len(r["loaded"]) for r in reports)
-
-
-def homes(sandbox: Sandbox, local: str = "local") -> list[Path]:
-    return sorted(p.parent for p in (sandbox.root / local / "triton").glob(f"*/{MANIFEST_NAME}"))
 
 
 def test_four_ranks_compile_twenty_kernels_once_each_and_load_the_rest(sandbox: Sandbox) -> None:

@@ -1,0 +1,22 @@
+"""Waits of a test: for a condition, bounded, and never for luck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SOON = 20.0  # seconds: the bound of every wait for something that is to happen at once
+_FIRST_LOOK, _LAST_LOOK = (
+    0.005,
+    0.05,
+)  # seconds between two looks: a look may cost as much as the work that it waits for
+
+
+def eventually(condition: Callable[[], object], timeout: float = SOON, what: str = "") -> float:
+    """Look until `condition` holds; the seconds that it took. Raises AssertionError after `timeout` seconds."""
+    start, pause = time.monotonic(), _FIRST_LOOK
+    while not condition():
+        assert time.monotonic() < start + timeout, f"after {timeout} s it still did not happen: {what or condition}"
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LAST_LOOK)
+    return time.monotonic() - start
