@@ -193,8 +193,8 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
 
 COUNTING = """
 import kcoord
-from kcoord.agent import links
-links._RETRY_AFTER = 0.2
+from kcoord.rank import connection_pool
+connection_pool._RETRY_AFTER = 0.2
 coordinator = kcoord.connect()
 def compile(staging):
     (staging / "kernel.txt").write_text("a kernel")

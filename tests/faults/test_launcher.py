@@ -372,7 +372,7 @@ def _lines(job: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
 HUNG = {"KCOORD_SIGNING_KEY_FILE": "signing-key", "KCOORD_REDIS_URL_FILE": "redis-url"}
 RANK_WITHOUT_A_LAUNCHER = """
 import kcoord
-from kcoord.agent import spawn
+from kcoord.rank import spawn
 kcoord.install()
 coordinator = kcoord.connect()
 coordinator.get_or_compile(kcoord.CacheKey.of("test", "k"), lambda staging: (staging / "a").touch())

@@ -684,8 +684,8 @@ keeper.FIRST = 0.0
 """
 _SOON = f"{_FIRST_NOW}keeper.EVERY = 0.5\n"
 _YOUNG = """
-from kcoord.artifacts import retention
-keeper.Limits = lambda **limits: retention.Limits(**limits, least_age=0.0)
+from kcoord.retention import limits as bounds
+keeper.Limits = lambda **limits: bounds.Limits(**limits, least_age=0.0)
 """
 
 

@@ -220,7 +220,7 @@ import json, sys
 from pathlib import Path
 import filelock, triton
 from kcoord.keys.tools import machine_cache
-from kcoord.backends import triton_key
+from kcoord.backends.triton import own_key
 root = Path(sys.argv[1])
 machine_cache._RACY = -1
 def say(what):
@@ -240,7 +240,7 @@ def counted():
     while not (root / "gate").exists():
         time.sleep(0.005)
     return computes()
-print(triton_key._once(counted, root / "local"))
+print(own_key._once(counted, root / "local"))
 """
 
 
