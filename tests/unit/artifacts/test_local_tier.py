@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -184,6 +185,59 @@ def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
         local.read_contents(artifact)
 
 
+def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_were_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "artifact"
+    published(home, {**FILES, "group.json": GROUP})
+    read, seen = local.read_plain, []
+
+    def noted(path: str, most: int, *, afresh: bool = False) -> bytes:
+        seen.append(Path(path).relative_to(home).as_posix())
+        return read(path, most, afresh=afresh)
+
+    monkeypatch.setattr(local, "read_plain", noted)
+    found = local.read_artifact(home, KEY.digest)
+    assert found is not None
+    assert found[1] == {**FILES, "group.json": GROUP}
+    assert sorted(seen) == sorted([MANIFEST_NAME, *FILES, "group.json"])
+    _flip(home)
+    with pytest.raises(ArtifactInvalid):
+        local.read_artifact(home, KEY.digest)
+
+
+def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read, seen = tmp_path / "artifact", local.read_plain, []
+
+    def noted(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
+        seen.append(str(path))
+        return read(path, most, afresh=afresh)
+
+    staging = stage(home)
+    for module in ("local", "describe"):
+        monkeypatch.setattr(f"kcoord.artifacts.{module}.read_plain", noted)
+    ours = local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert sorted(seen) == sorted(str(staging / name) for name in FILES)
+    assert local.open_artifact(home, KEY.digest) == ours
+
+
+def test_an_artifact_that_this_host_remembers_wrongly_is_read_once_more_from_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read = tmp_path / "artifact", local.read_plain
+    artifact = published(home)
+
+    def remembered(path: str, most: int, *, afresh: bool = False) -> bytes:
+        content = read(path, most, afresh=afresh)
+        return content if afresh or path.endswith(MANIFEST_NAME) else bytes(len(content))
+
+    monkeypatch.setattr(local, "read_plain", remembered)
+    assert local.open_artifact(home, KEY.digest) == artifact
+    assert local.read_artifact(home, KEY.digest) == (artifact, FILES)
+
+
 # --- relocatable files ---
 
 
@@ -239,6 +293,17 @@ def test_adopting_nothing_is_refused(tmp_path: Path) -> None:
         local.adopt(tmp_path, KEY, 1.0, ORIGIN)
     with pytest.raises(ArtifactInvalid):
         local.adopt(tmp_path / "missing", KEY, 1.0, ORIGIN)
+
+
+def test_files_that_cannot_be_read_are_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = stage(tmp_path / "artifact")
+
+    def fails(path: Path, most: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("kcoord.artifacts.describe.read_plain", fails)
+    with pytest.raises(ArtifactInvalid, match="cannot be read"):
+        local.adopt(staging, KEY, 1.0, ORIGIN)
 
 
 # --- what is staged ---

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -282,6 +283,32 @@ def test_another_artifact_than_the_announced_one_will_not_do_and_is_left_alone(o
         opened.fetch(KEY.digest, "0" * 64)
     assert quarantined(opened) == []
     assert opened.fetch(KEY.digest) is not None
+
+
+def test_a_disk_that_cannot_be_read_is_a_fault_of_the_store_and_no_miss(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.publish(manifest_of(), FILES)
+
+    def fails(path: Path, most: int, *, afresh: bool = False) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("kcoord.artifacts.store.read_plain", fails)
+    with pytest.raises(StoreError, match="input/output error"):
+        opened.fetch(KEY.digest)
+    with pytest.raises(StoreError, match="input/output error"):
+        opened.files(KEY.digest)
+    monkeypatch.undo()
+    assert opened.fetch(KEY.digest) is not None
+    assert quarantined(opened) == []
+
+
+def test_where_the_store_has_vanished_nothing_is_made(opened: Store) -> None:
+    """Its mount is gone, and there is another disk below."""
+    shutil.rmtree(opened.root)
+    with pytest.raises(StoreError, match="vanished"):
+        opened.publish(manifest_of(), FILES)
+    assert not opened.root.exists()
 
 
 def test_a_removal_while_it_is_read_is_a_miss(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
