@@ -139,8 +139,9 @@ class Store:
         """
         final = self.home(digest)
         with store_errors(final):
+            self._refresh(final.parent)
             try:
-                found = self._verified(final, announced) if self._refresh(final.parent) else None
+                found = self._verified(final, announced)
             except _Torn as error:
                 if announced is None:
                     with store_errors(self._layout.quarantine):
@@ -189,17 +190,14 @@ class Store:
                     found.append(Manifest.decode(encoded))
         return found
 
-    def _refresh(self, bucket: Path) -> bool:
-        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself. False if `bucket` is missing."""
+    def _refresh(self, bucket: Path) -> None:
+        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself."""
         try:
             refresh_names(bucket)
         except FileNotFoundError:
             refresh_names(self._layout.objects)
-            try:
+            with suppress(FileNotFoundError):
                 refresh_names(bucket)
-            except FileNotFoundError:
-                return False
-        return True
 
     def _verified(self, final: Path, announced: str | None = None) -> _Verified | None:
         """None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node cannot tell, and OSError."""
