@@ -1,11 +1,12 @@
-# make setup | demo | test | lint | bench | docs
+# make setup | demo | check | test | lint | bench | docs
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+PARALLEL := $(BIN)/pytest -n auto --dist loadgroup
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo test test-tritons test-redis-py chaos nfs lint format bench docs clean
+.PHONY: setup demo check test test-tritons test-redis-py chaos nfs lint format bench docs clean
 
 setup: .venv/ready
 
@@ -18,8 +19,13 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# Before each commit: lint, the quick units and a smoke of each other part.
+check: lint
+	$(PARALLEL) -q -m "(unit and not slow and not serial) or smoke" $(ARGS)
+
+# All of it: first what measures time, alone. ARGS are more arguments for pytest.
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -m serial $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
 
 # The Triton tests on every release that is supported (the newest is the one in .venv).
 test-tritons: setup

@@ -1,1 +1,1 @@
-"""Figures, measured side by side in one run. ``python -m benchmarks [NAME …]``; results lie in ``benchmarks/results``."""
+"""Benchmarks that measure all ways side by side in one run: ``python -m benchmarks [NAME …]``; results are in ``results/``."""

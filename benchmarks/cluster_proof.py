@@ -1,4 +1,4 @@
-"""What becomes of a job on two nodes, run as the Kubernetes manifests say, that suffers one fault after the other."""
+"""A job on two nodes, run as in the Kubernetes manifests, under one fault after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four ranks, twenty kernels, cold: what users have today, and kcoord."""
+"""Four ranks, twenty kernels, cold: without kcoord and with it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _agent(name: str, directory: str) -> Iterator[None]:
     supervisor = Supervisor(Settings.from_environ(_environment(name, directory, 0)))
     supervisor.start()
     client = AgentClient(supervisor.settings, Notices())
-    client.ask({"op": "status"})
+    client.status()
     client.close()
     try:
         yield

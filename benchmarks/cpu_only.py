@@ -1,4 +1,4 @@
-"""Cold start without a GPU: real kernels cross-compiled for sm_90 by 2, 4 and 8 ranks on the cores that there are."""
+"""Cold start without a GPU: real kernels cross-compiled for sm_90 by 2, 4 and 8 ranks on this machine's cores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run() -> Result:
             figures = {}
             for number, (name, mode) in enumerate(_PLANS):
                 directory = Path(root, f"{ranks}.{number}")
-                if mode == "profile":  # cold: nothing but the recipes is there
+                if mode == "profile":  # cold: only the recipes exist
                     shutil.copytree(
                         Path(root, f"{ranks}.{number - 1}", "local", "profiles"), directory / "local" / "profiles"
                     )
@@ -105,7 +105,7 @@ def _once(name: str, mode: str, ranks: int, directory: Path) -> list[dict[str, A
 
 def _agent_cpu(settings: Settings) -> float:
     client = AgentClient(settings, Notices())
-    status = client.ask({"op": "status"})
+    status = client.status()
     client.close()
     assert status is not None
     times = psutil.Process(status["pid"]).cpu_times()

@@ -1,4 +1,4 @@
-"""What kcoord costs a rank and a node: import time, the agent's memory and start."""
+"""The footprint of kcoord: import time, the agent's memory and start."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _agent() -> tuple[float, float]:
         )
         client = AgentClient(settings, Notices())
         begun = time.perf_counter()
-        status = client.ask({"op": "status"})
+        status = client.status()
         took = time.perf_counter() - begun
         assert status is not None
         memory = psutil.Process(status["pid"]).memory_info().rss / 1e6
-        client.ask({"op": "stop"})
+        client.stop()
         client.close()
         psutil.wait_procs([psutil.Process(status["pid"])] if psutil.pid_exists(status["pid"]) else [], timeout=10)
     return took, memory

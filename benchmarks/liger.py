@@ -1,4 +1,4 @@
-"""Liger-Kernel's real kernels on real GPUs, cold and warm: what users have today, and kcoord, in one run."""
+"""Liger-Kernel's real kernels on real GPUs, cold and warm, without kcoord and with it, in one run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run() -> Result:
         ]
         figures = {}
         for name, launcher, mode, environment in plans:
-            if mode == "profile" or launcher is _EXEC:  # cold: nothing but the recipes is there
+            if mode == "profile" or launcher is _EXEC:  # cold: only the recipes exist
                 shutil.copytree(f"{root}/local/profiles", f"{environment['KCOORD_LOCAL_DIR']}/profiles")
             figures[name] = _once(launcher, ranks, mode, environment, root)
     shared = figures["one shared TRITON_CACHE_DIR, cold"]["wall"]

@@ -1,4 +1,4 @@
-"""What the live key of a call costs, beside a plain dictionary's look-up and Triton's own key of a launch.
+"""The cost of a call's live key, beside a plain dictionary's look-up and Triton's own key of a launch.
 
 The function has six tensors and a scalar for arguments and reads ten globals. Triton's figure is its launch path up to the
 launch (`JITFunction.run` with ``warmup=True``), of a kernel with such arguments; with kcoord the kernel's inputs are watched.
@@ -32,7 +32,7 @@ def first(function):
     begun = time.perf_counter(); function(); return time.perf_counter() - begun
 
 def best(functions, number, rounds=25):
-    """Microseconds of each, in turn, the fastest round of each: other processes only make a round slower."""
+    """Microseconds of the fastest round of each, measured in turn: other processes only make a round slower."""
     times = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():

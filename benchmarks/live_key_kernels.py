@@ -1,4 +1,4 @@
-"""The function and the kernel that `benchmarks.live_key` asks for keys: the subjects of a measurement."""
+"""The function and the kernel whose keys `benchmarks.live_key` measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of many artifacts: what it costs to look through it, and that jobs do not notice how many there are.
+"""A store of many artifacts: the cost of a pass over it, and of a job beside it.
 
 Its artifacts are real ones of two files each, published as an agent publishes, without waiting for the disk.
 """
@@ -80,7 +80,7 @@ def _measure(store: Store, made: list[str], directory: Path) -> dict[str, str]:
 
 
 def _publish(store: Store, number: int) -> str:
-    """As `Store.publish` lays it out, without its fsyncs, which the measurements do not depend on."""
+    """The layout of `Store.publish` without its fsyncs, which do not affect the measurements."""
     content = random.Random(number).randbytes(2000)
     key = CacheKey.of("triton", f"kernel_{number % 500}", number=number).with_details({"triton": f"3.{number % 4}.0"})
     entry = FileEntry("kernel.cubin", len(content), hashlib.sha256(content).hexdigest())
@@ -118,10 +118,10 @@ def _environment(store: Store, directory: Path) -> dict[str, str]:
 def _start(store: Store, directory: Path) -> float:
     client = AgentClient(Settings.from_environ(_environment(store, directory)), Notices())
     begun = time.perf_counter()
-    status = client.ask({"op": "status"})
+    status = client.status()
     took = time.perf_counter() - begun
     assert status is not None
-    client.ask({"op": "stop"})
+    client.stop()
     client.close()
     while Path(f"/proc/{status['pid']}").exists():
         time.sleep(0.01)

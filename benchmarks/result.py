@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass
 class Result:
-    """`rows` under `columns`; `notes` say what was compared and what the figures mean."""
+    """`rows` under `columns`; `notes` explain the comparison and the figures."""
 
     title: str
     columns: list[str]

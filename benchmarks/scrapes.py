@@ -1,7 +1,7 @@
-"""What serving metrics costs a claim: its median and 99th percentile without metrics, with them, and while they are scraped.
+"""The cost of metrics for a claim: its median and 99th percentile without metrics, with them, and while they are scraped.
 
-Each round is one client that claims a key which nobody has and gives it up again, as fast as it can, at one agent process; in
-the last case another process scrapes meanwhile, without a pause, until it has its 1,000 pages.
+In each round one client claims a new key and gives it up, as fast as it can, at one agent process. In the last case another
+process scrapes 1,000 pages meanwhile, without a pause.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _round(metrics: str | None, scraped: bool) -> tuple[float, float, float]:
         times = []
         for n in range(_CLAIMS):
             times.append(_claim(node, client, f"k{n}"))
-        while scraper is not None and scraper.poll() is None:  # claims go on for as long as scrapes do
+        while scraper is not None and scraper.poll() is None:  # claims go on until the scrapes end
             times.append(_claim(node, client, f"more {len(times)}"))
         took = (time.perf_counter() - begun) * 1e3 / _SCRAPES if scraper is not None else 0.0
         assert scraper is None or scraper.returncode == 0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,11 +86,11 @@ def _node(**settings: str) -> Iterator[dict[str, str]]:
     """A node's environment; its agent runs."""
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         environment = {**os.environ, "KCOORD_LOCAL_DIR": directory, "KCOORD_IDLE_TIMEOUT": "2", **settings}
-        _ask(environment, {"op": "status"})  # starts it
+        _ask(environment, AgentClient.status)  # starts it
         try:
             yield environment
         finally:
-            _ask(environment, {"op": "stop"})
+            _ask(environment, AgentClient.stop)
 
 
 def _round(here: dict[str, str], there: dict[str, str], death: str, forks: bool) -> float:
@@ -133,17 +133,17 @@ def _until_waiting(environment: dict[str, str], name: str) -> None:
     digest = CacheKey.of("benchmark", name).digest
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        flights = _ask(environment, {"op": "status"})["flights"]
+        flights = _ask(environment, AgentClient.status)["flights"]
         if any(f["key"] == digest and f["waiting"] and f["leader"] for f in flights):
             return
         time.sleep(0.005)
     raise TimeoutError(f"nobody waits for {name}")
 
 
-def _ask(environment: dict[str, str], request: dict[str, Any]) -> dict[str, Any]:
+def _ask(environment: dict[str, str], request: Callable[[AgentClient], Any]) -> Any:
     client = AgentClient(Settings.from_environ(environment), Notices())
     try:
-        reply = client.ask(request)
+        reply = request(client)
     finally:
         client.close()
     assert reply is not None

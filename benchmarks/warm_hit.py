@@ -1,4 +1,4 @@
-"""What a warm hit costs: Triton's own cache and kcoord's local tier, the same kernels, in turn."""
+"""The cost of a warm hit: Triton's own cache and kcoord's local tier, the same kernels, in turn."""
 
 from __future__ import annotations
 

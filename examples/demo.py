@@ -31,7 +31,7 @@ TAIL = 40  # lines of a failed run's output
 
 @dataclass(frozen=True)
 class Figures:
-    """One run of the job: what `train_ddp.py` reported, and how long the whole command took."""
+    """One run of the job: the figures of `train_ddp.py`, and the seconds of the whole command."""
 
     launcher: str
     cache: str
@@ -45,7 +45,7 @@ class Figures:
 
 
 class RunFailed(Exception):
-    """A run did not end well. The message says how; `log` is where its output is."""
+    """A run that failed; the message has the reason, and `log` is its output."""
 
     def __init__(self, message: str, log: Path) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ def environment(launcher: str) -> dict[str, str]:
 
 @contextmanager
 def own_group(command: list[str], log: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command` in a process group of its own, of which nothing is left after the block."""
+    """Run `command` in a process group of its own, which ends with the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=HOME, start_new_session=True
@@ -134,7 +134,7 @@ def table(runs: list[Figures]) -> Table:
 
 
 def verdict(runs: list[Figures]) -> str:
-    """The one sentence that the table is for."""
+    """The table in one sentence."""
     plain, ours = (next(r for r in runs if (r.launcher, r.cache) == (name, "cold")) for name in LAUNCHERS)
     return (
         f"Cold, kcoord-torchrun compiled {ours.compiles} times for {ours.kernels} kernels where torchrun compiled "
@@ -145,7 +145,7 @@ def verdict(runs: list[Figures]) -> str:
 
 
 def caveat(ranks: int, cores: int) -> str | None:
-    """What distorts the seconds on this machine, if anything does."""
+    """A note on what distorts the seconds on this machine; empty if nothing does."""
     if cores >= ranks:
         return None
     return (

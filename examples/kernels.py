@@ -30,7 +30,7 @@ def _links_for_amd() -> bool:
 
 
 TARGETS = (_HOPPER, _MI300 if _links_for_amd() else _AMPERE)
-"""What is compiled for on a machine without a GPU: NVIDIA H100 and H200, and AMD MI300 where it can be linked for."""
+"""The targets of a machine without a GPU: NVIDIA H100 and H200, and AMD MI300 if its linker is there."""
 
 _NORM_PROGRAMS = 64  # each sums the gradients of its rows, so that nothing needs an atomic
 
@@ -151,7 +151,7 @@ STAGES = (
 
 
 def ahead_of_time() -> Iterator[tuple[Any, dict[str, Any], GPUTarget]]:
-    """Every kernel of every stage for every target, in the order in which the model asks for them."""
+    """Every kernel of every stage for every target, in the model's order."""
     for stage in STAGES:
         for kernel, constants in stage.kernels():
             for target in TARGETS:
@@ -159,7 +159,7 @@ def ahead_of_time() -> Iterator[tuple[Any, dict[str, Any], GPUTarget]]:
 
 
 def compile_ahead(kernel: Any, constants: dict[str, Any], target: GPUTarget) -> Any:
-    """Compile without a GPU, with what a launch of the model would find out: all pointers and sizes divide by 16."""
+    """Compile without a GPU, specialized as in a launch of the model: all pointers and sizes divide by 16."""
 
     def kind(name: str) -> str:
         if name in constants:

@@ -1,8 +1,8 @@
 """Train a small transformer with DDP and hand-written Triton kernels: ``torchrun --nproc-per-node 4 examples/train_ddp.py``.
 
-An ordinary training script: nothing in it knows of a compile cache beyond Triton's own. On GPUs the kernels run, and are
+An ordinary training script, which uses no compile cache but Triton's own. On GPUs the kernels run, and are
 checked against PyTorch. On a machine without a GPU the model trains with PyTorch's operators, and the same kernels are
-compiled ahead of time for an NVIDIA and an AMD target, so that the compile phase is real there too.
+compiled ahead of time for an NVIDIA and an AMD target, so that the compile phase is real there, too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Classifier(nn.Module):
 
 
 class Batches:
-    """Endless synthetic data: a class is a distribution over tokens, and the task is to tell which one a text is from."""
+    """Endless synthetic data: a class is a distribution over tokens, and the task is to name the class of a text."""
 
     def __init__(self, sequence: int, rank: int, device: torch.device) -> None:
         same_everywhere = torch.Generator().manual_seed(1)
@@ -107,7 +107,7 @@ class Batches:
 
 
 class CompileCounter:
-    """Counts what Triton compiled and what it found in its cache."""
+    """Counts Triton's compiles and cache hits."""
 
     def __init__(self) -> None:
         self.hashes: set[str] = set()
@@ -121,7 +121,7 @@ class CompileCounter:
 
 
 def compile_everything(model: nn.Module, batches: Batches, wanted: int) -> None:
-    """On a GPU one step, which compiles whatever it launches; elsewhere `wanted` kernels ahead of time."""
+    """On a GPU one step, which compiles the kernels that it launches; elsewhere `wanted` kernels ahead of time."""
     if batches.device.type == "cuda":
         tokens, labels = batches.next()
         F.cross_entropy(model(tokens), labels).backward()
@@ -181,7 +181,7 @@ def main() -> None:
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    nccl = gpus >= local_world  # which refuses two ranks on one GPU
+    nccl = gpus >= local_world  # NCCL refuses two ranks on one GPU
     dist.init_process_group("nccl" if nccl else "gloo", device_id=device if nccl else None)
     rank, world = dist.get_rank(), dist.get_world_size()
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes the secrets of k8s/base, once: a random Redis password, for its ACL file as a hash, and a random signing key.
-# Nothing can be applied before: there is no password that somebody could forget to change.
+# Nothing can be applied before this: there is no default password.
 #   k8s/make-secrets.sh [DIRECTORY]      default: base/secrets beside this script
 set -eu
 umask 077
@@ -25,8 +25,8 @@ printf 'redis://kcoord:%s@redis-kcoord:6379/0' "$password" > "$directory/redis-u
 # A file of keys: to rotate, add a line. The first signs, all verify.
 printf '%s %s\n' "key-$(date +%Y%m%d)-$(random | cut -c1-8)" "$(random)" > "$directory/signing-key"
 
-# The agent's user may run kcoord's script (and what is in it), wait for news, and add up statistics, on its own keys. Nothing
-# else: no KEYS, FLUSHALL or CONFIG, nobody else's keys. The probe's user may say PING.
+# The agent's user may run kcoord's script (and its commands), subscribe, and add up statistics, on its own keys. Nothing else:
+# no KEYS, FLUSHALL or CONFIG, no other keys. The probe's user may send PING.
 cat > "$directory/users.acl" <<ACL
 user default off resetpass resetkeys resetchannels -@all
 user probe on nopass resetkeys resetchannels -@all +ping

@@ -1,16 +1,15 @@
-"""What kcoord raises.
+"""Exceptions of kcoord.
 
-Almost all of it stays inside: kcoord fails open, and a backend turns every one of these into "compile it
-yourself". Four reach a user's code: `SettingsError` (a setting is wrong), `KeyFactorError` (a value has no stable
-identity), `GlobalsDrift` (a value that a compiled function reads has changed) and `CompileFailed` (the generic
-API's leader, somewhere else, could not compile).
+Almost all stay inside: kcoord fails open, and a backend answers each by a compile of its own. Four reach a user's code:
+`SettingsError` (a setting is wrong), `KeyFactorError` (a value has no stable identity), `GlobalsDrift` (a value that a compiled
+function reads has changed) and `CompileFailed` (the generic API's leader, in another process, could not compile).
 """
 
 from __future__ import annotations
 
 
 class KcoordError(Exception):
-    """Base of everything that kcoord raises."""
+    """Base of all exceptions of kcoord."""
 
 
 class SettingsError(KcoordError):
@@ -22,7 +21,7 @@ class KeyFactorError(KcoordError, TypeError):
 
 
 class GlobalsDrift(KcoordError):
-    """Something that a compile function reads has changed since it was compiled in this process.
+    """A value that a compile function reads has changed since this process compiled the function.
 
     `changes` are lines such as ``globals train.TILE: 64 → 128``.
     """
@@ -51,36 +50,37 @@ class CompileFailed(KcoordError):
 
 
 class ArtifactInvalid(KcoordError):
-    """Files that claim to be an artifact are not whole, or not the artifact that was asked for."""
+    """An artifact's files are incomplete or corrupt, or belong to another artifact."""
 
 
 class ArtifactUnreadable(ArtifactInvalid):
-    """This process cannot read the files now (too many open files, no permission): nothing is known of the artifact."""
+    """This process cannot read an artifact's files now (too many open files, no permission); they may be intact."""
 
 
 class ArtifactDistrusted(ArtifactInvalid):
-    """No signing key of ours vouches for it. `foreign`: a key that we do not have may: it is not ours to judge.
+    """None of our signing keys vouches for an artifact. `unknown_key`: its signer's key is not one of ours, so others may trust
+    it.
 
-    `fault` is the same for all that has one reason; `remedy` says what to do.
+    `fault` is equal for all artifacts with the same reason; `remedy` says what to do.
     """
 
-    def __init__(self, fault: str, remedy: str, *, foreign: bool = False, where: str = "") -> None:
+    def __init__(self, fault: str, remedy: str, *, unknown_key: bool = False, where: str = "") -> None:
         super().__init__(fault, remedy)
-        self.fault, self.remedy, self.foreign, self.where = fault, remedy, foreign, where
+        self.fault, self.remedy, self.unknown_key, self.where = fault, remedy, unknown_key, where
 
     def __str__(self) -> str:
         return f"{self.where or 'an artifact'}: {self.fault}: {self.remedy}"
 
     def of(self, where: object) -> ArtifactDistrusted:
-        """The same of what lies at `where`."""
-        return ArtifactDistrusted(self.fault, self.remedy, foreign=self.foreign, where=str(where))
+        """The same fault, of the file at `where`."""
+        return ArtifactDistrusted(self.fault, self.remedy, unknown_key=self.unknown_key, where=str(where))
 
 
 class StoreError(KcoordError):
     """The store, or a directory on it, cannot be used. The message ends with the remedy.
 
-    `remedy` alone, without a path, is the same for one fault of many keys. `passing`: a disk, a mount or a server may be mended
-    while the job runs; else the setting is wrong, and stays so.
+    `remedy` alone, without a path, is equal for one fault of many keys. `passing`: a disk, a mount or a server may recover while
+    the job runs; else the setting itself is wrong.
     """
 
     def __init__(self, message: str, remedy: str = "", *, passing: bool = False) -> None:
@@ -89,12 +89,12 @@ class StoreError(KcoordError):
 
 
 class LeaseUnavailable(KcoordError):
-    """A lease service cannot answer now. Efficiency is lost, not correctness: callers go on without it."""
+    """A lease service cannot answer now. Callers go on without it, and lose efficiency, not correctness."""
 
 
 class ProtocolError(KcoordError):
-    """A peer sent a frame that this version does not understand."""
+    """A peer sent a malformed frame, or one of another version."""
 
 
 class AgentUnavailable(KcoordError):
-    """There is no agent to speak to, or it did not answer in time."""
+    """No agent runs, or it did not answer in time."""

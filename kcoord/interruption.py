@@ -1,7 +1,7 @@
-"""Exceptions that are none of ours: what a signal handler of the training script raised while kcoord was at work.
+"""Exceptions that a signal handler of the training script raises while kcoord's code runs. They belong to the script.
 
-``signal.alarm`` and a handler that raises `TimeoutError` are how many scripts bound a step. Such an exception appears wherever
-the process happens to be, in the middle of our own wait too, and looks like one of our own errors there. It is the script's.
+Many scripts bound a step by ``signal.alarm`` and a handler that raises `TimeoutError`. Such an exception surfaces wherever the
+process is, also in the middle of kcoord's own waits, where it looks like one of kcoord's errors.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 
 def interruption_in(error: BaseException) -> BaseException | None:
-    """`error`, or what it was raised from, if that came out of a Python function that handles a signal of this process now.
+    """`error`, or the first of its causes, that was raised in a Python function which now handles a signal of this process.
 
-    Not guaranteed: that a handler is recognized which is written in C, or was replaced since it raised.
+    Not recognized: a handler that is written in C, or that was replaced since it raised.
     """
     handlers, seen = set(_handlers()), set()
     found: BaseException | None = error
@@ -30,9 +30,9 @@ def interruption_in(error: BaseException) -> BaseException | None:
 
 
 def let_through(error: BaseException) -> None:
-    """Raise what `interruption_in` finds, if it finds something: it is not ours to handle."""
+    """Raise the script's exception, if `interruption_in` finds one in `error`: kcoord must not handle it."""
     if (interruption := interruption_in(error)) is not None:
-        raise interruption from interruption.__cause__  # which is the script's, too
+        raise interruption from interruption.__cause__  # its cause is the script's, too
 
 
 def _handlers() -> Iterator[CodeType]:

@@ -1,8 +1,7 @@
-"""Which rank this process is, of how many, and which one on its node, as its launcher numbered it.
+"""The rank of this process, the number of ranks, and its number on the node, from its launcher's variables.
 
-A process often has the variables of two launchers: torchrun's or mpirun's own, and those of the Slurm step or batch script
-below which that launcher runs, which number the launcher and not its ranks. So the innermost one counts: torchrun, then MPI,
-then Slurm.
+A process often has the variables of two launchers: torchrun's or mpirun's own, and those of the Slurm step or batch script around
+that launcher, which number the launcher and not its ranks. So the innermost launcher wins: torchrun, then MPI, then Slurm.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ranks:
-    """Each None if the launcher does not say it: this rank, the number of ranks, this rank's number on its node."""
+    """This rank, the number of ranks, and this rank's number on its node; None if the launcher does not say."""
 
     rank: int | None = None
     world: int | None = None
@@ -22,17 +21,17 @@ class Ranks:
 
 
 _LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and whatever speaks its language: Accelerate, Lightning, Kubeflow
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Accelerate, Lightning, Kubeflow
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI (Hydra); srun --mpi=pmi2 sets the first two
     ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),  # Cray
-    ("PMIX_RANK", "", ""),  # whatever speaks PMIx; srun --mpi=pmix
+    ("PMIX_RANK", "", ""),  # any PMIx launcher; srun --mpi=pmix
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # srun
 )
 
 
 def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
-    """What the innermost launcher in `environ` says; what it leaves open, another one that gives this process the same rank."""
+    """The innermost launcher's numbers in `environ`; missing ones come from another launcher that gives the same rank."""
     found = Ranks()
     for rank, world, local in _LAUNCHERS:
         number = _number(environ, rank)

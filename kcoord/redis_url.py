@@ -1,4 +1,4 @@
-"""``KCOORD_REDIS_URL``: what is accepted, what it says, and how it is shown without its password. Imports no Redis client."""
+"""``KCOORD_REDIS_URL``: parsed, read from its file, and shown without its password. Imports no Redis client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _UNREADABLE = "it cannot be parsed: in a password, write / ? # @ : as %2F %3F %2
 class Sentinels:
     """``redis+sentinel://[user:password@]host[:port][,host[:port]…]/service[/db]``, ``rediss+sentinel://`` with TLS to all.
 
-    The credentials are the master's; the sentinels' own are ``?sentinel_username=…&sentinel_password=…``. `options` is the URL
-    of a plain Redis with the credentials, the database and the rest of the query; its host means nothing.
+    The credentials are the master's; the sentinels' own are ``?sentinel_username=…&sentinel_password=…``. `options` is a plain
+    Redis URL with the credentials, the database and the rest of the query; its host means nothing.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -32,20 +32,20 @@ class Sentinels:
 
     @classmethod
     def of(cls, url: str) -> Sentinels | None:
-        """None if the URL is not of sentinels. Raises ValueError, with nothing in it that may be secret."""
+        """None if the URL names no sentinels. Raises ValueError without any secret."""
         whole, separator, rest = url.partition("://")
         scheme, _, kind = whole.lower().partition("+")
         if kind != "sentinel" or not separator:
             return None
         place = re.match(r"[^/?#]*", rest)
-        assert place is not None  # it matches nothing, too
+        assert place is not None  # the pattern matches the empty string
         credentials, at, hosts = place[0].rpartition("@")
         parts = urlsplit("//hosts" + rest[place.end() :])  # `urlsplit` knows no list of hosts
         service, _, db = parts.path.lstrip("/").partition("/")
         if not service:
             raise ValueError("it names no service: redis+sentinel://host:26379,host:26379/service/0")
         if db and not db.isdecimal():
-            raise ValueError("what follows the service must be the number of a database")
+            raise ValueError("after the service it must have the number of a database")
         query = parse_qsl(parts.query)
         own = {name: value for name, value in query if name in ("sentinel_username", "sentinel_password")}
         rest = urlencode([(name, value) for name, value in query if name not in own])
@@ -59,7 +59,7 @@ class Sentinels:
 
 
 def parse_redis_url(value: str) -> str:
-    """`value`, if a client can be made from it. Raises ValueError, with nothing in it that may be secret."""
+    """`value`, if a client can use it. Raises ValueError without any secret."""
     if Sentinels.of(value) is not None:
         return value
     try:
@@ -77,14 +77,14 @@ def parse_redis_url(value: str) -> str:
 
 
 def read_redis_url(path: Path) -> str:
-    """The URL that is all of a file, but for spaces and line ends around it. Raises `SettingsError`, without what it says."""
+    """The URL in a file, without surrounding white space. Raises `SettingsError` without the content."""
     name = f"KCOORD_REDIS_URL_FILE={path}"
     try:
         url = read_secret(name, path).decode().strip()
         if not url.isprintable():
             raise ValueError("it must be one line, a URL")
         return parse_redis_url(url)
-    except UnicodeDecodeError:  # its text holds what it could not decode
+    except UnicodeDecodeError:  # its text holds the content
         raise SettingsError(f"{name}: it must be one line, a URL") from None
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
@@ -96,11 +96,11 @@ def without_password(url: str) -> str:
     if not separator:
         scheme, rest = "", url
     if "@" in rest.partition("?")[2]:
-        rest = "***"  # of a password in the query, or after an unescaped ? in one: what follows it may be its end
+        rest = "***"  # a password in the query, or one with an unescaped ?: the text after the @ may belong to it
     elif "@" in rest:
         rest = "***@" + rest.rpartition("@")[2]
     elif scheme.lower() != "unix" and not _names_hosts(place := re.split("[/?#]", rest, maxsplit=1)[0]):
-        rest = "***" + rest.removeprefix(place)  # of credentials without their host
+        rest = "***" + rest.removeprefix(place)  # credentials without a host
     shown = scheme + separator + re.sub(r"(?i)(username|password)=[^&]*", r"\1=***", rest)
     return shown if shown.isprintable() else repr(shown)
 

@@ -1,4 +1,4 @@
-"""Files that hold a secret: who else may read them, and how a Kubernetes Secret that is mounted lacks one."""
+"""Secret files: checked for their readers, and told from keys that a mounted Kubernetes Secret lacks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pathlib import Path
 from kcoord.errors import SettingsError
 
 LARGEST = 64 << 10  # bytes
-_KUBELETS = "..data"  # what the kubelet puts into a volume of a Secret, also of one that is not there
+_KUBELETS = "..data"  # the kubelet puts it into the volume of a Secret, even of a missing one
 
 
 def read_secret(name: str, path: Path) -> bytes:
     """The content of a plain file that no other user can read or change.
 
-    It is this user's alone, or root's, whose group may read it and nobody else: so Kubernetes mounts a Secret for a container
-    that is not root, with the pod's ``fsGroup``. Symbolic links are followed, as those of such a volume must be: what counts is
-    the file that is read. Not looked at: who may write to the directories above it, and access control lists.
+    The file is this user's alone; or it is root's, and only its group may read it: so Kubernetes mounts a Secret for a container
+    that is not root, with the pod's ``fsGroup``. Symbolic links are followed, as such a volume requires, and the file behind them
+    is checked. Not checked: writers of the directories above it, and access control lists.
 
-    Raises `SettingsError` that begins with `name`, in which there is nothing of the content.
+    Raises `SettingsError`, which begins with `name` and never holds the content.
     """
     try:
-        with open(path, "rb", opener=_open) as file:  # it closes what it cannot use, a directory
-            _check_owner(name, os.fstat(file.fileno()))  # of the very file that is read
+        with open(
+            path, "rb", opener=_open
+        ) as file:  # `open` closes a descriptor that it cannot use, such as a directory's
+            _check_owner(name, os.fstat(file.fileno()))  # the file that is read, not the path
             content = file.read(LARGEST + 1)
     except PermissionError as error:
         raise SettingsError(
@@ -37,20 +39,20 @@ def read_secret(name: str, path: Path) -> bytes:
 
 
 def is_left_out(path: Path) -> bool:
-    """Whether `path` would be a key of a mounted Kubernetes Secret that has no such key, or is not there (``optional: true``)."""
-    for _ in range(2):  # a look that began before the kubelet put new secrets there, and ends after, finds nothing
+    """True if `path` is in the volume of a Kubernetes Secret that lacks this key, or is missing itself (``optional: true``)."""
+    for _ in range(2):  # a look during the kubelet's exchange of secrets finds nothing
         try:
             path.stat()
         except FileNotFoundError:
             continue
         except OSError:
-            pass  # whoever reads it says why not
+            pass  # reading it raises the reason
         return False
     return os.path.lexists(path.parent / _KUBELETS)
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe is not waited for
+    return os.open(path, flags | os.O_NONBLOCK)  # do not wait for a pipe
 
 
 def _check_owner(name: str, found: os.stat_result) -> None:

@@ -1,4 +1,4 @@
-"""Sizes and spans of time as people write them: ``50GiB``, ``30d``."""
+"""Sizes and times as people write them: ``50GiB``, ``30d``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes: ``50GiB``, ``50G`` (as `df -h` has it: the same) or ``50GB`` (10⁹). Raises ValueError."""
+    """Bytes: ``50GiB``, ``50G`` (the same, as in `df -h`) or ``50GB`` (10⁹). Raises ValueError."""
     amount = _AMOUNT.fullmatch(text)
     unit = _SIZES.get(amount[2].upper()) if amount else None
     if amount is None or unit is None or not 0 <= float(amount[1]) * unit < 1 << 63:
@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_span(text: str) -> float:
-    """Seconds: ``30d``, ``12h``, ``15min``, ``45s``, ``2w``. A bare number has no unit, and is refused. Raises ValueError."""
+    """Seconds: ``30d``, ``12h``, ``15min``, ``45s``, ``2w``. Raises ValueError, also for a number without a unit."""
     amount = _AMOUNT.fullmatch(text)
     unit = _SPANS.get(amount[2].lower()) if amount else None
     if amount is None or (unit is None and float(amount[1]) != 0) or float(amount[1]) * (unit or 1) > 1e9:
@@ -32,7 +32,7 @@ def parse_span(text: str) -> float:
 
 
 def bytes_text(size: float) -> str:
-    """For people: ``1.5 GiB``."""
+    """``1.5 GiB``."""
     for unit, number in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= number:
             return f"{size / number:.1f} {unit}"
@@ -40,7 +40,7 @@ def bytes_text(size: float) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """For people: ``41 d``."""
+    """``41 d``."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

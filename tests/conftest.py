@@ -1,21 +1,71 @@
-"""A clean environment for every test."""
+"""A clean environment for every test; who runs what when several workers share the suite; the time that each folder took."""
 
 from __future__ import annotations
 
+import collections
+import compileall
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.sandbox import Sandbox, is_foreign, sandboxed
 
+ROOT = Path(__file__).resolve().parents[1]
+_WORKERS_PER_CORE = 4  # most of a test's time is waiting
 
-def pytest_configure() -> None:
-    """Under nohup, or in a script's background, signals are ignored, here and in whatever a test starts."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Undo what a caller's shell forbids: signals (under nohup, and in a script's background) and bytecode.
+
+    Hundreds of tests start processes that import kcoord. Each would compile it again, which is half of its start.
+    """
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+    sys.dont_write_bytecode = False
+    if not hasattr(config, "workerinput"):
+        for package in ("kcoord", "launch", "tests"):
+            compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """``-n auto``."""
+    return _WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a module's fixture run on one worker, so that it is made once (``--dist loadgroup``)."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "unit"):
+            item.add_marker(pytest.mark.unit)
+        shared = [name for name in getattr(item, "fixturenames", ()) if _of_a_module(item, name)]
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _of_a_module(item: pytest.Item, name: str) -> bool:
+    definitions = item.session._fixturemanager.getfixturedefs(name, item) or ()
+    return any(each.scope == "module" and each.baseid for each in definitions)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seconds of each folder's tests, waits included: with several workers more than the whole run took."""
+    seconds: collections.Counter[str] = collections.Counter()
+    tests: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = str(Path(report.nodeid.partition("::")[0]).parent)
+                seconds[folder] += report.duration
+                tests[folder] += report.when == "call"
+    terminalreporter.section("seconds of each folder")
+    for folder, spent in seconds.most_common():
+        terminalreporter.write_line(f"{spent:8.1f} s {tests[folder]:6} tests  {folder}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,1 @@
-"""A simulated cluster: everything that a job runs, except that the compiler sleeps as long as the real one took."""
+"""A simulated cluster: all parts of a job are real, but the compiler sleeps for the recorded seconds."""

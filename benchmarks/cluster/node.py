@@ -1,11 +1,11 @@
 """``python -m benchmarks.cluster.node``: one node of the simulated cluster: its agent, and its ranks as threads.
 
-Reads one line of JSON (what to play, see `Part`) and says one back when the agent answers and every rank is connected; reads the
-moment at which all nodes begin (seconds of the host's monotonic clock), and says what came of it. The end of its input is the
-end of the benchmark, at any time.
+Reads a `Part` as one line of JSON, and writes a line when the agent answers and every rank is connected. Then reads the moment
+at which all nodes begin (seconds of the host's monotonic clock), and writes the result. The end of its input ends the benchmark
+at any time.
 
-Everything is what a job runs (the agent's process, `Coordinator`, the warm-up's walk), but the compiler: it sleeps for the
-seconds that the kernel's compile was recorded to take, and writes a file.
+The agent's process, `Coordinator` and the warm-up's walk are a job's. Only the compiler is not: it sleeps for the recorded
+seconds of the kernel, and writes a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WORDS = 256  # each 32 bytes of a file, so that it has 8 KiB
 
 @dataclass(frozen=True)
 class Part:
-    """What a node plays. `settings`: of kcoord, by name, as text. `kernels`: names and compile seconds, longest first."""
+    """A node's part. `settings`: kcoord's, by name, as text. `kernels`: names and compile seconds, longest first."""
 
     node: int
     nodes: int
@@ -53,7 +53,7 @@ class Part:
 
 
 class Rank:
-    """One rank: `run` asks for every kernel, and compiles what it is told to."""
+    """One rank: `run` asks for every kernel, and compiles those that it leads."""
 
     def __init__(self, part: Part, number: int, settings: Settings) -> None:
         self.part, self.number = part, number
@@ -66,7 +66,7 @@ class Rank:
 
     def connect(self) -> None:
         """Make the connection that the first claim will use. Raises RuntimeError if there is no agent."""
-        if self.coordinator._client.ask({"op": "status"}) is None:
+        if self.coordinator._client.status() is None:
             raise RuntimeError("the agent does not answer")
 
     def run(self, begin: float) -> None:
@@ -75,11 +75,11 @@ class Rank:
             if self.part.together:
                 self.report = walk(self._tasks, self.number, self.part.world, self.coordinator.settings.max_wait)
             else:
-                for task in self._tasks:  # as a training script does: every rank in the same order, waiting for each
+                for task in self._tasks:  # like a training script: every rank in the same order, waiting for each
                     how = task.run(True)
                     self.report.compiled += how == "compiled"
                     self.report.loaded += how == "loaded"
-        except Exception as error:  # noqa: BLE001 - it is what this rank says, and the benchmark ends with it
+        except Exception as error:  # noqa: BLE001 - this rank's result, with which the benchmark ends
             self.error = f"rank {self.number}: {type(error).__name__}: {error}"
         self.finished = time.monotonic()
 
@@ -131,7 +131,7 @@ _ended = threading.Event()
 
 
 def _serve(part: Part, settings: Settings, agent: subprocess.Popen[bytes]) -> None:
-    """Sets `_ended` when there is no more input, whatever the ranks do."""
+    """Sets `_ended` at the end of the input, whatever the ranks do."""
     try:
         ranks = [Rank(part, part.node * part.ranks + n, settings) for n in range(part.ranks)]
         for rank in ranks:

@@ -27,27 +27,27 @@ from tests.support.redis_server import RedisServer
 Kernels = list[tuple[str, float]]
 """Names and compile seconds, longest first."""
 
-_START = 90.0  # seconds within which all nodes are to be ready
-_END = 20.0  # seconds within which nodes are to end when they are asked to
+_START = 90.0  # seconds for all nodes to be ready
+_END = 20.0  # seconds for all nodes to end
 _SATURATED = 90.0  # per cent of this machine's CPU
 _LEASES = (
     "evalsha",
     "eval",
     "subscribe",
     "unsubscribe",
-)  # what agents send for leases; scripts send the rest themselves
+)  # the agents' commands for leases; scripts send the rest themselves
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class ClusterError(Exception):
-    """The run did not come to its end; the message says what happened."""
+    """A run that failed; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a run. `wall`, `bound` and CPU in seconds, `agent_cpu` the mean of the agents; `compiled`: how often each
+    """The result of a run. `wall`, `bound` and CPU in seconds, `agent_cpu` the mean of the agents; `compiled`: how often each
     kernel was; `reached`: how many kernels each rank ended with; `redis`: calls and microseconds of each command;
-    `machine`: mean per cent of CPU, `saturated`: share of the time in which the machine had none left."""
+    `machine`: mean per cent of CPU, `saturated`: share of the time without idle CPU."""
 
     nodes: int
     ranks: int
@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def commands(self) -> int:
-        """That the agents sent to Redis for leases; those for statistics are not among them."""
+        """The agents' commands to Redis for leases, without those for statistics."""
         return sum(self.redis.get(name, (0, 0))[0] for name in _LEASES)
 
 
@@ -211,7 +211,7 @@ class _Cluster:
         return f"; its last words: {' / '.join(lines[-3:])}" if lines else ""
 
     def said(self) -> list[str]:
-        """What nodes and agents logged, each line once."""
+        """The lines that nodes and agents logged, each once."""
         return sorted({line for n in range(len(self._parts)) for line in self._log(n)})
 
     def _log(self, n: int) -> list[str]:
@@ -221,7 +221,7 @@ class _Cluster:
 
 def _tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: `hear` says why
+    with contextlib.suppress(BrokenPipeError):  # it has ended: `hear` raises the reason
         process.stdin.write(line + "\n")
         process.stdin.flush()
 

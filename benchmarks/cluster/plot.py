@@ -1,6 +1,6 @@
 """``python -m benchmarks.cluster.plot [RESULT.md]``: draw a saved result of the simulated cluster as docs/cluster.svg.
 
-Both axes are logarithmic. Plain SVG: nothing but Python is needed to draw it, and nothing but a browser to see it.
+Both axes are logarithmic. The SVG is plain: Python alone draws it, and a browser shows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STYLES = {  # colours that differ for the colour-blind, and shapes that differ 
 
 
 def read(text: str) -> tuple[str, dict[str, list[Point]]]:
-    """The title, and (ranks, wall seconds) of each way, `bound` among them. Raises ValueError if it is no such result."""
+    """The title, and (ranks, wall seconds) of each way, `bound` among them. Raises ValueError for another file."""
     lines = text.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     if not rows or rows[0][:5] != ["nodes", "ranks", "way", "wall s", "bound s"]:

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.cluster.profile``: compile 300 real kernels and record what each costs, for the simulated cluster.
+"""``python -m benchmarks.cluster.profile``: compile 300 real kernels and record their CPU seconds, for the simulated cluster.
 
-Needs Triton and PyTorch, and no GPU: everything is compiled for sm_90. What is recorded is CPU seconds (of this process and of
-the assembler that it starts), which a compile spends in one thread, so that what else the machine does is not in the figures.
+Needs Triton and PyTorch, and no GPU: all kernels are compiled for sm_90. A compile spends its CPU seconds (of this process and of
+its assembler) in one thread, so that other work of the machine is not in the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WIDTHS = tuple(2**n for n in range(6, 14))
 
 
 def kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
-    """Name, kernel, constants and options: what the autotuned kernels of a transformer's training step compile."""
+    """Name, kernel, constants and options of the autotuned kernels of a transformer's training step."""
     from benchmarks.cluster.attention import attention_forward
     from examples import kernels as ours
 
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of the assemblers that it started."""
+    """CPU seconds of this process, and of the assemblers that it started."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in usages)
 

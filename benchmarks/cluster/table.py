@@ -1,4 +1,4 @@
-"""Clusters of several sizes, with their profile and without, against what no schedule can beat."""
+"""Clusters of several sizes, with a profile and without, against the bound of every schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.result import Result
 RANKS = 8  # of a node
 PROFILE, IN_STEP, STOCK = "profile", "no profile, in step", "stock (arithmetic)"
 _LIMIT = 460.0  # seconds for everything
-_FILES = 65536  # that this process and redis-server may have open
+_FILES = 65536  # open files of this process and of redis-server
 
 
 def recorded() -> Kernels:
@@ -29,7 +29,7 @@ def recorded() -> Kernels:
 
 
 def run(nodes: Sequence[int] = (), limit: float = _LIMIT) -> Result:
-    """Clusters of so many nodes each. What does not fit into `limit` seconds is left out, and a note says so."""
+    """Clusters of so many nodes each. Runs that do not fit into `limit` seconds are left out, with a note."""
     sizes = sorted(set(nodes)) or [1, 8]
     kernels, end = recorded(), time.monotonic() + limit
     total = sum(seconds for _, seconds in kernels)

@@ -1,4 +1,4 @@
-"""``python -m kcoord.agent``: the agent's process. People start it as ``kcoord agent``, ranks through `kcoord.rank.spawn`."""
+"""``python -m kcoord.agent``: the agent's process. Users start it with ``kcoord agent``, ranks through `kcoord.rank.spawn`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import (
-    agent_lock,
     identity_of,
     unlink_own,
 )
@@ -50,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that blocks SIGTERM may have started us
     if args.daemon and os.fork():
-        os._exit(0)  # the rank that started us waits for this process only
+        os._exit(0)  # the rank that started us waits for this process alone
     logging.basicConfig(format="%(asctime)s %(message)s" if args.daemon else "%(message)s", level=logging.WARNING)
     try:
         settings = Settings.from_environ()
@@ -64,15 +63,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.shutdown()
     with suppress(OSError):  # the disk that holds its log is full
         sys.stderr.flush()
-    os._exit(code)  # a thread that hangs in a dead NFS server must not hold us up
+    os._exit(code)  # without a wait for threads, which a dead NFS server may hold
 
 
 async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool = False, parent: int = 0) -> int:
-    """Serve `listener` until SIGTERM, SIGINT, SIGHUP (but under nohup), the end of `parent` and of other launchers, or (as a
-    daemon) idleness.
+    """Serve `listener` until SIGTERM, SIGINT, SIGHUP (but under nohup), the end of `parent` and of all other launchers, or, as a
+    daemon, until the agent is idle. The process then ends within `ENDS_WITHIN` seconds.
 
-    Told to end, its process does so within `ENDS_WITHIN` seconds. Raises `SettingsError` if signatures are required and the keys
-    cannot be used.
+    Raises `SettingsError` if signatures are required and the keys cannot be used.
     """
     settings = settings.as_mounted()
     _allow_many_files()
@@ -84,7 +82,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     root, trust = settings.store_root, Trust.of(settings)
     store = store_kind(root, trust, notices.tell) if root is not None else None
     if store is not None:
-        # the rank that started us waits for its first answer, as long as its patience allows
+        # the rank that started us waits for its first answer, and gives up after its timeout
         await opened(store, settings.agent_timeout / 3, notices)
     leases, share = _lease_service(settings, store, notices)
     agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share,
@@ -109,37 +107,36 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     for_sure = asyncio.create_task(_end_for_sure(agent))
     await agent.serve(listener)
     for_sure.cancel()
-    # else the socket's name is our supervisor's, who may start the next agent on it
+    # else the socket's name belongs to our supervisor, which may start the next agent on it
     if daemon or orphaned.is_set() or agent.launchers.handed_over:
-        with suppress(OSError), agent_lock(path, settings.agent_timeout):  # its directory may be gone
-            unlink_own(path, identity)
+        unlink_own(path, identity, settings.agent_timeout)
     # the loop's end waits for these threads, of which one may ask a dead name server
     loop.set_default_executor(ThreadPoolExecutor(1))
     return 0
 
 
 async def _end_for_sure(agent: Agent) -> None:
-    """A thread is not held up by what may hold up the loop: a log that nobody reads, or the disk that it is written to."""
-    await agent.told_to_stop()
+    """End the process by a thread, in time: the loop may hang in a write to a log that nobody reads, or whose disk hangs."""
+    await agent.stopped()
     end = threading.Timer(ENDS_WITHIN, os._exit, (0,))
     end.daemon = True
     end.start()
 
 
 def _left_out() -> Iterator[str]:
-    """What a mounted Kubernetes Secret lacks, as its manifest allows, and what that means."""
-    meant = {
+    """A notice for each optional key that a mounted Kubernetes Secret lacks."""
+    meanings = {
         "redis_url_file": "lease files in the store elect who compiles",
-        "signing_key_file": "nothing is signed, and what is in the store is used unsigned (KCOORD_TRUST=require refuses that)",
+        "signing_key_file": "nothing is signed, and the store's artifacts are used unsigned (KCOORD_TRUST=require refuses that)",
     }
-    for name, means in meant.items():
+    for name, means in meanings.items():
         text = os.environ.get(variable(name))
         if text and not os.environ.get(variable(SECRET_FILES[name])) and is_left_out(Path(text)):
             yield f"{variable(name)}={text}: the Secret that is mounted there has no such key: {means}"
 
 
 def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, type[Store]]:
-    """What serves the metrics, if anything does, and the kind of store that counts for it."""
+    """The exporter, if KCOORD_METRICS is set, and the class of store that counts for it."""
     if settings.metrics is None:
         return None, Store
     from kcoord.agent.metrics.exporter import Exporter
@@ -151,7 +148,7 @@ def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, ty
 
 
 def _allow_many_files() -> None:
-    """A client is a descriptor, or two; a rank's soft limit, which we may have inherited, is often 1024."""
+    """Raise the limit on open files: a client takes one or two, and the limit that a rank leaves us is often 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # "unlimited" may be more than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -164,13 +161,13 @@ async def _poll_parent(parent: int, ended: Callable[[], None]) -> None:
 
 
 def _lease_service(settings: Settings, store: Store | None, notices: Notices) -> tuple[LeaseService, Share | None]:
-    """Redis, and while it is away lease files in the store, and while these cannot be used this node alone; of these, what is
-    set. With Redis, also where its agents add up a job's statistics."""
+    """Redis; while it cannot be used, lease files in the store; while they cannot be used, this node alone. A service without its
+    setting is left out. With Redis, also the function that shares a job's statistics."""
     ttl, limit, failure_ttl = settings.lease_ttl, settings.lease_limit, settings.failure_ttl
     alone = LocalLeases(ttl, limit, failure_ttl)
     try:
         url = settings.redis_address()
-    except SettingsError as error:  # it has changed since it was looked at first
+    except SettingsError as error:  # the file has changed since `main` read it
         notices.tell(f"Redis cannot be used: {error}")
         url = None
     if store is None:

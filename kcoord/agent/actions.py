@@ -1,14 +1,16 @@
-"""What goes into the flights and comes out of them: who claims, what a claimant is told, what the server is to do."""
+"""The claimants of flights, and the actions that follow from their events."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from kcoord.protocol.messages import ClaimAnswer
+
 
 @dataclass(frozen=True)
 class Claimant:
-    """One pending claim: `id` is its own, `owner` its connection's, `home` where it wants the artifact."""
+    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact."""
 
     id: int
     owner: int
@@ -16,132 +18,84 @@ class Claimant:
     home: str
     who: str
     deadline: float
-    waits: bool = True  # False: told `IsBusy` rather than wait for another's compile
+    waits: bool = True  # False: `Busy` rather than wait for another's compile
     hedge_after: float = math.inf  # seconds of a compile after which it counts as slow
-    again: bool = False  # it was told that it is ready, and it was gone
-
-
-# What a claimant is told.
+    again: bool = False  # it was answered `Ready`, and the artifact was gone
 
 
 @dataclass(frozen=True)
-class IsReady:
-    """The artifact is in the local tier at `home`. `source`: ``store``, or ``wait`` if somebody compiled meanwhile."""
+class Reply:
+    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's."""
 
-    source: str
-    home: str
-
-
-@dataclass(frozen=True)
-class Leads:
-    """Compile. `hedges`: somebody else is at it too, and slow."""
-
-    token: str
-    hedges: bool = False
-
-
-@dataclass(frozen=True)
-class HasFailed:
-    log: str
-    where: str
-
-
-@dataclass(frozen=True)
-class IsAlone:
-    reason: str
-
-
-@dataclass(frozen=True)
-class IsBusy:
-    """Somebody else is at it, here or on another node."""
-
-
-Told = IsReady | Leads | HasFailed | IsAlone | IsBusy
-
-
-# What the server is to do. `serial` names the flight: a key's next flight has another.
-
-
-@dataclass(frozen=True)
-class Tell:
     claimant: Claimant
-    told: Told
+    answer: ClaimAnswer
+    home: str = ""
 
 
 @dataclass(frozen=True)
-class AskLease:
-    """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
+class _Task:
+    """Work on a key's lease and artifact. `serial` names the flight: the key's next flight has another. → names the event that
+    follows."""
 
     key: str
     serial: int
+
+
+@dataclass(frozen=True)
+class AskLease(_Task):
+    """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
+
     void: str | None = None
 
 
 @dataclass(frozen=True)
-class Look:
-    """Look in the local tier, then in the store; bring it to `home`. → `looked`"""
+class Look(_Task):
+    """Look in the local tier, then in the store; bring the artifact to `home`. → `looked`"""
 
-    key: str
-    serial: int
     home: str
 
 
 @dataclass(frozen=True)
-class Fetch:
+class Fetch(_Task):
     """Bring the announced artifact from the store to `home`. → `fetched`"""
 
-    key: str
-    serial: int
     home: str
     manifest: str
 
 
 @dataclass(frozen=True)
-class EndLease:
+class EndLease(_Task):
     """Release the lease uncompiled; stop whatever still runs for this flight."""
-
-    key: str
-    serial: int
 
 
 @dataclass(frozen=True)
-class FailLease:
+class FailLease(_Task):
     """End the lease with this failure."""
 
-    key: str
-    serial: int
     log: str
     where: str
 
 
 @dataclass(frozen=True)
-class Announce:
+class Announce(_Task):
     """The artifact is in the local tier at `home`: publish it in the store, then mark the lease READY.
 
     `manifest` is the SHA-256 of its manifest in the store, if it came from there and need not go there again.
     """
 
-    key: str
-    serial: int
     home: str
     manifest: str | None = None
 
 
 @dataclass(frozen=True)
-class AskHedge:
+class AskHedge(_Task):
     """Ask for the right to compile beside a slow leader, which one rank of all nodes has; do not wait. → `hedge_answered`"""
-
-    key: str
-    serial: int
 
 
 @dataclass(frozen=True)
-class EndHedge:
+class EndHedge(_Task):
     """Give that right back."""
 
-    key: str
-    serial: int
 
-
-Errand = AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
-Action = Tell | Errand
+LeaseTask = AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
+Action = Reply | LeaseTask

@@ -1,7 +1,7 @@
-"""The agent's part of choices: looked up and offered, never leased; the first writer wins, and nobody waits for another's.
+"""The agent's part of choices: looked up and offered, never leased. The first writer wins, and nobody waits for another rank.
 
-With a store, the store's rename decides, and *then* the winner comes into the local tier: what lies there as the store's
-choice is never a loser's. Not guaranteed: that two nodes agree while they have no store in common, or it does not answer; then
+With a store, the store's rename decides, and *then* the winner is copied into the local tier: the store's choice that lies there
+is never a loser's. Not guaranteed: that two nodes agree while they have no store in common, or it does not answer. Then
 each node decides for itself, and asks the store again at the next look-up.
 """
 
@@ -9,42 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 from kcoord.agent.lease_tasks import Errands
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
-from kcoord.protocol import fields
+from kcoord.protocol import messages
+from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
 Found = tuple[Manifest, dict[str, bytes]]
 
 
 class Choices:
-    """Answers `lookup` and `offer`. Each answer comes within about `patience` seconds of the store, however that does."""
+    """Answers `Lookup` and `Offer`. The store is waited for about `patience` seconds at most."""
 
-    def __init__(self, errands: Errands, local_dir: Path, patience: float, notices: Notices) -> None:
-        self._errands, self._local_dir, self._patience, self._notices = errands, local_dir, patience, notices
+    def __init__(self, lease_tasks: Errands, local_dir: Path, patience: float, notices: Notices) -> None:
+        self._lease_tasks, self._local_dir, self._patience, self._notices = lease_tasks, local_dir, patience, notices
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    def lookup(self, message: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The answer to come: the choice under a digest, or that there is none. Raises `ProtocolError`, at once."""
-        return self._answer(fields.digest(message), None)
+    def lookup(self, message: messages.Lookup) -> Awaitable[messages.Choice]:
+        """The choice of the key with this digest, if there is one."""
+        return self._answer(message.digest, None)
 
-    def offer(self, message: Mapping[str, Any], pid: int, rank: int | None) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The answer to come: what holds from now on, this choice or an earlier one. Raises `ProtocolError`, at once."""
-        key, content = fields.key(message), fields.field(message, "content", bytes)
-        if len(content) > choices.LARGEST_CHOICE:
-            raise ProtocolError(f"a choice of {len(content)} bytes is too large")
-        origin = Origin.here(pid, rank, fields.text(message, "device"))
-        manifest = choices.manifest_of(key, content, fields.seconds(message, "seconds"), origin)
-        return self._answer(key.digest, (manifest, choices.contents_of(content)))
+    def offer(self, who: Identity, message: messages.Offer) -> Awaitable[messages.Choice]:
+        """The choice that holds from now on: this one, or an earlier one. Raises `ProtocolError`, at once, if it is too large."""
+        if len(message.content) > choices.LARGEST_CHOICE:
+            raise ProtocolError(f"a choice of {len(message.content)} bytes is too large")
+        origin = Origin.here(who.pid, who.rank, message.device)
+        manifest = choices.manifest_of(message.key, message.content, message.seconds, origin)
+        return self._answer(message.key.digest, (manifest, choices.contents_of(message.content)))
 
-    async def _answer(self, digest: str, offered: Found | None) -> dict[str, Any]:
+    async def _answer(self, digest: str, offered: Found | None) -> messages.Choice:
         """One at a time for each key: the node asks the store once, and its other ranks find the answer here."""
         turn = self._turns.setdefault(digest, asyncio.Lock())
         async with turn:
@@ -53,12 +52,12 @@ class Choices:
                     choices.check(offered[0])
                 found = await self._decided(digest, offered)
                 if found is None:
-                    return {"op": "none"}
+                    return messages.Choice()
                 manifest, contents = found
-                return {"op": "choice", "content": choices.content_of(manifest.key.name, contents)}
+                return messages.Choice(choices.content_of(manifest.key.name, contents))
             except (StoreError, ArtifactInvalid) as error:
                 self._notices.tell(f"{error}; a choice stays with the rank that made it")
-                return {"op": "none"}
+                return messages.Choice()
 
     async def _decided(self, digest: str, offered: Found | None) -> Found | None:
         here = choices.store_decided(self._local_dir, digest)
@@ -76,9 +75,9 @@ class Choices:
         return None
 
     async def _in_store(self, digest: str, offered: Found | None) -> Found | None:
-        """What the store holds, after `offered` was put there if it held nothing; None if it cannot be asked."""
+        """The store's choice, which is `offered` if it held none; None if the store cannot be asked."""
         try:
-            return await self._errands.in_store(lambda store: _settle(store, digest, offered), self._patience)
+            return await self._lease_tasks.in_store(lambda store: _settle(store, digest, offered), self._patience)
         except (StoreError, ArtifactInvalid) as error:
             self._notices.tell(f"{error}; choices of autotuning stay on this node", about="choices that stay")
             return None
@@ -93,10 +92,10 @@ class Choices:
                 local.quarantine(home)
                 return None
 
-        return await self._errands.locally(read)
+        return await self._lease_tasks.locally(read)
 
     async def _keep(self, found: Found, home: Path) -> Found:
-        """What is at `home` then. A disk that refuses takes the choice from nobody: it is answered all the same."""
+        """The choice at `home` then. If the disk refuses it, `found` is answered all the same."""
 
         def keep() -> Found:
             try:
@@ -106,7 +105,7 @@ class Choices:
                 self._notices.tell(f"{error}; a choice is not kept on this node")
                 return found
 
-        return await self._errands.locally(keep)
+        return await self._lease_tasks.locally(keep)
 
 
 def _settle(store: Store, digest: str, offered: Found | None) -> Found | None:
@@ -131,7 +130,7 @@ def _settle(store: Store, digest: str, offered: Found | None) -> Found | None:
 
 
 def _fetched(store: Store, digest: str) -> Found | None:
-    """What does not verify was set aside by `fetch`, and is missing."""
+    """None also for a choice that does not verify: `fetch` sets it aside."""
     try:
         found = store.fetch(digest)
     except ArtifactInvalid:

@@ -1,4 +1,4 @@
-"""Who asks for which key, and what becomes of it: between the clients, the flights (who leads, who waits) and their errands."""
+"""Claims: between the clients, the flights (who leads, who waits) and the tasks with leases and artifacts."""
 
 from __future__ import annotations
 
@@ -14,121 +14,102 @@ from kcoord.agent import actions as act
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
-from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import Errands
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.keys.cache_key import CacheKey
-from kcoord.protocol import fields
-from kcoord.protocol.fields import (
-    field as take,
-)
-from kcoord.protocol.fields import (
-    optional,
-    seconds,
-)
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol import fields, messages
+from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
 _NAMES_REMEMBERED = 20_000
 _UNKNOWN = "?:?"
 
 Lost = Callable[[Identity, str, str, float], None]
-"""``lost(who, digest, name, seconds)``: the process `who` ended while it compiled ``backend:kernel``, for so long."""
+"""``lost(who, digest, name, seconds)``: the process `who` ended after it had compiled ``backend:kernel`` for so long."""
 
 
 class Claims:
-    """Answers `claim`, `publish`, `fail` and `give_up`. A claim waits at most `max_wait` seconds."""
+    """Answers `Claim`, `Publish`, `Fail` and `GiveUp`. A claim waits at most `max_wait` seconds."""
 
     def __init__(
         self,
         connections: Connections,
         flights: Flights,
-        errands: Errands,
+        lease_tasks: Errands,
         notices: Notices,
         max_wait: float,
         lost: Lost,
         expectations: Expectations,
         sweeper: Sweeper,
     ) -> None:
-        self._connections, self._flights, self._errands, self._notices = connections, flights, errands, notices
+        self._connections, self._flights, self._lease_tasks, self._notices = connections, flights, lease_tasks, notices
         self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
-        self._waiting: dict[int, Connection] = {}  # claim → who made it
+        self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
         self.hedged, self.stalled_ones = 0, 0
 
-    def claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+    def claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
+        """Begin a claim. `_reply` answers it, now or later."""
         self._connections.must_live(connection)
-        digest, home = fields.digest(message), fields.directory(message, "home")
-        waits = optional(message, "wait", bool) is not False
-        name = fields.label(take(message, "backend", str), take(message, "name", str))
-        self._remember(digest, name)
-        self._sweeper.seen(str(home))
+        home = str(message.home)
+        self._remember(message.digest, message.label)
+        self._sweeper.seen(home)
         now, who = time.monotonic(), connection.label(platform.node())
-        claim = self._connections.new_id()
-        slow = self._expectations.slow_after(name)
-        claimant = act.Claimant(claim, connection.id, digest, str(home), who, now + self._max_wait, waits, slow)
-        connection.pending[claim] = request
-        self._waiting[claim] = connection
+        claimant = act.Claimant(
+            self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
+            self._expectations.slow_after(message.label),
+        )  # fmt: skip
+        self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
 
-    def publish(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        home, staging = fields.directory(message, "home"), fields.directory(message, "staging")
-        key, token = fields.key(message), take(message, "token", str)
-        origin = Origin.here(connection.who.pid, connection.who.rank, fields.text(message, "device"))
-        took = seconds(message, "compile_seconds")
+    def publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
+        key, took = message.key, message.compile_seconds
         self._expectations.learn(fields.label(key.backend, key.name), took)
-        if not self._flights.landing(key.digest, token):
-            token = ""  # nobody waits for it
-        publish = functools.partial(self._errands.publish_locally, staging, home, key, took, origin)
-        landing = self._land(connection, request, key, token, self._sweeper.sparing(staging, publish))
-        self._connections.answer_later(connection, request, landing)
+        token = message.token if self._flights.landing(key.digest, message.token) else ""  # else nobody waits for it
+        origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
+        publish = functools.partial(self._lease_tasks.publish_locally, message.staging, message.home, key, took, origin)
+        return self._land(connection, key.digest, token, self._sweeper.sparing(message.staging, publish))
 
-    def fail(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        log_text = take(message, "log", str)[-fields.LONGEST_LOG :].encode("utf-8", "replace").decode()
+    def fail(self, connection: Connection, request: int, message: messages.Fail) -> messages.Answer:
         where = connection.label(platform.node())
-        digest, token = take(message, "digest", str), take(message, "token", str)
-        self._connections.send(connection, {"op": "done", "id": request})
-        self.carry_out(self._flights.failed(digest, token, log_text, where, time.monotonic()))
+        self.carry_out(self._flights.failed(message.digest, message.token, message.log, where, time.monotonic()))
+        return messages.Done()
 
-    def give_up(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._connections.send(connection, {"op": "done", "id": request})
-        digest, token = take(message, "digest", str), take(message, "token", str)
-        self.carry_out(self._flights.given_up(digest, token, time.monotonic()))
+    def give_up(self, connection: Connection, request: int, message: messages.GiveUp) -> messages.Answer:
+        self.carry_out(self._flights.given_up(message.digest, message.token, time.monotonic()))
+        return messages.Done()
 
     def gone(self, connection: Connection) -> None:
-        """A client has ended: its claims are void, and what it led has another leader."""
-        for claim in connection.pending:
-            self._waiting.pop(claim, None)
+        """A client has ended: its claims are void, and another leader takes over what it led."""
+        for claim in [claim for claim, (client, _) in self._waiting.items() if client is connection]:
+            del self._waiting[claim]
         now = time.monotonic()
         for flight in self._flights:
-            if flight.leader is not None and flight.leader.owner == connection.id and flight.state is State.LEADING:
-                name = self._names.get(flight.key, _UNKNOWN)
-                self._lost(connection.who, flight.key, name, now - flight.led_since)
+            leader = flight.leader
+            if leader is not None and leader.claimant.owner == connection.id and not leader.lands:
+                self._lost(connection.who, flight.key, self._names.get(flight.key, _UNKNOWN), now - leader.since)
                 if connection.pid == connection.who.pid:  # else it names its files in a pid namespace that is not ours
-                    self._sweeper.ended(connection.pid, flight.leader.home)
+                    self._sweeper.ended(connection.pid, leader.claimant.home)
         self.carry_out(self._flights.gone(connection.id, now))
 
     def tick(self) -> None:
-        """Let those go who have waited for long enough. Call it about once a second."""
+        """End the waits that have lasted for long enough. Call it about once a second."""
         self.carry_out(self._flights.tick(time.monotonic()))
 
     def compiling(self) -> dict[tuple[str, str], int]:
-        """Who compiles on this node: key and token → process id."""
-        found = {}
-        for flight in self._flights:
-            if flight.state is State.LEADING and flight.leader is not None:
-                found[flight.key, flight.token] = self._connections.pid_of(flight.leader.owner)
-            if flight.hedge is not None:
-                found[flight.key, flight.hedge_token] = self._connections.pid_of(flight.hedge.owner)
+        """The compiles on this node: key and token → process id."""
+        found = {
+            (flight.key, attempt.token): self._connections.pid_of(attempt.claimant.owner)
+            for flight in self._flights
+            for attempt in flight.attempts()
+            if not attempt.lands
+        }
         return {compile: pid for compile, pid in found.items() if pid > 0}
 
     def stalled(self, compile: tuple[str, str]) -> None:
-        """A compile that `compiling` named gets nowhere."""
+        """A compile that `compiling` named makes no progress."""
         key, token = compile
         actions = self._flights.stalled(key, token, time.monotonic())
         if actions:
@@ -141,21 +122,21 @@ class Claims:
 
     def carry_out(self, actions: list[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, act.Tell):
-                self._tell(action.claimant, action.told)
+            if isinstance(action, act.Reply):
+                self._reply(action)
             else:
-                self._errands.start(action)
+                self._lease_tasks.start(action)
 
     def status(self) -> list[dict[str, Any]]:
-        """What is under way, for people."""
+        """The flights, for people."""
         now = time.monotonic()
         return [
             {
                 "key": f.key,
                 "name": self._names.get(f.key, "?"),
                 "state": "waiting for another node" if f.remote else f.state.value,
-                "leader": f.leader.who if f.leader else f.remote,
-                "seconds": round(now - (f.led_since if f.leader else f.since), 3),
+                "leader": f.leader.claimant.who if f.leader else f.remote,
+                "seconds": round(now - (f.leader.since if f.leader else f.since), 3),
                 "waiting": [w.who for w in f.waiters.values()],
             }
             for f in self._flights
@@ -168,13 +149,8 @@ class Claims:
         self._names[digest] = name
 
     async def _land(
-        self,
-        connection: Connection,
-        request: int,
-        key: CacheKey,
-        token: str,
-        publish: Callable[[], Awaitable[Artifact]],
-    ) -> None:
+        self, connection: Connection, digest: str, token: str, publish: Callable[[], Awaitable[Artifact]]
+    ) -> messages.Answer:
         why = "an error in the agent; its log has it"
         try:
             artifact = await publish()
@@ -183,45 +159,36 @@ class Claims:
             why = str(error)
             about = f"the local directory: {error.remedy}" if isinstance(error, StoreError) else None
             self._notices.tell(f"not published: {why}", about=about)
-            self._connections.send(connection, {"op": "refused", "id": request, "why": why})
+            return messages.Refused(why)
         finally:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
                 why = f"{connection.label(platform.node())} compiled it, but could not publish it: {why}"
-                self.carry_out(self._flights.not_published(key.digest, token, why, time.monotonic()))
-        if not why:
-            self._connections.send(connection, {"op": "published", "id": request, "home": str(artifact.path)})
-            self.carry_out(self._flights.landed(key.digest, str(artifact.path)))
+                self.carry_out(self._flights.not_published(digest, token, why, time.monotonic()))
+        self.carry_out(self._flights.landed(digest, str(artifact.path)))
+        return messages.Done()
 
-    def _tell(self, claimant: act.Claimant, told: act.Told) -> None:
-        connection = self._waiting.pop(claimant.id, None)
+    def _reply(self, reply: act.Reply) -> None:
+        claimant, answer = reply.claimant, reply.answer
+        connection, request = self._waiting.get(claimant.id, (None, 0))
         if connection is None:
-            if isinstance(told, act.Leads):  # it left in this very moment; its end frees the flight
+            if isinstance(answer, messages.Lead):  # the client left in this very moment: somebody else leads
                 self.carry_out(self._flights.gone(claimant.owner, time.monotonic()))
-            return
-        if isinstance(told, act.IsReady) and told.home != claimant.home:
-            self._waiting[claimant.id] = connection
-            self._connections.begin(connection, self._copy_then_tell(claimant, told))
-            return
-        request = connection.pending.pop(claimant.id)
-        answer: dict[str, Any] = {"id": request}
-        if isinstance(told, act.IsReady):
-            answer |= {"op": "ready", "source": told.source}
-        elif isinstance(told, act.Leads):
-            answer |= {"op": "lead", "token": told.token, "hedges": told.hedges}
-            self.hedged += told.hedges
-        elif isinstance(told, act.HasFailed):
-            answer |= {"op": "failed", "log": told.log, "where": told.where}
-        elif isinstance(told, act.IsBusy):
-            answer |= {"op": "busy"}
+        elif isinstance(answer, messages.Ready) and reply.home != claimant.home:
+            self._connections.begin(connection, self._copy_then_reply(reply))
         else:
-            answer |= {"op": "alone", "why": told.reason}
-        self._connections.send(connection, answer)
+            del self._waiting[claimant.id]
+            self.hedged += isinstance(answer, messages.Lead) and answer.hedges
+            self._connections.answer(connection, request, answer)
 
-    async def _copy_then_tell(self, claimant: act.Claimant, told: act.IsReady) -> None:
-        done = await self._errands.bring_home(claimant.key, Path(told.home), Path(claimant.home))
+    async def _copy_then_reply(self, reply: act.Reply) -> None:
+        """The artifact is at another home of the local tier than the claimant's."""
+        claimant = reply.claimant
+        done = await self._lease_tasks.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
         if done is None and not claimant.again and claimant.id in self._waiting:
-            # whoever else waited for a copy asks too, and one of them leads
+            # the other waiters for a copy ask too, and one of them leads
             self.carry_out(self._flights.claim(replace(claimant, again=True), time.monotonic()))
-            return
-        here = act.IsReady(told.source, claimant.home)
-        self._tell(claimant, here if done else act.IsAlone(f"it cannot be copied to {claimant.home}"))
+        elif done:
+            self._reply(replace(reply, home=claimant.home))
+        else:
+            why = f"it cannot be copied to {claimant.home}"
+            self._reply(act.Reply(claimant, messages.Alone(why)))

@@ -1,4 +1,7 @@
-"""The agent's clients: whom it lets in, what it reads from them and sends to them, and how it learns that they have gone."""
+"""The agent's clients: connections, frames in both directions, and the end of a client's process.
+
+Frames are parsed here, and answers encoded; nobody above this file sees a frame.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,43 +20,50 @@ import kcoord
 from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.errors import ProtocolError
 from kcoord.protocol import frames
-from kcoord.protocol.endpoint import (
-    BACKLOG,
-)
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.endpoint import BACKLOG
+from kcoord.protocol.identity import Identity
+from kcoord.protocol.messages import Answer, Request, parse_request
 from kcoord.protocol.peer import peer_of
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
-_LINGER = 3.0  # seconds in which what a process sent before its end is still read
+_LINGER = 3.0  # seconds, after the end of a process, in which the frames that it had sent are still read
 _MOST_UNREAD = 4 << 20  # bytes of answers that wait for a client to read them; one frame more may be added
-_MOST_PENDING = 1000  # requests of one connection that are not answered yet; a rank has one
+_MOST_UNANSWERED = 1000  # unanswered requests of one connection; a rank has one
 
 
 @dataclass
 class Connection:
-    """One client. `pending` maps a claim, or another request that takes its time, to the request's id: it gets heartbeats."""
+    """One client. `unanswered` maps a request's id to the request, and the moment at which it arrived."""
 
     id: int
     writer: asyncio.StreamWriter
     who: Identity
     pid: int
-    pending: dict[int, int] = field(default_factory=dict)
-    told: int = 0  # position in the agent's notices
+    unanswered: dict[int, tuple[Request, float]] = field(default_factory=dict)
+    notices_sent: int = 0  # position in the agent's notices
 
     def label(self, node: str) -> str:
         rank = "" if self.who.rank is None else f"rank {self.who.rank}, "
         return f"{node} ({rank}pid {self.who.pid})"
 
 
-class Connections:
-    """Everybody who is connected. ``asked(connection, message)`` is called for each request, and raises `ProtocolError` for one
-    that is none, which ends that connection; ``gone(connection)`` once, when the client's process or its connection has ended.
+class Observer:
+    """Sees what is answered. This one does nothing; `kcoord.agent.metrics.observed` counts."""
 
-    `tells_clients`: the notices go to a node's first rank too.
+    def answered(self, message: Request, answer: Answer, seconds: float) -> None:
+        """`message` is answered, so many seconds after it arrived."""
+
+    def counted(self, counters: dict[Any, Any]) -> None:
+        """A rank delivered `counters`, for the first time."""
+
+
+class Connections:
+    """All clients. ``asked(connection, request id, message)`` handles a request; its `ProtocolError` ends the connection.
+    ``gone(connection)`` is called once, when the client's process or its connection has ended.
+
+    `tells_clients`: notices go to a node's first rank too.
     """
 
     def __init__(
@@ -61,13 +71,14 @@ class Connections:
         agent: str,
         notices: Notices,
         tells_clients: bool,
-        asked: Callable[[Connection, dict[str, Any]], None],
+        asked: Callable[[Connection, int, Request], None],
         gone: Callable[[Connection], None],
+        observer: Observer,
     ) -> None:
         self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
-        self._asked, self._gone = asked, gone
+        self._asked, self._gone, self._observer = asked, gone, observer
         self._open: dict[int, Connection] = {}
-        self._replies: dict[asyncio.Task[None], Connection] = {}  # what is worked on, and for whom
+        self._tasks: dict[asyncio.Task[None], Connection] = {}  # work for a client
         self._ending = False
         self._ids = itertools.count(1)
 
@@ -78,8 +89,8 @@ class Connections:
         return connection.id in self._open
 
     def must_live(self, connection: Connection) -> None:
-        """What a process sent before its end is still read. Raises `ProtocolError` if it has ended: what it is given until it
-        ends, and it has ended, it would have for ever.
+        """Raises `ProtocolError` if the process has ended. Requests that it sent before are still read, and a lead, a permit or
+        an attendance ends with its process: granted after that, it would never end.
         """
         if connection not in self:
             raise ProtocolError("the process that made this connection has ended")
@@ -89,20 +100,26 @@ class Connections:
         return next(self._ids)
 
     def pid_of(self, connection: int) -> int:
-        """The process at the other end, as this host numbers it; 0 if that is not known."""
+        """The process id of a client, as this host numbers it; 0 if that is not known."""
         found = self._open.get(connection)
         return found.pid if found is not None else 0
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
-        """Let clients in. Its `close` closes `listener`, and leaves those who are connected."""
+        """Let clients in. The server's `close` closes `listener`, and leaves connections open."""
         # the socket's name belongs to whoever bound it: a supervisor may start the next agent on it
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         return await asyncio.start_unix_server(
             self._client, sock=listener, limit=frames.LARGEST_FRAME, backlog=BACKLOG, **keep_name
         )
 
-    def send(self, connection: Connection, message: dict[str, Any]) -> None:
-        """Never waits. A client that does not read what it is sent is cut off: what it has not read is kept in memory."""
+    def answer(self, connection: Connection, request: int, answer: Answer) -> None:
+        """Send the answer to the request with the id `request`. Never waits."""
+        message, since = connection.unanswered.pop(request)
+        self._observer.answered(message, answer, time.monotonic() - since)
+        self._send(connection, answer.to_wire(request))
+
+    def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
+        """A client that does not read its answers is cut off: they are kept in memory."""
         if connection.writer.is_closing():
             return
         if connection.writer.transport.get_write_buffer_size() > _MOST_UNREAD:
@@ -110,59 +127,56 @@ class Connections:
             self._notices.tell(f"{who} does not read its answers: it is cut off", about=f"unread {connection.who.pid}")
             connection.writer.transport.abort()  # `close` would keep what is unread until the client has gone
             return
-        notices, connection.told = self._notices.since(connection.told)
+        notices, connection.notices_sent = self._notices.since(connection.notices_sent)
         if notices and self.tells_clients and connection.who.local_rank in (None, 0):
-            message["told"] = notices
-        connection.writer.write(frames.encode_frame(message))
+            frame["told"] = notices
+        connection.writer.write(frames.encode_frame(frame))
 
     def beat(self) -> None:
         """Tell all who wait that the agent lives."""
         for connection in self._open.values():
-            for request in connection.pending.values():
-                self.send(connection, {"op": "waiting", "id": request})
+            for request in connection.unanswered:
+                self._send(connection, {"op": "waiting", "id": request})
 
-    def answer_later(self, connection: Connection, request: int, answer: Coroutine[Any, Any, None]) -> None:
-        """Run `answer`, which sends the answer; heartbeats go to the client until it has ended."""
-        ticket = self.new_id()
-        connection.pending[ticket] = request
+    def answer_later(self, connection: Connection, request: int, answer: Awaitable[Answer]) -> None:
+        """Send the result of `answer` once it is there, and heartbeats until then. `ProtocolError` ends the connection."""
 
         async def answered() -> None:
             try:
-                await answer
-            finally:
-                del connection.pending[ticket]  # in the moment in which it is answered: no heartbeat follows
+                self.answer(connection, request, await answer)
+            except ProtocolError as error:
+                _refuse(connection.writer, error)
+                connection.writer.close()
 
         self.begin(connection, answered())
 
     def begin(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` for a client. An error that nobody foresaw ends its connection: all that it waits for is void."""
+        """Run `work` for a client. An unforeseen error ends its connection: all that it waits for is void."""
         task = asyncio.create_task(work)
-        self._replies[task] = connection
-        task.add_done_callback(functools.partial(self._replied, connection))
+        self._tasks[task] = connection
+        task.add_done_callback(functools.partial(self._ended_work, connection))
 
     async def end(self, timeout: float, every: float) -> None:
-        """Let go of everybody: at once, or once what is worked on for them has been answered, within `timeout` seconds, in which
-        they are told `every` so many that the agent lives.
+        """Close all connections: at once, or, where work for a client is under way, after its answer, within `timeout` seconds. A
+        heartbeat goes out `every` so many seconds.
 
-        Who waits asks the next agent, and who compiles hands in there: of nobody is it said that it is gone.
+        A waiter asks the next agent, and a leader hands in there, so `gone` is called for nobody.
         """
         self._ending = True
-        answered = {c.id for c in self._replies.values()}
+        answered = {c.id for c in self._tasks.values()}
         for connection in [c for c in self._open.values() if c.id not in answered]:
             connection.writer.close()
         until = time.monotonic() + timeout
-        while self._replies and (left := until - time.monotonic()) > 0:
-            await asyncio.wait(self._replies, timeout=min(every, left))
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=min(every, left))
             self.beat()
         for connection in list(self._open.values()):
             connection.writer.close()
 
-    def _replied(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        del self._replies[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("a request failed", exc_info=error)
-            connection.writer.close()  # whoever asked finds out
+    def _ended_work(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if tell_if_failed(task, "a request failed", self._notices.tell):
+            connection.writer.close()  # so the client finds out
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection: Connection | None = None
@@ -175,15 +189,19 @@ class Connections:
             connection = Connection(self.new_id(), writer, Identity.from_hello(hello), peer.pid)
             self._open[connection.id] = connection
             about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
-            self.send(connection, {"op": "welcome", **about})
+            self._send(connection, {"op": "welcome", **about})
             watch = ProcessWatch(peer.pid, lambda c=connection: self._ended(c))  # type: ignore[misc]
             while True:
-                message = await _frame(reader)
+                frame = await _frame(reader)
                 if self._ending:
                     break
-                if len(connection.pending) >= _MOST_PENDING:
-                    raise ProtocolError(f"{_MOST_PENDING} requests of this connection are not answered yet")
-                self._asked(connection, message)
+                if len(connection.unanswered) >= _MOST_UNANSWERED:
+                    raise ProtocolError(f"{_MOST_UNANSWERED} requests of this connection are not answered yet")
+                request, message = parse_request(frame)
+                if request in connection.unanswered:
+                    raise ProtocolError(f"the request {request} of this connection is not answered yet")
+                connection.unanswered[request] = message, time.monotonic()
+                self._asked(connection, request, message)
         except ProtocolError as error:
             _refuse(writer, error)
         except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
@@ -200,7 +218,7 @@ class Connections:
             writer.close()
 
     def _ended(self, connection: Connection) -> None:
-        """Its process has ended. A forked child may keep the other end open for as long as it likes: ours is closed."""
+        """The client's process has ended. A forked child may keep the other end open for as long as it likes: ours is closed."""
         self._left(connection)
         asyncio.get_running_loop().call_later(_LINGER, connection.writer.transport.abort)
 
@@ -211,7 +229,7 @@ class Connections:
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     length = frames.frame_length(await reader.readexactly(frames.HEADER_BYTES))
-    late = ProtocolError(f"a frame that is begun must be whole within {_FRAME_TIMEOUT:g} s")
+    late = ProtocolError(f"a frame must be whole within {_FRAME_TIMEOUT:g} s")
     timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, reader.set_exception, late)
     try:
         return frames.decode_body(await reader.readexactly(length))

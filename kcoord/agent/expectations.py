@@ -1,4 +1,4 @@
-"""How long a compile may take before it counts as slow: a multiple of what earlier compiles of the same kernel took."""
+"""The time after which a compile counts as slow: a multiple of the longest earlier compile of the same kernel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NAMES_REMEMBERED = 20_000
 
 
 class Expectations:
-    """Learns from what this node compiles, and from the profile of the job.
+    """Learns from this node's compiles, and from the job's profile.
 
-    `factor`: a compile is slow when it takes so many times the longest one of its name that was seen; 0: never. `least`: seconds
-    below which none is slow, for a machine may be busy. A name that was never seen is taken for the longest kernel of all. Not
-    guaranteed: that what is slow gets nowhere. One kernel's variants may differ a hundredfold.
+    `factor`: a compile is slow when it takes so many times the longest known compile of its name; 0: never. `least`: seconds
+    below which none is slow, for a machine may be busy. A new name is expected to take as long as the longest kernel of all. Not
+    guaranteed: that a slow compile hangs. One kernel's variants may differ a hundredfold.
     """
 
     def __init__(self, factor: float, least: float) -> None:
@@ -24,7 +24,7 @@ class Expectations:
         self._longest_of_all = 0.0
 
     def learn(self, name: str, seconds: float) -> None:
-        """A compile of ``backend:name`` took so long."""
+        """A compile of ``backend:name`` took so many seconds."""
         longest = max(seconds, self._longest.pop(name, 0.0))
         if len(self._longest) >= _NAMES_REMEMBERED:
             del self._longest[next(iter(self._longest))]
@@ -32,12 +32,12 @@ class Expectations:
         self._longest_of_all = max(seconds, self._longest_of_all)
 
     def learn_all(self, recipes: Iterable[Recipe]) -> None:
-        """What a profile has recorded."""
+        """Learn the compile times of a profile."""
         for recipe in recipes:
             self.learn(f"{recipe.backend}:{recipe.qualname.rpartition('.')[2]}", recipe.seconds)
 
     def slow_after(self, name: str) -> float:
-        """Seconds; infinity if nothing can be said."""
+        """Seconds; infinity if nothing is known."""
         if not self._factor or not self._longest_of_all:
             return math.inf
         return max(self._least, self._factor * self._longest.get(name, self._longest_of_all))

@@ -1,4 +1,4 @@
-"""One flight: a key that is being compiled, by whom, and who waits for it. `kcoord.agent.flights` says what becomes of it."""
+"""One flight: a key that is being compiled, by whom, and who waits for it. `kcoord.agent.flights` holds the transitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import enum
 import math
 from dataclasses import dataclass, field
 
-from kcoord.agent.actions import Claimant, IsReady
+from kcoord.agent.actions import Claimant
+from kcoord.protocol.messages import Ready
 
 
 class State(enum.Enum):
@@ -18,59 +19,72 @@ class State(enum.Enum):
 
 
 @dataclass
+class Attempt:
+    """One rank's compile of a flight's key: the leader's, or the hedge's. `lands`: its files are being published."""
+
+    claimant: Claimant
+    token: str
+    since: float
+    lands: bool = False
+
+
+@dataclass
 class Flight:
+    """`step` is the flight's state until it has a leader: ASKING, LOOKING or FETCHING."""
+
     key: str
     serial: int
     since: float
     hedge_after: float = math.inf  # seconds of one leader's compile
-    state: State = State.ASKING
+    step: State = State.ASKING
     waiters: dict[int, Claimant] = field(default_factory=dict)
-    leader: Claimant | None = None
-    token: str = ""
-    led_since: float = 0.0
-    landed: str = ""  # where the artifact is that somebody else landed first, while the leader is still at it
-    hedge: Claimant | None = None  # who compiles beside the leader
-    hedge_token: str = ""
-    hedge_since: float = 0.0
-    hedge_lands: bool = False  # its files are being published
-    hedge_due: float = math.inf  # when the right to a hedge is to be asked for
-    hedge_asked: bool = False  # it is being asked for now
-    remote: str = ""  # who compiles on another node, while ASKING
-    waited: bool = False  # somebody compiled while this flight was up
-    manifest: str = ""  # what READY announced, while FETCHING
+    leader: Attempt | None = None
+    hedge: Attempt | None = None  # beside the leader, here or on another node
+    hedge_due: float = math.inf  # when to ask for the right to hedge
+    hedge_asked: bool = False  # it is being asked for
+    landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
+    remote: str = ""  # the leader on another node, while ASKING
+    waited: bool = False  # somebody compiled during this flight
+    manifest: str = ""  # announced by READY, while FETCHING
+
+    @property
+    def state(self) -> State:
+        if self.leader is None:
+            return self.step
+        return State.LANDING if self.leader.lands else State.LEADING
 
     @property
     def is_led(self) -> bool:
-        """Whether somebody compiles, here or on another node."""
+        """True while somebody compiles, here or on another node."""
         return self.state is State.LEADING or (self.state is State.ASKING and bool(self.remote))
 
     @property
     def some_home(self) -> str:
-        """Where one of those who want the artifact wants it."""
-        claimant = next(iter(self.waiters.values()), self.hedge)
+        """A home at which the artifact is wanted."""
+        claimant = next(iter(self.waiters.values()), self.hedge.claimant if self.hedge is not None else None)
         assert claimant is not None  # else the flight would not exist
         return claimant.home
 
-    def ready(self, home: str) -> IsReady:
-        """What those who wait are told once the artifact is at `home`, found in the store or fetched from there."""
-        return IsReady("wait" if self.waited else "store", home)
+    @property
+    def ready(self) -> Ready:
+        """The answer once the artifact was found in the store, or fetched from there."""
+        return Ready("wait" if self.waited else "store")
 
-    def leads(self, token: str) -> bool:
-        """Whether `token` is the leader's, who compiles, or whose files are being published."""
-        return self.token == token and self.state in (State.LEADING, State.LANDING)
+    def attempts(self) -> list[Attempt]:
+        """The leader's and the hedge's, as far as there are any."""
+        return [attempt for attempt in (self.leader, self.hedge) if attempt is not None]
 
-    def hedges(self, token: str) -> bool:
-        """Whether `token` is the hedge's."""
-        return self.hedge is not None and self.hedge_token == token
+    def attempt(self, token: str) -> Attempt | None:
+        return next((attempt for attempt in self.attempts() if attempt.token == token), None)
 
     def next_hedge(self) -> Claimant | None:
-        """Who could compile beside the leader: another process than its own, which is as slow."""
+        """The waiter that could compile beside the leader: not of the leader's own process, which is as slow."""
         if not self.is_led:
             return None
-        slow = self.leader.who if self.leader is not None else ""
+        slow = self.leader.claimant.who if self.leader is not None else ""
         return next((w for w in self.waiters.values() if w.waits and w.who != slow), None)
 
     def needs_hedge(self, now: float) -> bool:
-        """Whether the right to hedge is to be asked for now."""
+        """True if the right to hedge is to be asked for now."""
         asks = self.hedge is None and not self.hedge_asked and now >= self.hedge_due
         return asks and self.next_hedge() is not None

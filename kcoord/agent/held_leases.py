@@ -1,53 +1,79 @@
-"""The leases that this agent has, each for one of its flights, and keeps alive."""
+"""The leases of this agent's flights. A flight may hold two: that of its key, and the right to hedge (`kcoord.agent.hedges`)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import LeaseService, kept_alive
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, await_turn
 from kcoord.telemetry.events import Notices
 
 
 class HeldLeases:
-    """A lease is known by its key and the serial of its flight, which is in its token. `ttl` in seconds."""
+    """The commands of flights to `service`, which records the leases. A flight's serial number is its token. `ttl` in seconds.
 
-    def __init__(self, leases: LeaseService, notices: Notices, agent_id: str, ttl: float) -> None:
-        self._leases, self._notices, self._agent_id, self._ttl = leases, notices, agent_id, ttl
-        self._renewals: dict[tuple[str, int], AsyncExitStack] = {}
+    A command that ends a lease does not raise: a fault of the service is told, and the lease ends by its TTL.
+    """
+
+    def __init__(self, service: LeaseService, notices: Notices, agent_id: str, ttl: float) -> None:
+        self.service = service
+        self._notices, self._prefix, self._ttl = notices, f"{agent_id}.flight-", ttl
 
     def __len__(self) -> int:
-        return len(self._renewals)
+        return len(self._of_flights())
 
-    def __contains__(self, lease: tuple[str, int]) -> bool:
-        return lease in self._renewals
+    async def take(self, key: str, serial: int) -> Lease | Ready | Failed | Wait:
+        """Acquire, and renew from then on. Raises `LeaseUnavailable`."""
+        answer = await self.service.acquire(key, self._token(serial), platform.node())
+        return self._renewed(answer) if isinstance(answer, Lease) else answer
 
-    def all(self) -> list[tuple[str, int]]:
-        return list(self._renewals)
+    async def await_turn(
+        self,
+        key: str,
+        serial: int,
+        void: str | None,
+        *,
+        on_wait: Callable[[Wait], None],
+        stays: Callable[[Wait], bool],
+    ) -> Lease | Ready | Failed | None:
+        """`kcoord.leases.base.await_turn`, and renew from then on."""
+        token, host = self._token(serial), platform.node()
+        answer = await await_turn(self.service, key, token, host, void=void, on_wait=on_wait, stays=stays)
+        return self._renewed(answer) if isinstance(answer, Lease) else answer
 
-    def token(self, serial: int) -> str:
-        return f"{self._agent_id}.{serial}"
+    async def ready(self, key: str, serial: int, manifest: str) -> None:
+        """Announce that the key is in the store, as its holder or without a lease."""
+        lease = self._get(key, serial)
+        await self._quietly(lease.ready(manifest) if lease is not None else self.service.ready(key, manifest))
 
-    async def keep(self, key: str, serial: int) -> None:
-        """From now on it is renewed."""
-        stack = AsyncExitStack()
-        await stack.enter_async_context(kept_alive(self._leases, key, self.token(serial), self._ttl))
-        self._renewals[key, serial] = stack
-
-    async def stop_renewing(self, key: str, serial: int) -> None:
-        """Once this returns, no renewal follows."""
-        stack = self._renewals.pop((key, serial), None)
-        if stack is not None:
-            await stack.aclose()
+    async def fail(self, key: str, serial: int, log: str, where: str) -> None:
+        if (lease := self._get(key, serial)) is not None:
+            await self._quietly(lease.fail(log, where))
 
     async def give_back(self, key: str, serial: int) -> None:
-        """Whether or not it is ours."""
-        await self.stop_renewing(key, serial)
-        await self.quietly(self._leases.release(key, self.token(serial)))
+        if (lease := self._get(key, serial)) is not None:
+            await self._quietly(lease.release())
 
-    async def quietly(self, command: Awaitable[object]) -> None:
-        """End a lease by `command`; without a service that can be used it ends by its TTL."""
+    async def give_all_back(self) -> None:
+        await asyncio.gather(*(self._quietly(lease.release()) for lease in self._of_flights()))
+
+    def _of_flights(self) -> list[Lease]:
+        return [lease for lease in self.service.held.values() if lease.token.startswith(self._prefix)]
+
+    def _get(self, key: str, serial: int) -> Lease | None:
+        return self.service.held.get((key, self._token(serial)))
+
+    def _token(self, serial: int) -> str:
+        return f"{self._prefix}{serial}"
+
+    def _renewed(self, lease: Lease) -> Lease:
+        if lease.fence:
+            lease.keep_alive(self._ttl)
+        return lease
+
+    async def _quietly(self, command: Awaitable[object]) -> None:
         try:
             await command
         except LeaseUnavailable as error:

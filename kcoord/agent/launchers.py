@@ -1,8 +1,8 @@
-"""The launchers that an agent serves: the one that started it, its owner, and others of the node that found it there.
+"""The launchers that an agent serves: its owner, which started it, and others of the node, which found it running.
 
 One `kcoord exec` for each task of a node (``srun --ntasks-per-node=8 kcoord exec -- …``) is the usual case: the first one starts
-the agent, and may well be the first to end. The agent ends with the last of them. Not guaranteed: that an agent that was
-killed and replaced still knows of the others.
+the agent, and may well be the first to end. The agent ends with the last of them. Not guaranteed: that the successor of a killed
+agent knows of the others.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Callable
 
 
 class Launchers:
-    """Who is there. ``end()`` is called when the owner and all others have gone; never for an agent that has no owner."""
+    """Calls ``end()`` when the owner and all others have gone; never for an agent that has no owner."""
 
     def __init__(self, owned: bool, end: Callable[[], None]) -> None:
         self._owner_is_here, self._ownerless, self._end = owned, not owned, end
-        self._others: set[int] = set()  # their connections
-        self._leaving: set[int] = set()  # of these
+        self._others: set[int] = set()  # connections of the launchers that attend
+        self._leaving: set[int] = set()  # those among them that are ending
 
     @property
     def handed_over(self) -> bool:
-        """The owner has left it to others."""
+        """True once the owner has left the agent to others."""
         return not (self._ownerless or self._owner_is_here)
 
     def attend(self, connection: int) -> None:
         self._others.add(connection)
 
     def leaves(self, connection: int) -> bool:
-        """The launcher with this `connection` ends. Whether none stays: of several that end at once, the last one is told so."""
+        """The launcher with this `connection` ends. True if none stays: of several that end at once, for the last one alone."""
         if connection in self._others:
             self._leaving.add(connection)
         return not self._owner_is_here and self._others <= self._leaving | {connection}
 
     def owner_leaves(self) -> bool:
-        """The owner ends, or has ended. True: the agent goes on for others; False: there are none, or they end, too."""
+        """The owner ends, or has ended. True: the agent goes on for others. False: there are none, or they end, too."""
         stays = not self._others <= self._leaving
         if stays:
             self._owner_is_here = False

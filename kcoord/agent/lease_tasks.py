@@ -1,4 +1,4 @@
-"""What the flights decided, carried out: leases, the local tier and the store.
+"""Carries out the actions of flights: leases, the local tier and the store.
 
 Disk work runs in threads, the store's apart from the local tier's, so that a stalled NFS server delays neither local
 publishing nor a heartbeat.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import platform
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,22 +23,22 @@ from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
 from kcoord.protocol.fields import (
     label,
 )
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
 
-_MOST_FOREIGN = 100_000
-_BUSY_FOR = 2.0  # seconds in which a key that another node compiles is not asked after again by claims that do not wait
+_MOST_DISTRUSTED = 100_000
+_BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for a key that another node compiles
 
 
 class Errands:
-    """Runs the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
+    """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    ``learn(name, seconds)`` is told how long what is fetched took to compile.
+    ``learn(name, seconds)`` gets the compile time that a fetched artifact records.
     """
 
     def __init__(
@@ -55,42 +54,36 @@ class Errands:
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
-        self._leases, self._flights, self._notices = leases, flights, notices
+        self._flights, self._notices = flights, notices
         self._store = SharedStore(store, notices)
         self._now, self._report, self._learn = now, report, learn
         self._held = HeldLeases(leases, notices, agent_id, ttl)
+        self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
+        self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            act.AskLease: self._ask,
+            act.Look: self._look,
+            act.Fetch: self._fetch,
+            act.EndLease: self._end,
+            act.FailLease: self._fail,
+            act.Announce: self._announce,
+            act.AskHedge: self._ask_hedge,
+            act.EndHedge: self._end_hedge,
+        }
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asking: dict[int, asyncio.Task[None]] = {}
-        self._announcing: dict[str, asyncio.Task[None]] = {}
-        self._hedges = Hedges(
-            leases, self._held, flights, now, report,
-            run=self._run, fetch=self._from_store, announcing=self._announcing.get,
-        )  # fmt: skip
-        self._foreign: set[str] = set()  # keys whose artifact in the store is for others to judge
-        self._refused: set[int] = set()  # flights whose lease another node has: their end gives nothing back
+        self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
+        self._following: dict[int, asyncio.Task[None]] = {}  # likewise
+        self._announcing: dict[str, asyncio.Task[None]] = {}  # by key, the latest
+        self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
 
-    def start(self, action: act.Errand) -> None:
-        """Begin `action`; whatever comes of it goes to `report`."""
-        serial = action.serial
+    def start(self, action: act.LeaseTask) -> None:
+        """Begin `action`; the actions that follow from its result go to `report`."""
+        task = self._run(action.serial, self._work[type(action)](action))
         if isinstance(action, act.AskLease):
-            self._asking[serial] = self._run(serial, self._ask(action))
-        elif isinstance(action, act.Look):
-            self._run(serial, self._look(action))
-        elif isinstance(action, act.Fetch):
-            self._run(serial, self._fetch(action))
-        elif isinstance(action, act.EndLease):
-            self._run(serial, self._end(action))
-        elif isinstance(action, act.FailLease):
-            self._run(serial, self._fail(action))
-        elif isinstance(action, act.AskHedge):
-            self._run(serial, self._hedges.ask(action))
-        elif isinstance(action, act.EndHedge):
-            self._run(serial, self._hedges.end(action))
-        else:
-            announcing = self._run(serial, self._announce(action))
-            self._announcing[action.key] = announcing
-            announcing.add_done_callback(functools.partial(self._announced, action.key))
+            self._asking[action.serial] = task
+        elif isinstance(action, act.Announce):
+            self._announcing[action.key] = task
+            task.add_done_callback(functools.partial(self._announced, action.key))
 
     @property
     def busy(self) -> bool:
@@ -98,20 +91,19 @@ class Errands:
 
     @property
     def held(self) -> int:
-        """How many leases this agent keeps alive."""
+        """The number of leases that this agent keeps alive."""
         return len(self._held)
 
     @property
     def store_is_faulty(self) -> bool:
-        """Whether what is compiled here does not get into the store now, as far as that is known."""
+        """True while artifacts that are compiled here do not get into the store, as far as that is known."""
         return self._store.faulty
 
     async def drain(self, timeout: float, giving_back: float = 5.0) -> None:
-        """Let publishes finish, within `timeout` seconds, and stop waiting for others; then give back what is held, within
+        """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.
         """
-        self._hedges.stop()
-        for task in self._asking.values():
+        for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
@@ -124,13 +116,10 @@ class Errands:
         self._store.close()
 
     async def _give_back(self) -> None:
-        held = set(self._held.all())  # a publish that is cancelled ends its renewal, and says nothing of its lease
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        asked_for = [*self._hedges.asked_for(), *((flight.key, flight.serial) for flight in self._flights)]
-        ours = {*held, *self._held.all(), *asked_for}
-        await asyncio.gather(*(self._held.give_back(key, serial) for key, serial in ours))
+        await self._held.give_all_back()
 
     async def publish_locally(
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
@@ -139,7 +128,7 @@ class Errands:
         return await self._in(self._local_io, lambda: local.publish_local(staging, home, key, compile_seconds, origin))
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
-        """Copy an artifact of the local tier to another home of it. False: it cannot be had there. None: it is gone."""
+        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
 
         def copy() -> bool | None:
             try:
@@ -160,28 +149,26 @@ class Errands:
         return await self._in(self._local_io, copy)
 
     async def in_store(self, work: Callable[[Store], T], patience: float) -> T | None:
-        """What ``work(store)`` returns; None without a store, or if it fails, or has not answered for `patience` seconds, now or
-        lately, which is told. Whoever is in no such hurry goes on using the store.
+        """The result of ``work(store)``; None without a store, if it fails, or if it has not answered for `patience` seconds, now
+        or lately, which is told. Other uses of the store go on.
 
-        Raises what else than `StoreError` `work` raises. Not guaranteed: that `work` ends when this does; its thread goes on.
+        Errors of `work` are raised, without `StoreError`. Not guaranteed: that `work` ends when this does; its thread goes on.
         """
         return await self._store.use(work, patience)
 
     async def locally(self, work: Callable[[], T]) -> T:
-        """What `work` returns, or raises, run beside the local tier's other disk work."""
+        """The result of `work`, run beside the local tier's other disk work."""
         return await self._in(self._local_io, work)
 
-    def _run(self, serial: int, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(errand)
+    def _run(self, serial: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._done, serial))
         return task
 
     def _done(self, serial: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("an errand failed", exc_info=error)
+        if tell_if_failed(task, "an errand failed", self._notices.tell):
             self._report(self._flights.derailed(serial))
 
     def _announced(self, key: str, task: asyncio.Task[None]) -> None:
@@ -191,79 +178,130 @@ class Errands:
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
+    # The lease of a flight's key.
+
     async def _ask(self, action: act.AskLease) -> None:
         key, serial = action.key, action.serial
-        answer: Won | Ready | Failed | None
         try:
-            # what READY says may well be true for others
-            if action.void is not None and (self._store.faulty or key in self._foreign):
-                answer = Won(0, coordinated=False)
-            else:
-                answer = await await_turn(
-                    self._leases, key, self._held.token(serial), platform.node(), void=action.void,
-                    on_wait=lambda wait: self._waits(key, serial, wait),
-                    stays=lambda wait: self._stays(key, serial, wait),
-                )  # fmt: skip
-            if answer is None:
-                return
-            if isinstance(answer, Won) and answer.coordinated:
-                answer = await self._keep_if_shared(answer, key, serial)
+            answer = await self._turn(action)
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): this node coordinates its own ranks only")
-            answer = Won(0, coordinated=False)
+            answer = Won(0)
         finally:
             self._asking.pop(serial, None)
-        self._report(self._flights.lease_answered(key, serial, answer, self._now()))
+        if answer is not None:
+            self._report(self._flights.lease_answered(key, serial, answer, self._now()))
 
-    def _waits(self, key: str, serial: int, wait: Wait) -> None:
+    async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
+        """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
+        key, serial = action.key, action.serial
+        if action.void is not None and (self._store.faulty or key in self._distrusted):
+            return Won(0)  # that READY may well be true for others
+        answer = await self._held.await_turn(
+            key, serial, action.void, on_wait=functools.partial(self._must_wait, key, serial),
+            stays=functools.partial(self._is_awaited, key, serial),
+        )  # fmt: skip
+        if not isinstance(answer, Lease):
+            return answer
+        if answer.fence and not await self._is_shared(key, serial):
+            await self._held.give_back(key, serial)
+            return Won(0)
+        return Won(answer.fence)
+
+    def _must_wait(self, key: str, serial: int, wait: Wait) -> None:
         until = self._now() + min(_BUSY_FOR, wait.ttl)
         self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
 
-    def _stays(self, key: str, serial: int, wait: Wait) -> bool:
-        """Whether anybody waits for the other node. If not, the flight has ended: no subscription, and no lease to release."""
-        self._refused.add(serial)  # the flight's end begins after this
-        self._waits(key, serial, wait)
+    def _is_awaited(self, key: str, serial: int, wait: Wait) -> bool:
+        """False: its flight has ended, since all its claims are of those that do not wait."""
+        self._must_wait(key, serial, wait)
         flight = self._flights.get(key)
-        if flight is None or flight.serial != serial:
-            return False
-        self._refused.discard(serial)
-        return True
+        return flight is not None and flight.serial == serial
 
-    async def _keep_if_shared(self, won: Won, key: str, serial: int) -> Won:
-        """Nobody is to wait for what does not get into the store: then the lease is given back, and this node compiles alone.
+    async def _is_shared(self, key: str, serial: int) -> bool:
+        """False: a compile of this node would not get into the store, so no other node should wait for it.
 
-        That may be why another node that had it has nothing to show, so after a wait the store is looked at first.
+        That may be why another node that had the lease has nothing to show: so after a wait the store is tried first.
         """
-        await self._held.keep(key, serial)
         flight = self._flights.get(key)
         waited = flight is not None and flight.serial == serial and flight.waited
-        if not self._store.faulty and not (waited and not await self._store.takes_artifacts()):
-            return won
-        await self._held.give_back(key, serial)
-        return Won(won.fence, coordinated=False)
+        return not self._store.faulty and (not waited or await self._store.takes_artifacts())
+
+    async def _end(self, action: act.EndLease) -> None:
+        asking = self._asking.pop(action.serial, None)
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await self._held.give_back(action.key, action.serial)
+
+    async def _fail(self, action: act.FailLease) -> None:
+        await self._held.fail(action.key, action.serial, action.log, action.where)
+
+    async def _announce(self, action: act.Announce) -> None:
+        """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
+        key, serial = action.key, action.serial
+        asking = self._asking.pop(serial, None)
+        if asking is not None:
+            asking.cancel()
+        manifest = None
+        try:
+            manifest = action.manifest or await self._into_store(key, Path(action.home))
+        finally:
+            if manifest is None:
+                await self._held.give_back(key, serial)
+        if manifest is not None:
+            await self._held.ready(key, serial, manifest)
+
+    # The right to hedge.
+
+    async def _ask_hedge(self, action: act.AskHedge) -> None:
+        key, serial = action.key, action.serial
+        won = await self._hedges.take(key, serial)
+        self._report(self._flights.hedge_answered(key, serial, won, self._now()))
+        if not won and serial not in self._following:
+            self._following[serial] = self._run(serial, self._follow(key, serial))
+
+    async def _end_hedge(self, action: act.EndHedge) -> None:
+        announcing = self._announcing.get(action.key)
+        if announcing is not None:  # else another node hedges in the moment before it hears that the key is READY
+            await asyncio.wait({announcing})
+        await self._hedges.give_back(action.key, action.serial)
+
+    async def _follow(self, key: str, serial: int) -> None:
+        async def fetch(home: Path, manifest: str) -> bool:
+            return await self._from_store(key, home, manifest) is not None
+
+        try:
+            home = await self._hedges.follow(key, serial, fetch)
+            if home is not None:
+                self._report(self._flights.landed(key, str(home)))
+        finally:
+            del self._following[serial]
+
+    # Artifacts.
 
     async def _look(self, action: act.Look) -> None:
-        home = Path(action.home)
-        found, manifest = (
-            await self._in(self._local_io, lambda: local.is_whole(home, action.key)),
-            None,
-        )
+        key, home = action.key, Path(action.home)
+        found, manifest = await self._is_here(key, home), None
         if not found:
-            manifest = await self._from_store(action.key, home, None)
-        if manifest is None and action.key in self._foreign:  # what we compile stays here: nobody is to wait for it
-            await self._held.give_back(action.key, action.serial)
-        there = action.home if found or manifest else None
-        self._report(self._flights.looked(action.key, action.serial, there, self._now(), manifest))
+            manifest = await self._from_store(key, home, None)
+        if (
+            manifest is None and key in self._distrusted
+        ):  # this node's compile stays here: no other node should wait for it
+            await self._held.give_back(key, action.serial)
+        where = action.home if found or manifest else None
+        self._report(self._flights.looked(key, action.serial, where, self._now(), manifest))
 
     async def _fetch(self, action: act.Fetch) -> None:
-        home = Path(action.home)
-        found = await self._in(self._local_io, lambda: local.is_whole(home, action.key))
-        if not found:
-            found = await self._from_store(action.key, home, action.manifest) is not None
-        self._report(self._flights.fetched(action.key, action.serial, action.home if found else None))
+        key, home = action.key, Path(action.home)
+        found = await self._is_here(key, home) or await self._from_store(key, home, action.manifest) is not None
+        self._report(self._flights.fetched(key, action.serial, action.home if found else None))
+
+    async def _is_here(self, digest: str, home: Path) -> bool:
+        return await self._in(self._local_io, lambda: local.is_whole(home, digest))
 
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
-        """Bring an artifact to `home`; return the SHA-256 of its manifest, None if it is not to be had."""
+        """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""
         try:
             fetched = await self._store.use(lambda store: store.fetch(digest, announced))
             if fetched is None:
@@ -271,60 +309,26 @@ class Errands:
             manifest, contents, stated = fetched
             self._learn(label(manifest.key.backend, manifest.key.name), manifest.compile_seconds)
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
+            return stated
         except ArtifactDistrusted as error:
-            if error.foreign and len(self._foreign) < _MOST_FOREIGN:
-                self._foreign.add(digest)
+            if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
+                self._distrusted.add(digest)
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
-            return None
         except ArtifactInvalid as error:
             self._notices.tell(f"{error}; the kernel is compiled instead")
-            return None
         except StoreError as error:
             self._notices.tell(f"{error}; kernels are compiled instead", about=f"the local directory: {error.remedy}")
-            return None
-        return stated
-
-    async def _end(self, action: act.EndLease) -> None:
-        asking = self._asking.pop(action.serial, None)
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        if action.serial in self._refused:
-            self._refused.discard(action.serial)
-            await self._held.stop_renewing(action.key, action.serial)
-        else:
-            await self._held.give_back(action.key, action.serial)
-
-    async def _fail(self, action: act.FailLease) -> None:
-        await self._held.stop_renewing(action.key, action.serial)
-        await self._held.quietly(
-            self._leases.fail(action.key, self._held.token(action.serial), action.log, action.where)
-        )
-
-    async def _announce(self, action: act.Announce) -> None:
-        """The lease is renewed until the store has the artifact, so that nobody compiles it meanwhile."""
-        key, serial, home = action.key, action.serial, Path(action.home)
-        asking = self._asking.pop(serial, None)
-        if asking is not None:
-            asking.cancel()
-        try:
-            manifest = action.manifest or await self._into_store(key, home)
-        finally:
-            await self._held.stop_renewing(key, serial)
-        if manifest is None:
-            await self._held.quietly(self._leases.release(key, self._held.token(serial)))
-        else:
-            await self._held.quietly(self._leases.ready(key, self._held.token(serial), manifest))
+        return None
 
     async def _into_store(self, digest: str, home: Path) -> str | None:
-        """Publish what is at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
+        """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
 
         def publish(store: Store) -> str | None:
             found = local.read_artifact(home, digest)
             return None if found is None else store.publish(found[0].manifest, found[1])
 
         try:
-            return await self._store.use(publish, publishes=True)  # published late is published: its thread goes on
+            return await self._store.use(publish, publishes=True)
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:

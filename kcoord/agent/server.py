@@ -1,12 +1,14 @@
-"""The agent: one asyncio process per node. This is its front door: what there is to ask, who answers it, and how it ends.
+"""The agent: one asyncio process per node. This file has its parts, the table of requests, the pulse and the end.
 
-`connections` knows the clients, `claims` who compiles what; `errands` alone goes to Redis and to artifacts on disk. `choices`,
-`profiles`, `timelines`, `statistics` and `permits` answer the rest.
+The way of a claim: `connections` parses it, `claims` enters it into the `flights`, `lease_tasks` carries out the actions on
+leases and artifacts, `claims` answers. Other requests go to `choices`, to `launchers`, and to the chores.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import functools
 import os
 import platform
@@ -19,62 +21,63 @@ from typing import TYPE_CHECKING, Any
 import kcoord
 from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
-from kcoord.agent.chores.delivered import Reports, emptied
+from kcoord.agent.chores.chore import Chores
+from kcoord.agent.chores.delivered import Reports
+from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
-from kcoord.agent.chores.requested import Needs
-from kcoord.agent.chores.retention import Keeper
+from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.statistics import Share, Statistics
+from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
+from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
-from kcoord.agent.connections import Connection, Connections
+from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import Errands
-from kcoord.agent.log_context import subject
-from kcoord.agent.metrics.observed import MeteredConnections, vitals
+from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.watch.idle_cores import Permits
-from kcoord.agent.watch.signing_keys import KeyWatch
+from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.choices import store_decided
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
-from kcoord.errors import ProtocolError
 from kcoord.leases.base import LeaseService
-from kcoord.protocol.endpoint import (
-    log_to_file,
-)
-from kcoord.protocol.fields import (
-    HEARTBEAT,
-    optional,
-)
-from kcoord.protocol.fields import (
-    field as take,
-)
+from kcoord.protocol import messages
+from kcoord.protocol.endpoint import log_to_file
+from kcoord.protocol.fields import HEARTBEAT
 from kcoord.settings import Settings
 from kcoord.telemetry import json_log
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.ledger import Ledger
 
 if TYPE_CHECKING:
     from kcoord.agent.metrics.exporter import Exporter
 
 ENDS_WITHIN = 18.0
-"""Seconds in which an agent ends that is told to, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
-# Of these: until when the kernels of this node's ranks are taken in; until when they are put into the store, and profiles, time
-# lines and statistics written; until when leases are given back; and until when connections are closed.
-_TAKEN_IN, _WRITTEN, _GIVEN_BACK, _CLOSED = 6.0, 10.0, 15.0, 17.0
+"""Seconds in which a stopped agent ends, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
+# The ends of the drain's phases, in seconds from its beginning.
+_TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
+_WRITTEN = 10.0  # they are in the store; profiles, time lines and statistics are written
+_GIVEN_BACK = 15.0  # leases are released
+_CLOSED = 17.0  # connections to the lease service are closed
 
-Handler = Callable[[Connection, int, dict[str, Any]], None]
-"""``handler(connection, request id, message)``: sends the answer, now or later. Raises `ProtocolError`."""
+_LOGGED = {"key": "digest", "backend": "backend", "name": "name"}
+"""The fields of `kcoord.telemetry.json_log.about` that name a key: attributes of a request, or of its key."""
+
+Handler = Callable[[Connection, int, Any], messages.Answer | Awaitable[messages.Answer] | None]
+"""``handler(connection, request id, message)`` returns the answer, now or later; None: it has its answer sent itself. Raises
+`ProtocolError`, which ends the connection.
+"""
 
 
 class Agent:
     """Serves one listening socket until it is stopped, or, as a daemon, until it has been idle for long enough.
 
-    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody looks at. `owned`: a launcher
-    started it, and it ends with that one and the others that it serves.
+    `tells_clients`: its notices go to a node's first rank too, for an agent whose own log nobody reads. `owned`: a launcher
+    started it, and it ends with the last launcher that it serves.
     """
 
     def __init__(
@@ -92,73 +95,99 @@ class Agent:
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
-        connections = functools.partial(MeteredConnections, exporter.tally) if exporter is not None else Connections
-        self._connections = connections(self.id, notices, tells_clients, self._request, self._gone)
-        flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
+        self._exporter = exporter
+        self._observer = exporter.observer if exporter is not None else Observer()
+        self._connections = Connections(self.id, notices, tells_clients, self._request, self._gone, self._observer)
+        self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
-        self._errands = Errands(
-            leases, store, flights, notices,
+        self._lease_tasks = Errands(
+            leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             learn=self._expectations.learn,
         )  # fmt: skip
-        root = store.root if store else None
+        root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
-        self._sweeper = Sweeper(root, settings.local_dir)
+        self._sweeper = Sweeper(root, settings.local_dir, notices)
         self._claims = Claims(
-            self._connections, flights, self._errands, notices, settings.max_wait, self._timelines.lost,
+            self._connections, self._flights, self._lease_tasks, notices, settings.max_wait, self._timelines.lost,
             self._expectations, self._sweeper,
         )  # fmt: skip
-        self._stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
-        self._choices = Choices(self._errands, settings.local_dir, settings.agent_timeout, notices)
-        self._profiles = Profiles(root, settings.local_dir, notices, store.trust if store else OFF)
+        stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
+        self._choices = Choices(self._lease_tasks, settings.local_dir, settings.agent_timeout, notices)
+        self._profiles = Profiles(root, settings.local_dir, notices, trust)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
-        self._needs = Needs(root, settings.local_dir, settings.profile, notices)
-        self._keeper = Keeper(root, settings, leases, self.id, notices, store.trust if store else OFF)
-        self._key_watch = KeyWatch(store.trust if store else OFF, settings.signing_key_file if store else None, notices)
-        self._permits, self._reports = Permits(settings.ahead), Reports()
-        self._exporter, self._vitals = exporter, functools.partial(
-            vitals, self.id, settings.namespace, self._connections, flights, self._claims, self._errands, leases, notices,
-            self._keeper, has_store=store is not None,
+        self._requested = RequestedRecorder(root, settings.local_dir, settings.profile, notices)
+        self._use_notes = UseNotes(root, notices)
+        in_store = StoreRetention(root, settings, leases, self.id, notices, trust)
+        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
+        keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
+        parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
+                 self._use_notes, in_store, on_node, keys)  # fmt: skip
+        self._chores = Chores(*(part.chores for part in parts))
+        self._permits, self._deliveries = Permits(settings.ahead), Reports()
+        self._vitals = functools.partial(
+            vitals, self.id, settings.namespace, self._connections, self._flights, self._claims, self._lease_tasks, leases,
+            notices, lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
         )  # fmt: skip
-        self._note_vitals()
         self._started, self._last_used = time.time(), time.monotonic()
         self._stopping = asyncio.Event()
         self.launchers = Launchers(owned, self.stop)
         # a claim that waits hears from us well within the time after which it takes us for dead
         self._beat = min(HEARTBEAT, settings.agent_timeout / 3)
-        self._answers: dict[str, Handler] = {
-            "claim": self._claim,
-            "publish": self._claims.publish,
-            "fail": self._claims.fail,
-            "give_up": self._claims.give_up,
-            "lookup": self._lookup,
-            "offer": self._offer,
-            "record": self._record,
-            "report": self._report,
-            "profile": self._profile,
-            "permit": self._permit,
-            "status": self._status,
-            "stats": self._stats,
-            "stop": self._stop,
-            "attend": self._attend,
-            "leave": self._leave,
-            "hand_over": self._hand_over,
+        self._handlers: dict[type[messages.Request], Handler] = {
+            messages.Claim: self._claim,
+            messages.Publish: self._claims.publish,
+            messages.Fail: self._claims.fail,
+            messages.GiveUp: self._claims.give_up,
+            messages.Lookup: self._lookup,
+            messages.Offer: lambda connection, _, message: self._choices.offer(connection.who, message),
+            messages.Record: self._record,
+            messages.Deliver: self._deliver,
+            messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
+            messages.Permit: self._permit,
+            messages.Status: lambda _, __, ___: messages.Facts(self.status()),
+            messages.Stats: self._stats,
+            messages.Stop: self._stop,
+            messages.Attend: self._attend,
+            messages.Leave: self._leave,
+            messages.HandOver: lambda _, __, ___: messages.Left(last=not self.hand_over(), ends=0),
         }
+        self._note_vitals()
 
     def stop(self) -> None:
         self._stopping.set()
 
-    async def told_to_stop(self) -> None:
-        """Returns when it is."""
+    async def stopped(self) -> None:
+        """Return once `stop` was called."""
         await self._stopping.wait()
 
     def hand_over(self) -> bool:
-        """Its owner ends. Whether there are other launchers to go on for."""
+        """The owner ends. True: the agent goes on for other launchers."""
         stays = self.launchers.owner_leaves()
         if stays:
             log_to_file(self._settings.socket_path)
             self._connections.tells_clients = True
         return stays
+
+    def status(self) -> dict[str, Any]:
+        """The agent, its settings and its flights, as ``kcoord status --json`` prints them."""
+        return {
+            "agent": self.id,
+            "pid": os.getpid(),
+            "version": kcoord.__version__,
+            "started": self._started,
+            "coordinates": self._leases.name,
+            "breaker": self._leases.breakers(),
+            "clients": len(self._connections),
+            "settings": self._settings.redacted(),
+            "notices": self._notices.since(0)[0],
+            "flights": self._claims.status(),
+            "hedges": self._claims.hedged,
+            "stalls": self._claims.stalled_ones,
+            "metrics": self._exporter.bound if self._exporter is not None else None,
+        }
+
+    # The life of an agent.
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
@@ -177,63 +206,57 @@ class Agent:
     async def _drain(self) -> None:
         begun = time.monotonic()
 
-        def left(until: float) -> float:
-            return max(0.0, begun + until - time.monotonic())
+        def left(phase: float) -> float:
+            return max(0.0, begun + phase - time.monotonic())
 
         await self._connections.end(left(_TAKEN_IN), self._beat)
         within = left(_WRITTEN)
-        others = (self._profiles, self._timelines, self._needs, self._keeper, self._statistics)
-        drains = [self._errands.drain(within, _GIVEN_BACK - _WRITTEN), *(part.drain(within) for part in others)]
-        await self._finish(drains, left(_GIVEN_BACK))
-        self._sweeper.close()
-        self._key_watch.close()
-        await self._finish([self._leases.close()], left(_CLOSED))
-
-    async def _finish(self, drains: list[Coroutine[Any, Any, None]], seconds: float) -> None:
-        """Run `drains` side by side. After `seconds` what is left of them is given up, and none keeps the next from its turn."""
-        tasks = [asyncio.ensure_future(drain) for drain in drains]
-        done, late = await asyncio.wait(tasks, timeout=seconds)
-        for task in late:
-            task.cancel()
-        for task in done:
-            if (error := task.exception()) is not None:
-                log.error("an error in the agent as it ends, please report it", exc_info=error)
+        await _finish(
+            [self._lease_tasks.drain(within, _GIVEN_BACK - _WRITTEN), self._chores.drain(within)], left(_GIVEN_BACK)
+        )
+        await _finish([self._leases.close()], left(_CLOSED))
 
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(self._beat)
             self._claims.tick()
-            self._stalls.pulse(time.monotonic())
             self._connections.beat()
-            self._statistics.pulse()
-            self._profiles.pulse()
-            self._needs.pulse()
-            self._timelines.pulse()
-            self._sweeper.pulse()
-            self._keeper.pulse()
-            self._key_watch.pulse()
+            self._chores.pulse()
             self._permits.look()
             self._note_vitals()
-            if self._connections or self._errands.busy:
+            if self._connections or self._lease_tasks.busy:
                 self._last_used = time.monotonic()
             elif self._daemon and time.monotonic() - self._last_used > self._settings.idle_timeout:
                 self.stop()
+
+    def _pulse_ended(self, pulse: asyncio.Task[None]) -> None:
+        """An agent without a pulse is taken for dead, slowly: better it ends, and the next one is started."""
+        if tell_if_failed(pulse, "the agent ends", self._notices.tell):
+            self.stop()
 
     def _note_vitals(self) -> None:
         if self._exporter is not None:
             self._exporter.vitals = self._vitals()
 
     async def _learn(self) -> None:
-        """What the job's profile says of its compiles."""
+        """Take the compile times that the job's profile recorded."""
         if self._settings.profile is not None:
             self._expectations.learn_all(await self._profiles.recorded(self._settings.profile))
 
-    def _pulse_ended(self, pulse: asyncio.Task[None]) -> None:
-        """An agent without a pulse is taken for dead, slowly: better it ends, and the next one is started."""
-        if not pulse.cancelled() and (error := pulse.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("the agent ends", exc_info=error)
-            self.stop()
+    # Requests.
+
+    def _request(self, connection: Connection, request: int, message: messages.Request) -> None:
+        about: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._settings.log_format == "json":
+            who, key = connection.who, getattr(message, "key", message)
+            named = {field: getattr(key, attribute, None) for field, attribute in _LOGGED.items()}
+            about = json_log.about(job=who.job, rank=who.rank, pid=who.pid, **named)
+        with about:
+            answer = self._handlers[type(message)](connection, request, message)
+            if isinstance(answer, messages.Answer):
+                self._connections.answer(connection, request, answer)
+            elif answer is not None:
+                self._connections.answer_later(connection, request, answer)
 
     def _carry_out(self, actions: list[Action]) -> None:
         self._claims.carry_out(actions)
@@ -244,96 +267,54 @@ class Agent:
         self.launchers.gone(connection.id)
         self._claims.gone(connection)
 
-    # Requests, and who answers them.
-
-    def _request(self, connection: Connection, message: dict[str, Any]) -> None:
-        request, op = take(message, "id", int), take(message, "op", str)
-        if op not in self._answers:
-            raise ProtocolError(f"there is no request {op[:80]!r}")
-        if self._settings.log_format == "json":
-            with json_log.about(**subject(connection.who, message)):
-                self._answers[op](connection, request, message)
-        else:
-            self._answers[op](connection, request, message)
-
-    def _claim(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+    def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         self._claims.claim(connection, request, message)
-        self._needs.note(message["digest"], message["home"])
-        self._keeper.used([message["digest"]], connection.pid)
+        self._requested.note(message.digest, str(message.home))
+        self._use_notes.used([message.digest], connection.pid)
 
-    def _lookup(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._later(connection, request, self._choices.lookup(message))
-        digest = message["digest"]
-        self._needs.note(digest, str(store_decided(self._settings.local_dir, digest)))
-        self._keeper.used([digest], connection.pid)
+    def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
+        self._requested.note(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
+        self._use_notes.used([message.digest], connection.pid)
+        return self._choices.lookup(message)
 
-    def _offer(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        who = connection.who
-        self._later(connection, request, self._choices.offer(message, who.pid, who.rank))
+    def _record(self, connection: Connection, _: int, message: messages.Record) -> messages.Answer:
+        self._profiles.add(message.profile, message.recipes)
+        return messages.Done()
 
-    def _record(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._profiles.add(take(message, "profile", str), take(message, "recipes", list))
-        self._connections.send(connection, {"op": "done", "id": request})
+    def _deliver(self, connection: Connection, _: int, message: messages.Deliver) -> messages.Answer:
+        if not self._deliveries.new(message):
+            message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
+        self._observer.counted(message.counters)
+        self._statistics.add(connection.who.job, message.counters)
+        self._use_notes.used(self._timelines.add(connection.who, message), connection.pid)
+        return messages.Done()
 
-    def _profile(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        answer = self._profiles.bring(take(message, "profile", str), self._settings.agent_timeout / 2)
-        self._later(connection, request, answer)
-
-    def _report(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        if not self._reports.new(message):
-            emptied(message)  # here, and for the metrics
-        self._statistics.add(connection.who.job, take(message, "counters", dict))
-        self._keeper.used(self._timelines.add(connection.who, message), connection.pid)
-        self._connections.send(connection, {"op": "done", "id": request})
-
-    def _permit(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+    def _permit(self, connection: Connection, _: int, message: messages.Permit) -> messages.Answer:
         self._connections.must_live(connection)
-        granted = self._permits.ask(connection.id, take(message, "memory", int))
-        self._connections.send(connection, {"op": "permit", "id": request, "granted": granted})
+        return messages.Permitted(self._permits.ask(connection.id, message.memory))
 
-    def _status(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._connections.send(connection, {"op": "status", "id": request, **self.status()})
+    async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
+        return messages.Facts(await self._statistics.answer(message.job))
 
-    def _stats(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._later(connection, request, self._statistics.answer(optional(message, "job", str)))
-
-    def _stop(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._connections.send(connection, {"op": "done", "id": request})
+    def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
         self.stop()
+        return messages.Done()
 
-    def _attend(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+    def _attend(self, connection: Connection, _: int, message: messages.Attend) -> messages.Answer:
         self._connections.must_live(connection)
         self.launchers.attend(connection.id)
-        self._connections.send(connection, {"op": "done", "id": request})
+        return messages.Done()
 
-    def _leave(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
+    def _leave(self, connection: Connection, _: int, message: messages.Leave) -> messages.Answer:
         last = self.launchers.leaves(connection.id)
-        ends = os.getpid() if last and self.launchers.handed_over else 0
-        self._connections.send(connection, {"op": "left", "id": request, "last": last, "ends": ends})
+        return messages.Left(last, ends=os.getpid() if last and self.launchers.handed_over else 0)
 
-    def _hand_over(self, connection: Connection, request: int, message: dict[str, Any]) -> None:
-        self._connections.send(connection, {"op": "done", "id": request, "stays": self.hand_over()})
 
-    def _later(self, connection: Connection, request: int, answer: Awaitable[dict[str, Any]]) -> None:
-        async def send() -> None:
-            self._connections.send(connection, {"id": request, **await answer})
-
-        self._connections.answer_later(connection, request, send())
-
-    def status(self) -> dict[str, Any]:
-        """What this agent is, and what is under way."""
-        return {
-            "agent": self.id,
-            "pid": os.getpid(),
-            "version": kcoord.__version__,
-            "started": self._started,
-            "coordinates": self._leases.name,
-            "breaker": self._leases.breakers(),
-            "clients": len(self._connections),
-            "settings": self._settings.redacted(),
-            "notices": self._notices.since(0)[0],
-            "flights": self._claims.status(),
-            "hedges": self._claims.hedged,
-            "stalls": self._claims.stalled_ones,
-            "metrics": self._exporter.bound if self._exporter is not None else None,
-        }
+async def _finish(drains: list[Coroutine[Any, Any, None]], seconds: float) -> None:
+    """Run `drains` side by side. After `seconds` those that are left are given up, so that none keeps the next phase waiting."""
+    tasks = [asyncio.ensure_future(drain) for drain in drains]
+    done, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()
+    for task in done:
+        tell_if_failed(task, "the agent ends all the same")

@@ -125,7 +125,7 @@ class Trust:
         if secret is None:
             return ArtifactDistrusted(
                 f"the key {signature.key_id!r} that signed it is not known here",
-                "add that key to KCOORD_SIGNING_KEY_FILE on this node", foreign=True,
+                "add that key to KCOORD_SIGNING_KEY_FILE on this node", unknown_key=True,
             )  # fmt: skip
         if not hmac.compare_digest(_mac(secret, kind, signature.key_id, content), signature.mac):
             return ArtifactDistrusted(

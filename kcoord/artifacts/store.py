@@ -210,7 +210,7 @@ class Store:
             except _NotAnnounced:
                 raise
             except ArtifactInvalid as error:
-                if isinstance(error, ArtifactDistrusted) and error.foreign:
+                if isinstance(error, ArtifactDistrusted) and error.unknown_key:
                     raise
                 seen.append((files, error))
         (first, _), (second, why) = seen

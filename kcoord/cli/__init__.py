@@ -21,7 +21,7 @@ _MODULES = {"import": "import_bundle"}  # no module can have that name
 
 
 class _Lazy(click.Group):
-    """Imports a subcommand when it is asked for: ``kcoord exec`` need not load tables."""
+    """Imports only the subcommand that is called: ``kcoord exec`` does not load tables."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -45,22 +45,21 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
-    if os.getpid() == 1:  # of a container: it hears only what it handles, and its pod would wait for SIGKILL
+    if (
+        os.getpid() == 1
+    ):  # of a container: it ignores signals that it does not handle, and its pod would wait for SIGKILL
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         cli(prog_name="kcoord")
-    except SettingsError as error:
-        click.echo(f"kcoord: {error}", err=True)
-        sys.exit(2)
     except KcoordError as error:
         click.echo(f"kcoord: {error}", err=True)
-        sys.exit(1)
-    except OSError as error:  # of a disk, where no command has foreseen it
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+    except OSError as error:  # of a disk, where no command expected it
         if error.filename:
             click.echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # most likely of what stdout goes to
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # most likely of the file that stdout goes to
             click.echo(f"kcoord: {error.strerror}: look at where the output goes", err=True)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail once more as Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rest of it would fail once more as Python ends
         else:
             raise
         sys.exit(1)

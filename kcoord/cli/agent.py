@@ -1,4 +1,4 @@
-"""``kcoord agent``: the node's agent in the foreground, as a sidecar or a service runs it, and what goes with it in a pod."""
+"""``kcoord agent``: the node's agent in the foreground, as a sidecar or a service runs it, and a pod's other containers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, Finite, ask_agent, no_agent, settings_flags
+from kcoord.cli.options import ALL, Finite, environ_with, no_agent, running_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
-from kcoord.settings import ALTERNATIVES, FIELDS, Settings, variable
+from kcoord.settings import Settings
 
 _CHECKED_WITHIN = 5.0  # seconds
 
@@ -21,25 +21,25 @@ _CHECKED_WITHIN = 5.0  # seconds
 @click.command("agent")
 @click.option("--stop", is_flag=True, help="Tell the running agent to finish its publishes and end.")
 @click.option(
-    "--check", is_flag=True, help="Say nothing and exit with 0 if the agent answers; else with 1. For a probe."
+    "--check", is_flag=True, help="Print nothing; exit with 0 if the agent answers, else with 1. For a probe."
 )
-@click.option("--prefetch", is_flag=True, help="Do not serve: fetch what the profile's jobs needed from the store to this node, "
-              "and end. Exits with 0 whatever happens: a job goes on without.")  # fmt: skip
+@click.option("--prefetch", is_flag=True, help="Do not serve: fetch the artifacts of the profile's jobs from the store to this "
+              "node, and end. Exits with 0 whatever happens: the job goes on without them.")  # fmt: skip
 @click.option("--timeout", type=Finite(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
-              help="With --prefetch: end after this long, with what is there.")  # fmt: skip
+              help="With --prefetch: end after this long.")  # fmt: skip
 @click.option("--max-mib", type=click.IntRange(0), default=4096, show_default=True, metavar="MIB",
-              help="With --prefetch: fetch about this much, at most.")  # fmt: skip
+              help="With --prefetch: fetch about this much at most.")  # fmt: skip
 @click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
-              help="Do not serve: wait until the agent answers, at most this long. Exits with 0 either way.")  # fmt: skip
-@click.option("--sidecar", is_flag=True, help="In a pod: stay, and say why, if the agent cannot serve, so that the job "
-              "starts all the same; hide its secrets from other processes of this user.")  # fmt: skip
+              help="Do not serve: wait until the agent answers, at most this long. Exits with 0 in any case.")  # fmt: skip
+@click.option("--sidecar", is_flag=True, help="In a pod: if the agent cannot serve, log why and stay, so that the job starts all "
+              "the same; hide the agent's secrets from other processes of this user.")  # fmt: skip
 @settings_flags(*ALL)
 def command(
     stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,
     **flags: str | None,
 ) -> None:  # fmt: skip
-    """Run this node's agent until SIGTERM; publishes finish first, leases are released."""
-    if prefetch or check or sidecar or within is not None:  # a pod's, where the agent's secrets are
+    """Run this node's agent until SIGTERM. It finishes its publishes and releases its leases first."""
+    if prefetch or check or sidecar or within is not None:  # in a pod, beside the agent's secrets
         _hide_memory()
     if prefetch:
         _prefetch(flags, timeout, max_mib << 20)
@@ -51,22 +51,23 @@ def command(
     if check:
         _check(settings)
     elif stop:
-        if ask_agent(settings, {"op": "stop"}) is None:
-            raise no_agent(settings)
+        with running_agent(settings) as client:
+            if not client.stop(quietly=True):
+                raise no_agent(settings)
         click.echo(f"the agent at {settings.socket_path} ends")
     else:
         _serve(settings, flags)
 
 
 def _serve_beside(flags: dict[str, str | None]) -> None:
-    """Never returns. An agent that ended at once, again and again, would keep the pod's other containers from starting."""
-    _end_at_once_on(signal.SIGTERM)  # until the agent's loop hears it
+    """Never returns. An agent that ends at once, again and again, would keep the pod's other containers from starting."""
+    _end_at_once_on(signal.SIGTERM)  # until the agent's loop handles it
     try:
         _serve(Settings.from_environ(**flags), flags, opens_store=False)
     except (KcoordError, OSError) as error:
-        _end_at_once_on(signal.SIGTERM, signal.SIGINT)  # the agent's loop, if it began, hears them no more
+        _end_at_once_on(signal.SIGTERM, signal.SIGINT)  # the agent's loop, if it began, no longer handles them
         click.echo(f"kcoord: {error}; the job runs without an agent", err=True)
-    while True:  # `sigwait` would miss a signal that another thread was given
+    while True:  # `sigwait` would miss a signal that another thread gets
         time.sleep(1.0)
 
 
@@ -74,20 +75,20 @@ def _await(flags: dict[str, str | None], within: float) -> None:
     from kcoord.rank.liveness import await_agent
 
     try:
-        why = await_agent(Settings.from_environ(**flags), within)
+        fault = await_agent(Settings.from_environ(**flags), within)
     except SettingsError as error:
-        why = str(error)
-    if why:
-        click.echo(f"kcoord: {why}; the job starts without it", err=True)
+        fault = str(error)
+    if fault:
+        click.echo(f"kcoord: {fault}; the job starts without it", err=True)
     sys.exit(0)
 
 
 def _check(settings: Settings) -> None:
     from kcoord.rank.liveness import why_silent
 
-    why = why_silent(settings, _CHECKED_WITHIN)
-    if why:
-        raise AgentUnavailable(why)
+    fault = why_silent(settings, _CHECKED_WITHIN)
+    if fault:
+        raise AgentUnavailable(fault)
 
 
 def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
@@ -110,70 +111,58 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
         say(f"{error}; nothing is fetched")
     with suppress(OSError):
         sys.stderr.flush()
-    os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
+    os._exit(0)  # do not wait for a thread that hangs in a dead NFS server
 
 
 def _end_at_once_on(*numbers: signal.Signals) -> None:
-    """The first process of a container does not end by a signal that it does not handle: its pod would wait for SIGKILL."""
+    """The first process of a container ignores signals that it does not handle, and its pod would wait for SIGKILL."""
     for number in numbers:
         signal.signal(number, lambda number, frame: os._exit(0))
 
 
 def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: bool = True) -> None:
-    """Never returns, but by an exception. Without `opens_store`, one that cannot be used yet is tried again by the agent."""
+    """Never returns, but may raise. Without `opens_store` the agent opens the store later, and tries again if that fails."""
     import asyncio
 
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
     from kcoord.protocol import endpoint
-    from kcoord_launch.supervise import check_directories
+    from kcoord_launch.checks import check_directories
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    Trust.of(settings)  # a secret that cannot be used is said before anything listens
+    Trust.of(settings)  # a secret that cannot be used is an error before anything listens
     settings.redis_address()
     check_directories(settings, store=opens_store)
     path = settings.socket_path
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with endpoint.agent_lock(path, settings.agent_timeout):
-            running = _is_running(settings)
-            if running:
+            listener = endpoint.bind_unless_served(path, settings.agent_timeout)
+            if listener is None:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
-            listener = endpoint.bind(path)  # in the place of a socket that a predecessor left
             identity = endpoint.identity_of(path)
     except OSError as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
     if settings.log_format == "text":
         click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
-    for spec in FIELDS:  # what the flags say holds for everything in this process
-        value = flags.get(spec.name)
-        if value is not None:
-            os.environ[variable(spec.name)] = value
-            if (other := ALTERNATIVES.get(spec.name)) is not None:
-                os.environ.pop(variable(other), None)
+    environ = environ_with(flags)  # the flags hold for everything in this process
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
     try:
         asyncio.run(run_agent(settings, listener))
     finally:
-        with suppress(OSError), endpoint.agent_lock(path, settings.agent_timeout):
-            endpoint.unlink_own(path, identity)
+        endpoint.unlink_own(path, identity, settings.agent_timeout)
     sys.stderr.flush()
-    os._exit(0)  # a thread that hangs in a dead NFS server must not hold us up
-
-
-def _is_running(settings: Settings) -> bool:
-    from kcoord.protocol import endpoint
-
-    try:
-        endpoint.connect(settings.socket_path, settings.agent_timeout).close()
-    except (FileNotFoundError, ConnectionRefusedError):
-        return False
-    return True
+    os._exit(0)  # do not wait for a thread that hangs in a dead NFS server
 
 
 def _hide_memory() -> None:
-    """Where containers see each other's processes (``shareProcessNamespace``), the trainer is the same user as the agent, and
-    could read the secrets that only this container mounts, below ``/proc/<agent>/root``, or in its environment.
-    Not guaranteed: it can, in the moment before this."""
+    """Make this process not dumpable, which closes ``/proc/<agent>/root`` and its environment to other processes of this user.
+
+    With ``shareProcessNamespace`` the trainer, the same user, could read there the secrets that only this container mounts.
+    Not guaranteed: the moment before this call.
+    """
     import ctypes
 
     no_dumps = 4  # PR_SET_DUMPABLE

@@ -1,4 +1,4 @@
-"""``kcoord doctor``: what is set up, what is not, and what to do about it."""
+"""``kcoord doctor``: check the setup, and name a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import click
 import psutil
 from rich.console import Console
 from rich.markup import escape
@@ -20,24 +18,17 @@ from rich.table import Column, Table
 
 import kcoord
 from kcoord.artifacts.access import doubts
-from kcoord.artifacts.describe import (
-    seal,
-)
+from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
+from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
-from kcoord.files.naming import (
-    staging_name,
-)
-from kcoord.files.private import (
-    make_private,
-)
-from kcoord.files.rename import (
-    write_files,
-)
+from kcoord.files.naming import staging_name
+from kcoord.files.private import make_private
+from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
+from kcoord.leases.base import Lease, LeaseService
 from kcoord.settings import Settings, variable
 
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
@@ -54,12 +45,10 @@ class Finding:
     remedy: str = ""
 
 
-@click.command("doctor")
-@json_flag
-@settings_flags(*WHERE)
-def command(as_json: bool, **flags: str | None) -> None:
-    """Check the store, Redis, the socket and versions; each finding with its remedy. Exit code 1 if one failed."""
-    settings = Settings.from_environ(**flags).as_mounted()
+@subcommand("doctor", *WHERE)
+def command(settings: Settings, as_json: bool) -> None:
+    """Check the store, Redis, the socket and versions, and name a remedy for each fault. Exit code 1 if a check failed."""
+    settings = settings.as_mounted()
     findings = [f for check in _CHECKS for f in check(settings)]
     if as_json:
         print_json({"findings": [asdict(f) for f in findings], "settings": settings.redacted()})
@@ -72,7 +61,7 @@ def command(as_json: bool, **flags: str | None) -> None:
     sys.exit(1 if any(f.state == "fail" for f in findings) else 0)
 
 
-def _switched(settings: Settings) -> Iterator[Finding]:
+def _kcoord(settings: Settings) -> Iterator[Finding]:
     if settings.disable:
         yield Finding("kcoord", "warn", "off, by KCOORD_DISABLE", "unset KCOORD_DISABLE to use it")
     yield Finding("kcoord", "ok", f"{kcoord.__version__}, Python {sys.version.split()[0]}")
@@ -80,7 +69,9 @@ def _switched(settings: Settings) -> Iterator[Finding]:
         os.close(os.pidfd_open(os.getpid()))
         yield Finding("kernel", "ok", "pidfd: a killed compiler is known at once")
     except OSError as error:
-        remedy = "use Linux 5.3 or newer; until then the end of its socket tells, which a forked child can hold open"
+        remedy = (
+            "use Linux 5.3 or newer; until then only the end of its socket tells, which a forked child can hold open"
+        )
         yield Finding("kernel", "warn", f"no pidfd ({error.strerror})", remedy)
 
 
@@ -159,7 +150,7 @@ def _trust(settings: Settings) -> Iterator[Finding]:
 
 
 def _publish_and_fetch(store: Store) -> None:
-    """One tiny artifact through its whole life, and away again. Raises `KcoordError`."""
+    """Publish, fetch and remove one tiny artifact. Raises `KcoordError`."""
     key = CacheKey.of("doctor", "probe", name=staging_name())
     scratch = store.root / "v1" / "staging" / staging_name()
     try:
@@ -168,7 +159,7 @@ def _publish_and_fetch(store: Store) -> None:
         manifest: Manifest = seal(scratch, key, 0.0, Origin.here(os.getpid(), None, ""))
         published = store.publish(manifest, {"probe": b"kcoord doctor"})
         if store.fetch(key.digest, published) is None:
-            raise KcoordError(f"{store.root}: what was published cannot be found: is it one file system on all nodes?")
+            raise KcoordError(f"{store.root}: the published artifact is not found: is it one file system on all nodes?")
     except OSError as error:
         raise KcoordError(f"{store.root}: {error.strerror}") from error
     finally:
@@ -205,15 +196,24 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         if settings.store is None:
             found = "none, and no store: each node elects its own compiler"
         else:
-            found = "none: lease files in the store elect one compiler; other nodes hear of it within 2 s"
+            found = "none: lease files in the store elect one compiler; other nodes notice it within 2 s"
         yield Finding("Redis", "ok", found, "set KCOORD_REDIS_URL or KCOORD_REDIS_URL_FILE for several nodes")
         return
     if settings.store is None:
         remedy = "set KCOORD_STORE to a directory that all nodes share"
         yield Finding("Redis", "fail", "set, but artifacts have no store to travel through", remedy)
     given = variable("redis_url" if settings.redis_url_file is None else "redis_url_file")
+    from kcoord.leases.redis import RedisLeases
+
+    async def attempt(url: str) -> tuple[str, float]:
+        leases = RedisLeases(url, f"kcoord:{settings.namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0)
+        try:
+            return await leases.server_version(), await _try_lease(leases)
+        finally:
+            await leases.close()
+
     try:
-        version, took = asyncio.run(_try_redis(url, settings.namespace))
+        version, took = asyncio.run(attempt(url))
     except (LeaseUnavailable, SettingsError) as error:
         yield Finding("Redis", "fail", str(error), f"check {given}, the server, its password and its ACL")
         return
@@ -223,21 +223,14 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         yield Finding("Redis", "warn", f"{version} may have a use-after-free in Lua", remedy)
 
 
-async def _try_redis(url: str, namespace: str) -> tuple[str, float]:
-    from kcoord.leases.redis import RedisLeases
-
-    leases = RedisLeases(
-        url, f"kcoord:{namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0
-    )  # fmt: skip
-    try:
-        version = await leases.server_version()
-        await leases.ping()
-        key, started = f"doctor-{staging_name()}", time.perf_counter()
-        await leases.acquire(key, "doctor", "doctor")
-        await leases.release(key, "doctor")
-        return version, (time.perf_counter() - started) * 1000
-    finally:
-        await leases.close()
+async def _try_lease(leases: LeaseService) -> float:
+    """Milliseconds to take and release a lease. Raises `LeaseUnavailable`."""
+    await leases.ping()
+    key, started = f"doctor-{staging_name()}", time.perf_counter()
+    answer = await leases.acquire(key, "doctor", "doctor")
+    if isinstance(answer, Lease):
+        await answer.release()
+    return (time.perf_counter() - started) * 1000
 
 
 def _is_vulnerable(version: str) -> bool:
@@ -251,13 +244,12 @@ def _is_vulnerable(version: str) -> bool:
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:
-    status: dict[str, Any] | None = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         yield Finding("agent", "ok", f"none at {settings.socket_path}: the first rank, or a launcher, starts it")
         return
-    yield Finding(
-        "agent", "ok", f"pid {status['pid']}, {status['clients']} clients, coordinated by {status['coordinates']}"
-    )
+    agent = f"pid {status['pid']}, {status['clients']} clients, coordinated by {status['coordinates']}"
+    yield Finding("agent", "ok", agent)
     if status["version"] != kcoord.__version__:
         remedy = "stop it with 'kcoord agent --stop'; the next job starts one of this version"
         yield Finding("agent", "warn", f"it is version {status['version']}, this is {kcoord.__version__}", remedy)
@@ -273,11 +265,7 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
     async def attempt(store: Path) -> float:
         leases = FileLeases(store, ttl=settings.lease_ttl, limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         try:
-            await leases.ping()
-            key, started = f"doctor-{staging_name()}", time.perf_counter()
-            await leases.acquire(key, "doctor", "doctor")
-            await leases.release(key, "doctor")
-            return (time.perf_counter() - started) * 1000
+            return await _try_lease(leases)
         finally:
             await leases.close()
 
@@ -293,12 +281,5 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-    _switched,
-    _compilers,
-    _local_dir,
-    _store,
-    _trust,
-    _redis,
-    _lease_files,
-    _agent,
-)
+    _kcoord, _compilers, _local_dir, _store, _trust, _redis, _lease_files, _agent,
+)  # fmt: skip

@@ -13,19 +13,19 @@ from kcoord.cli.options import ALL, settings_flags
 @click.option(
     "--record",
     metavar="NAME",
-    help="Record what is compiled as profile NAME, for `kcoord warmup NAME`: the same as --profile.",
+    help="Record the compiles as profile NAME, for `kcoord warmup NAME`; the same as --profile.",
 )
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
-    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and every Triton below it hooked.
+    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and hook Triton in all its processes.
 
-    With srun or mpirun it is what *they* run: srun kcoord exec -- python train.py.
+    Put it after srun or mpirun: srun kcoord exec -- python train.py.
 
-    Signals go on to COMMAND, and its exit code is this one's. A summary is printed at the end.
+    COMMAND gets the signals, and its exit code is this one's. A summary is printed at the end.
     """
+    from kcoord_launch.checks import checked_settings
     from kcoord_launch.exec import run
-    from kcoord_launch.supervise import checked_settings
 
     if record is not None:
         flags["profile"] = record

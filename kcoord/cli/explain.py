@@ -1,4 +1,4 @@
-"""``kcoord explain``: what a key is made of, and why two keys differ."""
+"""``kcoord explain``: the factors of a key, and the differences between two keys."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from rich.console import Console
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import ON_DISK, json_flag, print_json, printable, settings_flags
+from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.report.relatives import nearest, telling_differences
 from kcoord.settings import Settings
 
 
-@click.command("explain")
+@subcommand("explain", *ON_DISK)
 @click.argument("key")
 @click.argument("other", required=False)
-@json_flag
-@settings_flags(*ON_DISK)
-def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> None:
+def command(settings: Settings, key: str, other: str | None, as_json: bool) -> None:
     """Say why two keys differ, factor by factor; with one KEY, its factors and its nearest earlier relative.
 
     A KEY is the start of a digest as 'kcoord ls' prints it, or a kernel's name if only one artifact has it.
     """
-    found = artifacts_of(Settings.from_environ(**flags))
+    found = artifacts_of(settings)
     mine = _find(found, key)
     theirs = _find(found, other) if other else nearest(found, mine)
     differences = telling_differences(theirs, mine) if theirs else []
@@ -39,7 +37,7 @@ def command(key: str, other: str | None, as_json: bool, **flags: str | None) -> 
             }
         )
         return
-    console = Console(highlight=False, soft_wrap=True)  # a line that is cut cannot be searched for
+    console = Console(highlight=False, soft_wrap=True)  # whole lines can be searched for
     if not other:
         console.print(f"[bold]{printable(mine.key.name)}[/] ({printable(mine.key.backend)}) {mine.key.digest}")
         for factor in (*mine.key.factors, *mine.explained.details):

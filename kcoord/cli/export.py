@@ -1,4 +1,4 @@
-"""``kcoord export``: artifacts and profiles of the store as one file, for another cluster's store."""
+"""``kcoord export``: artifacts and profiles of the store as one file, for another store."""
 
 from __future__ import annotations
 
@@ -11,57 +11,58 @@ import click
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
+from kcoord.cli.options import IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.transfer import bar
-from kcoord.errors import KcoordError, SettingsError, StoreError
+from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import document
 from kcoord.profiles.parts import load_profile, profile_names
 from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import load_needs, needed_profiles, needs_directory
-from kcoord.settings import Settings, profile_name
+from kcoord.profiles.requested import load_requested, requested_directory, requested_profiles
+from kcoord.settings import Settings
 from kcoord.transfer.bundle import export
 
 _MOST_SHOWN = 20
 
 
-@click.command("export")
-@click.argument("names", metavar="[NAME]…", nargs=-1)
-@click.argument("out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+def _digest_begin(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{4,64}", text):
+        raise ValueError("it is no digest: 4 to 64 hex digits")
+    return text
+
+
+def _file(text: str) -> Path:
+    if not Path(text).name:
+        raise ValueError("it names no file")
+    return Path(text)
+
+
+@subcommand("export", *IN_STORE, "local_dir")
+@click.argument("names", metavar="[NAME]…", nargs=-1, type=PROFILE)
+@click.argument("out", metavar="FILE", type=Parsed("file", _file))
 @click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
-@click.option("--key", "keys", metavar="DIGEST", multiple=True, help="This artifact, by its key's digest or the beginning of it "
-              "(`kcoord ls`); may be repeated.")  # fmt: skip
-@json_flag
-@settings_flags(*IN_STORE, "local_dir")
+@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=Parsed("digest", _digest_begin),
+              help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
-    names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool, **flags: str | None
+    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
 ) -> None:
     """Write the profiles NAME, and the artifacts that their jobs asked for, into one FILE for `kcoord import`.
 
-    Which artifacts these are is what agents have noted while the profile was recorded. The file is signed if there is a signing
-    key. The same artifacts make the same file.
+    Agents note these artifacts while a profile is recorded. The file is signed if there is a signing key. The same artifacts make
+    the same file.
     """
-    settings = Settings.from_environ(**flags)
-    if not out.name:
-        raise click.BadParameter("it names no file", param_hint="FILE")
-    for name in names:
-        try:
-            profile_name(name)
-        except ValueError as error:  # a path may well lead to a profile, and no import would take its name
-            raise click.BadParameter(f"{name!r:.80} is no profile's name: {error}", param_hint="NAME") from None
-    if settings.store_root is None:
-        raise SettingsError("kcoord export reads the store: set KCOORD_STORE (--store)")
+    root = needed_store(settings)
     if not (names or everything or keys):
         raise click.UsageError("say what to export: the NAME of a profile, --key DIGEST or --all")
-    store = Store(settings.store_root, Trust.of(settings))
+    store = Store(root, Trust.of(settings))
     check_is_store(store.root)
     named = _found(store, keys)
     digests = set(named)
     if everything:
         digests |= set(store.digests())
-        names = tuple(sorted({*profile_names(settings), *needed_profiles(store.root)}))
+        names = tuple(sorted({*profile_names(settings), *requested_profiles(store.root)}))
     profiles, unread = {}, {}
     for name in names:
-        needs = load_needs(needs_directory(store.root, name))
+        needs = load_requested(requested_directory(store.root, name))
         try:
             profiles[name] = document.encode(_recipes(settings, name, bool(needs)), needs)
         except StoreError:
@@ -69,7 +70,7 @@ def command(
         except KcoordError as error:
             if not everything:
                 raise
-            unread[f"profile {name}"] = str(error)  # one that nobody vouches for keeps the others from nothing
+            unread[f"profile {name}"] = str(error)  # an unsigned one, say: the others are exported
             continue
         digests |= {need.digest for need in needs}
     with bar(f"export {out.name}", quiet=as_json) as progress:
@@ -80,8 +81,8 @@ def command(
                     "left_out": left_out, "signed": bool(store.trust.keys)})  # fmt: skip
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
-        for what, why in list(left_out.items())[:_MOST_SHOWN]:
-            click.echo(f"left out: {what if what in unread else what[:12]}: {why}", err=True)
+        for name, reason in list(left_out.items())[:_MOST_SHOWN]:
+            click.echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
         signed = "signed" if store.trust.keys else "not signed"
         click.echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
@@ -91,23 +92,23 @@ def command(
 
 
 def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
-    """A job of the generic API alone records no recipes, and has needs all the same."""
+    """The recipes of a profile. A job of the generic API alone records none, and has needs all the same."""
     if needed and name not in profile_names(settings):
         return []
     return load_profile(settings, name)
 
 
 def _found(store: Store, keys: Iterable[str]) -> list[str]:
-    """Raises `KcoordError` if one is not there, or not the only one that begins so."""
+    """The digests that begin with `keys`. Raises `KcoordError` unless each begins exactly one."""
     wanted = []
     for key in keys:
-        if not re.fullmatch(r"[0-9a-f]{4,64}", key):
-            raise click.BadParameter(f"{key!r} is no digest: 4 to 64 hex digits", param_hint="--key")
         if len(key) == 64:
-            there = [key] if store.manifest_file(key) is not None else []
+            matches = [key] if store.manifest_file(key) is not None else []
         else:
-            there = [d for d in store.digests() if d.startswith(key)]
-        if len(there) != 1:
-            raise KcoordError(f"{len(there)} artifacts in {store.root} begin with {key}: 'kcoord ls' has their digests")
-        wanted += there
+            matches = [d for d in store.digests() if d.startswith(key)]
+        if len(matches) != 1:
+            raise KcoordError(
+                f"{len(matches)} artifacts in {store.root} begin with {key}: 'kcoord ls' has their digests"
+            )
+        wanted += matches
     return wanted

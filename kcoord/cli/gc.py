@@ -1,9 +1,8 @@
-"""``kcoord gc``: what may stay in the store, or on this node."""
+"""``kcoord gc``: remove artifacts that nobody needs, from the store or from this node."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,159 +10,123 @@ import click
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
-from kcoord.errors import KcoordError, SettingsError
+from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_json, subcommand
+from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
-from kcoord.profiles.compaction import compact, compact_needs
+from kcoord.retention.collected import Collected
+from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import Collected, Tidying, collect
-from kcoord.settings import Settings, profile_name
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
+from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 
-
-class _Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+_SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 
 
-SIZE, TIME, PROFILE = _Parsed("size", parse_bytes), _Parsed("time", parse_span), _Parsed("name", profile_name)
-
-
-@click.command("gc")
+@subcommand("gc", *ON_DISK)
 @click.option(
-    "--max-size", type=SIZE, help="Remove what was used longest ago until the rest takes at most this much: 50GiB."
+    "--max-size", type=_SIZE, help="Remove the least recently used until the rest takes at most this much: 50GiB."
 )
 @click.option(
     "--max-files", type=click.IntRange(0), metavar="N", help="The same for the number of files and directories."
 )
-@click.option("--unused-for", type=TIME, help="Remove what no job has used for so long: 30d.")
-@click.option("--older-than", type=TIME, help="Remove what was compiled longer ago than this, used or not: 180d.")
+@click.option("--unused-for", type=_TIME, help="Remove artifacts that no job has used for this long: 30d.")
 @click.option(
-    "--toolchain-gone",
-    type=TIME,
-    help="Remove what a compiler version made of which nothing has been used for so long: 14d. Reads every manifest.",
+    "--older-than", type=_TIME, help="Remove artifacts that were compiled longer ago than this, used or not: 180d."
 )
-@click.option("--least-age", type=TIME, default=LEAST_AGE, help="Never remove what is younger. Default: 1h.")
+@click.option("--toolchain-gone", type=_TIME, help="Remove the artifacts of a compiler version of which nothing has been used "
+              "for this long: 14d. Reads every manifest.")  # fmt: skip
+@click.option("--least-age", type=_TIME, default=LEAST_AGE, help="Never remove younger artifacts. Default: 1h.")
 @click.option(
-    "--pin", "pins", type=PROFILE, multiple=True, help="Keep for ever what the jobs of this profile asked for."
+    "--pin",
+    "pins",
+    type=PROFILE,
+    multiple=True,
+    help="Keep for ever the artifacts that this profile's jobs asked for.",
 )
 @click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles, and do nothing else.")
 @click.option(
     "--local", is_flag=True, help="This node's own copies instead of the store; none that was used within a day."
 )
-@click.option("--grace", type=TIME, default=GRACE, help="How long what is removed lies in the trash. Default: 15min.")
+@click.option("--grace", type=_TIME, default=GRACE, help="How long removed artifacts lie in the trash. Default: 15min.")
 @click.option(
-    "--traces-for", type=TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
+    "--traces-for", type=_TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
 )
-@click.option("--quarantine-for", type=TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and why; write nothing.")
-@json_flag
-@settings_flags(*ON_DISK)
+@click.option("--quarantine-for", type=_TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
+@click.option("--dry-run", is_flag=True, help="Only show which artifacts would be removed, and why; write nothing.")
 def command(
-    max_size: int | None,
-    max_files: int | None,
-    unused_for: float | None,
-    older_than: float | None,
-    toolchain_gone: float | None,
-    least_age: float,
-    pins: tuple[str, ...],
-    unpins: tuple[str, ...],
-    list_pins: bool,
-    local: bool,
-    grace: float,
-    traces_for: float,
-    quarantine_for: float,
-    dry_run: bool,
-    as_json: bool,
-    **flags: str | None,
-) -> None:
-    """Remove artifacts that nobody needs, while jobs run. Without a limit only what is no artifact goes: trash, what killed
-    processes left, old time lines, old quarantine.
+    settings: Settings, least_age: float, pins: tuple[str, ...], unpins: tuple[str, ...], list_pins: bool, local: bool,
+    grace: float, traces_for: float, quarantine_for: float, dry_run: bool, as_json: bool, **limits: float | None,
+) -> None:  # fmt: skip
+    """Remove artifacts that nobody needs, while jobs run. Without a limit remove only the trash, files of killed processes, old
+    time lines and old quarantine.
 
-    What is removed lies in the trash for the grace period, and is deleted by the next `kcoord gc`, or by an agent: so space comes
-    back a while later. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and KCOORD_STORE_UNUSED_FOR (with --local:
-    KCOORD_LOCAL_MAX_SIZE) are used where the option is not given.
+    Removed artifacts lie in the trash for the grace period. The next `kcoord gc`, or an agent, deletes them, so space comes back
+    later. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and KCOORD_STORE_UNUSED_FOR (with --local: KCOORD_LOCAL_MAX_SIZE) are the
+    defaults of their options.
     """
-    settings = Settings.from_environ(**flags)
-    asked = (max_size, max_files, unused_for, older_than, toolchain_gone)
+    given = {name: limit for name, limit in limits.items() if limit is not None}
     if pins or unpins or list_pins:
-        if local or dry_run or any(limit is not None for limit in asked):
+        if local or dry_run or given:
             raise click.UsageError(
                 "--pin, --unpin and --pins are of the store, remove nothing, and are no dry run: give them alone"
             )
-        _pin(_store(settings), pins, unpins, as_json)
+        _pin(needed_store(settings), pins, unpins, as_json)
         return
-    given = Limits(settings.store_max_size, settings.store_max_files, settings.store_unused_for)
-    if local:
-        given = Limits(settings.local_max_size)
-    limits = Limits(
-        given.max_size if max_size is None else max_size, given.max_files if max_files is None else max_files,
-        given.unused_for if unused_for is None else unused_for, older_than, toolchain_gone, least_age,
-    )  # fmt: skip
     tidying = Tidying(quarantine_for=quarantine_for, traces_for=traces_for, grace=grace)
     if local:
-        if toolchain_gone is not None:
+        if "toolchain_gone" in given:
             raise click.UsageError("--toolchain-gone is of the store: on a node use --unused-for")
-        places = {need.place for need in pinned_needs(settings.store_root)} if settings.store_root else set()
         where = settings.local_dir
         if not where.is_dir():
-            raise KcoordError(f"{where}: there is nothing on this node: set KCOORD_LOCAL_DIR to what its jobs use")
-        found = collect_local(where, limits, pinned=places, tidying=tidying, dry_run=dry_run)
+            raise KcoordError(
+                f"{where}: there is nothing on this node: set KCOORD_LOCAL_DIR to the directory of its jobs"
+            )
+        places = {need.place for need in pinned_needs(settings.store_root)} if settings.store_root else set()
+        defaults: dict[str, Any] = {"max_size": settings.local_max_size}
+        found = collect_local(
+            where, Limits(**defaults | given, least_age=least_age), pinned=places, tidying=tidying, dry_run=dry_run
+        )
     else:
-        where = _store(settings)
+        where = needed_store(settings, "; --local is for this node's own copies")
         check_is_store(where)
-        merged = {} if dry_run else _compact(where, settings)  # first: what is pinned is read from what it leaves
+        merged = {} if dry_run else _compact(where, settings)  # first: it leaves what the pins are read from
         pinned = functools.partial(pinned_digests, where, note=not dry_run)
-        found = collect(where, limits, pinned=pinned, tidying=tidying, dry_run=dry_run)
-        for what, number in merged.items():
-            found.count(what, number)
+        defaults = {name: getattr(settings, f"store_{name}") for name in ("max_size", "max_files", "unused_for")}
+        found = collect(
+            where, Limits(**defaults | given, least_age=least_age), pinned=pinned, tidying=tidying, dry_run=dry_run
+        )
+        for kind, number in merged.items():
+            found.count(kind, number)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
         _print(where, found, dry_run, grace)
     if found.refused:
         raise KcoordError(
-            f"of what was to go, {found.refused:,} may not be removed by this user: "
-            "run 'kcoord gc' as one who may rename what the jobs wrote"
+            f"this user may not remove {found.refused:,} of the artifacts that were to go: "
+            "run 'kcoord gc' as a user who may rename what the jobs wrote"
         )
-
-
-def _store(settings: Settings) -> Path:
-    if settings.store_root is None:
-        raise SettingsError("KCOORD_STORE is not set: set it, or give --store; --local is for this node's own copies")
-    return settings.store_root
 
 
 def _compact(store: Path, settings: Settings) -> dict[str, int]:
     """How many of what went. What keeps profiles from being merged keeps no artifact from being removed."""
-    gone = {}
-    merges: dict[str, Callable[[], int]] = {
-        "parts of profiles": lambda: compact(store, _trust(settings)),
-        "lists of needs": lambda: compact_needs(store),
-    }
-    for what, merge in merges.items():
-        try:
-            gone[f"{what}, merged"] = merge()
-        except KcoordError as error:
-            click.echo(f"kcoord: {what} are not merged: {error}", err=True)
-    return gone
+
+    def failed(files: str, error: KcoordError) -> None:
+        click.echo(f"kcoord: {files} are not merged: {error}", err=True)
+
+    merged = compact_profiles(store, functools.partial(_trust, settings), failed)
+    return {f"{files}, merged": number for files, number in merged.items()}
 
 
 def _trust(settings: Settings) -> Trust:
-    """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: what is signed stays."""
+    """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: signed files stay."""
     settings = settings.as_mounted()
     if settings.signing_key_file is None and settings.signing_key is None:
         return Trust(settings.trust or "off")
@@ -179,7 +142,7 @@ def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: b
         if not pin_profile(store, name):
             unpin(store, name)
             raise KcoordError(
-                f"nothing is known of what the profile {name!r} needs: run its job once with KCOORD_PROFILE={name} and this store"
+                f"no job of the profile {name!r} has noted its artifacts: run one with KCOORD_PROFILE={name} and this store"
             )
     held = load_pins(store)
     if as_json:
@@ -221,8 +184,8 @@ def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
         name = doomed.entry.name[:12] if "/" not in doomed.entry.name else doomed.entry.name
         verb = "would remove" if dry_run else "removed"
         click.echo(f"{verb} {plain_text(name)}  {bytes_text(doomed.entry.size):>10}  {plain_text(doomed.why)}")
-    for what, number in found.tidied.items():
-        click.echo(f"tidied up: {number:,} {what}")
+    for kind, number in found.tidied.items():
+        click.echo(f"tidied up: {number:,} {kind}")
     if found.artifacts:
         kept = found.artifacts - len(found.removed)
         pinned = f", {found.pinned:,} pinned" if found.pinned else ""

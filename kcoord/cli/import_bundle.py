@@ -1,4 +1,4 @@
-"""``kcoord import``: what ``kcoord export`` wrote goes into this store."""
+"""``kcoord import``: put the artifacts and profiles of a bundle into the store."""
 
 from __future__ import annotations
 
@@ -9,35 +9,29 @@ import click
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import IN_STORE, json_flag, print_json, settings_flags
+from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
 from kcoord.cli.transfer import bar
-from kcoord.errors import SettingsError
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import Recipe
-from kcoord.profiles.requested import Need, needs_directory, save_needs
+from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import Bundle, Imported
 from kcoord.transfer.bundle_index import BundleInvalid
 
 
-@click.command("import")
+@subcommand("import", *IN_STORE)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Verify the file and say what would be done, and write nothing.")
-@json_flag
-@settings_flags(*IN_STORE)
-def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> None:
+@click.option("--dry-run", is_flag=True, help="Verify the file and print what would be done; write nothing.")
+def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
-    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that are there
-    are kept. May be interrupted, and begun again.
+    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
+    are kept. An import that is interrupted can be run again.
     """
-    settings = Settings.from_environ(**flags)
-    if settings.store_root is None:
-        raise SettingsError("kcoord import writes to the store: set KCOORD_STORE (--store)")
-    trust = Trust.of(settings)
-    store = Store(settings.store_root, trust)
+    root, trust = needed_store(settings), Trust.of(settings)
+    store = Store(root, trust)
     check_is_store(store.root, or_new=True)
     with Bundle(file, trust) as bundle:
         if bundle.doubt is not None:
@@ -52,18 +46,18 @@ def command(file: Path, dry_run: bool, as_json: bool, **flags: str | None) -> No
     if not dry_run:
         for name, (recipes, needs) in profiles.items():
             _save(store, name, recipes, needs, vouched=bundle.vouched)
-    _say(done, sorted(profiles), store, dry_run, as_json)
+    _print(done, sorted(profiles), store, dry_run, as_json)
 
 
-def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[Need]]:
+def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[RequestedArtifact]]:
     try:
         return document.decode(text)
     except ValueError as error:
         raise BundleInvalid(f"{file}: the profile {name}: {error}") from error
 
 
-def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need], *, vouched: bool) -> None:
-    """What nobody of us has `vouched` for is not signed by importing it, and takes the place of nothing that is signed."""
+def _save(store: Store, name: str, recipes: list[Recipe], needs: list[RequestedArtifact], *, vouched: bool) -> None:
+    """Without `vouched`, a signature by one of our keys, nothing is signed by the import, and nothing signed is replaced."""
     directory = roots(store.root, store.root)[0] / name
     if not vouched and store.trust.keys:
         signed = {r.digest for r in parts(directory, Notices(), Trust("require", store.trust.keys))}
@@ -71,10 +65,10 @@ def _save(store: Store, name: str, recipes: list[Recipe], needs: list[Need], *, 
     if recipes:
         save_part(directory, recipes, trust=store.trust if vouched else OFF)
     if needs:
-        save_needs(needs_directory(store.root, name), needs)
+        save_requested(requested_directory(store.root, name), needs)
 
 
-def _say(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
+def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json({"published": done.published, "kept": done.kept, "profiles": profiles, "dry_run": dry_run})
         return

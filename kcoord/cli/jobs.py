@@ -1,47 +1,71 @@
-"""What ``kcoord trace`` and ``kcoord report`` share: the list of jobs, which part of one, and the file that is written for it."""
+"""The shared part of ``kcoord trace`` and ``kcoord report``: the list of jobs, the part of one, and the output file."""
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from kcoord.cli.options import Finite, print_json
+from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
 from kcoord.errors import KcoordError
-from kcoord.report.trace import jobs
+from kcoord.report.timeline import jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 
-STDOUT = "-"
+STDOUT = Path("-")
 _MOST_LISTED = 100  # jobs, in a table
 
-hours_flag = click.option(
-    "--hours",
-    metavar="N",
-    type=Finite(min=0, min_open=True),
-    help="Only what began in the last N hours: for a name that several runs had.",
-)
+
+def job_command(name: str, suffix: str, formats: str = "") -> Callable[[Callable[..., None]], click.Command]:
+    """A subcommand about one job, whose function gets `timeline`, `path` (the output), `settings`, `as_json` and its own options.
+
+    `suffix` is that of the default output. Without JOB the subcommand lists the jobs.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @subcommand(name, *ON_DISK)
+        @click.argument("job", required=False)
+        @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
+                      help=f"Where to write it. Default: kcoord-JOB{suffix}; '-' is stdout{formats}.")  # fmt: skip
+        @click.option("--hours", metavar="N", type=Finite(min=0, min_open=True),
+                      help="Only what began in the last N hours: for a name that several runs had.")  # fmt: skip
+        @functools.wraps(function)
+        def run(
+            settings: Settings, job: str | None, output: Path | None, hours: float | None, as_json: bool, **own: Any
+        ) -> None:
+            if job is None:
+                _list_jobs(settings, as_json)
+                return
+            if as_json and output == STDOUT:
+                raise click.UsageError("--json and '-o -' both want stdout: give -o a file")
+            since = 0.0 if hours is None else max(0.0, time.time() - hours * 3600)
+            function(
+                timeline=load_timeline(settings, job, since),
+                path=_default_output(job, suffix) if output is None else output,
+                settings=settings,
+                as_json=as_json,
+                **own,
+            )
+
+        return run
+
+    return decorate
 
 
-def since(hours: float | None) -> float:
-    """Unix seconds of the time that was `hours` ago; 0 for None: ever."""
-    return 0.0 if hours is None else max(0.0, time.time() - hours * 3600)
-
-
-def list_jobs(settings: Settings, as_json: bool) -> None:
+def _list_jobs(settings: Settings, as_json: bool) -> None:
     """Print the jobs that have left a time line, newest first. Raises `KcoordError`."""
     found = jobs(settings)
     if as_json:
@@ -53,25 +77,24 @@ def list_jobs(settings: Settings, as_json: bool) -> None:
     table = Table("job", "last written (UTC)", "files")
     for job in found[:_MOST_LISTED]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(job.updated))
-        table.add_row(escape(plain_text(job.job)), when, str(job.files))
+        table.add_row(printable(job.job), when, str(job.files))
     console = Console()
     console.print(table)
     if len(found) > _MOST_LISTED:
         console.print(f"and {len(found) - _MOST_LISTED:,} older ones: --json lists all")
 
 
-def file_name(job: str, ending: str) -> Path:
-    """Where the output goes unless the user says: in the working directory."""
-    return Path(re.sub(r"[^\w.-]", "_", f"kcoord-{job}", flags=re.ASCII)[:200] + ending)
+def _default_output(job: str, suffix: str) -> Path:
+    return Path(re.sub(r"[^\w.-]", "_", f"kcoord-{job}", flags=re.ASCII)[:200] + suffix)
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[str]]:
-    """A new text file that is at `path` once the block has ended well; compressed if it is .gz. Raises `KcoordError`.
+def output_file(path: Path) -> Iterator[IO[str]]:
+    """A new text file that replaces `path` when the block ends well; compressed for .gz. Raises `KcoordError`.
 
-    ``-`` is stdout, and what is no file, as a pipe, is written to as it is.
+    ``-`` is stdout. A path that exists and is no regular file, such as a pipe, is written to as it is.
     """
-    if str(path) == STDOUT:
+    if path == STDOUT:
         sys.stdout.flush()
         out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
         try:
@@ -79,9 +102,10 @@ def written(path: Path) -> Iterator[IO[str]]:
         finally:
             out.detach()
         return
+    shown = plain_text(str(path), 1000)
     try:
         if path.is_dir():
-            raise KcoordError(f"{_shown(path)}: it is a directory: name a file with -o")
+            raise KcoordError(f"{shown}: it is a directory: name a file with -o")
         in_place = path.exists() and not path.is_file()
         fresh = path if in_place else path.with_name(f".kcoord-{os.getpid()}{path.suffix}")
         try:
@@ -99,8 +123,4 @@ def written(path: Path) -> Iterator[IO[str]]:
                     fresh.unlink()
     except OSError as error:
         why = error.strerror or error
-        raise KcoordError(f"{_shown(path)}: it cannot be written ({why}): name another file with -o") from error
-
-
-def _shown(path: Path) -> str:
-    return plain_text(str(path), 1000)
+        raise KcoordError(f"{shown}: it cannot be written ({why}): name another file with -o") from error

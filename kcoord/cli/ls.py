@@ -11,20 +11,18 @@ import click
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import ON_DISK, json_flag, settings_flags
+from kcoord.cli.options import ON_DISK, subcommand
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
+from kcoord.units import span_text
 
 _WIDTHS = ("<12", "<8", "<40", "<14", ">12", ">9", ">6", "")
 
 
-@click.command("ls")
+@subcommand("ls", *ON_DISK)
 @click.argument("name", required=False, default="")
-@json_flag
-@settings_flags(*ON_DISK)
-def command(name: str, as_json: bool, **flags: str | None) -> None:
-    """List artifacts, newest first; with NAME those whose kernel name contains it."""
-    settings = Settings.from_environ(**flags)
+def command(settings: Settings, name: str, as_json: bool) -> None:
+    """List artifacts, newest first; with NAME those whose kernel's name contains it."""
     found = (m for m in newest_first(settings) if name in m.key.name)
     if as_json:
         _print_documents(found)
@@ -33,7 +31,7 @@ def command(name: str, as_json: bool, **flags: str | None) -> None:
 
 
 def _print_documents(found: Iterable[Manifest]) -> None:
-    """One JSON list, as it comes: a store may hold a hundred thousand."""
+    """One JSON list, printed while it is read: a store may hold a hundred thousand artifacts."""
     before = "["
     for manifest in found:
         document = json.dumps(_document(manifest), indent=2, sort_keys=True)
@@ -47,7 +45,7 @@ def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
     count, size, seconds = 0, 0, 0.0
     for m in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
-        size_text, took, age = f"{m.size:,}", f"{m.compile_seconds:.2f}", _age(m.origin.created)
+        size_text, took, age = f"{m.size:,}", f"{m.compile_seconds:.2f}", span_text(time.time() - m.origin.created)
         where = f"{m.origin.host}{rank}"
         click.echo(_row(m.key.digest[:12], m.key.backend, m.key.name, m.origin.device, size_text, took, age, where))
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
@@ -56,7 +54,7 @@ def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
 
 
 def _row(*cells: str) -> str:
-    """Of fixed widths, since the last row is not known when the first is printed; a longer cell pushes the others."""
+    """Widths are fixed, since the first row is printed before the last is known; a longer cell pushes the others."""
     shown = [plain_text(cell) for cell in cells]
     return "  ".join(f"{cell:{spec}}" for cell, spec in zip(shown, _WIDTHS, strict=True)).rstrip()
 
@@ -75,11 +73,3 @@ def _document(manifest: Manifest) -> dict[str, object]:
         "pid": manifest.origin.pid,
         "rank": manifest.origin.rank,
     }
-
-
-def _age(created: float) -> str:
-    seconds = max(0.0, time.time() - created)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -1,22 +1,24 @@
-"""What the subcommands share: the settings as flags, ``--json``, and finding the agent."""
+"""The parts that subcommands share: settings as flags, ``--json``, types of options, and questions to the agent."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kcoord.errors import AgentUnavailable
+from kcoord.errors import AgentUnavailable, SettingsError
 from kcoord.protocol import endpoint
 from kcoord.rank.client import AgentClient
 from kcoord.rank.liveness import why_silent
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import ALTERNATIVES, FIELDS, Settings, profile_name, variable
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
 
@@ -30,6 +32,8 @@ WHERE = ("store", "local_dir", "redis_url", "redis_url_file", "socket", "namespa
 IN_STORE = ("store", "namespace", "trust", "signing_key_file")
 """Of commands that carry artifacts to and from the store."""
 ALL = tuple(f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key"))
+
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def settings_flags(*names: str) -> Callable[[F], F]:
@@ -46,8 +50,40 @@ def settings_flags(*names: str) -> Callable[[F], F]:
     return decorate
 
 
+def subcommand(name: str, *settings: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A subcommand with ``--json`` and the flags of the named settings.
+
+    Its function gets `settings`, parsed, `as_json`, and its own options.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        own = vars(function).pop("__click_params__", [])
+
+        @functools.wraps(function)
+        def run(**arguments: Any) -> None:
+            flags = {name: arguments.pop(name) for name in settings}
+            function(settings=Settings.from_environ(**flags), **arguments)
+
+        command = json_flag(settings_flags(*settings)(run))
+        vars(command)["__click_params__"] += own
+        return click.command(name)(command)
+
+    return decorate
+
+
+def environ_with(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with the settings that are given as flags. A secret's flag removes its alternative variable."""
+    environ = dict(os.environ)
+    for name, value in flags.items():
+        if value is not None:
+            environ[variable(name)] = value
+            if (other := ALTERNATIVES.get(name)) is not None:
+                environ.pop(variable(other), None)
+    return environ
+
+
 class Finite(click.FloatRange):
-    """A number within a range, which `click.FloatRange` takes "nan" for, and with an open end "inf"."""
+    """A finite number within a range. `click.FloatRange` takes "nan" for one, and with an open end "inf"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -56,11 +92,40 @@ class Finite(click.FloatRange):
         return number
 
 
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A value by a function that raises ValueError with the remedy."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r:.80}: {error}", param, ctx)
+
+
+def _profile(text: str) -> str:
+    try:
+        return profile_name(text)
+    except ValueError as error:
+        raise ValueError(f"it is no profile's name: {error}") from None
+
+
+PROFILE = Parsed("name", _profile)
+
+
+def needed_store(settings: Settings, hint: str = "") -> Path:
+    """The root of the store. Raises `SettingsError` if none is set."""
+    if settings.store_root is None:
+        raise SettingsError(f"KCOORD_STORE is not set: set it, or give --store{hint}")
+    return settings.store_root
 
 
 def printable(text: str, most: int = 2000) -> str:
-    """A stranger's text, for a terminal that knows rich's markup: nothing in it is a command."""
+    """Untrusted text for a terminal: no control characters, and no markup of rich's."""
     from rich.markup import escape
 
     return str(escape(plain_text(text, most)))
@@ -70,19 +135,24 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
-def ask_agent(settings: Settings, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The agent's answer; None if no agent runs. It is never started for a question."""
+@contextmanager
+def running_agent(settings: Settings) -> Iterator[AgentClient]:
+    """A client of the agent, if one runs: it is never started for a question."""
     client = AgentClient(replace(settings, spawn=False), Notices())
     try:
-        return client.ask(request, quietly=True)
+        yield client
     finally:
         client.close()
 
 
+def agent_status(settings: Settings) -> dict[str, Any] | None:
+    """The agent's status; None if no agent runs."""
+    with running_agent(settings) as client:
+        return client.status(quietly=True)
+
+
 def no_agent(settings: Settings) -> AgentUnavailable:
-    """An error that says why the agent there does not answer, or, if there is none, which others there are: other settings make
-    another agent.
-    """
+    """An error that says why the agent does not answer. If there is none it names an agent of other settings."""
     try:
         endpoint.connect(settings.socket_path, _ANSWERS_WITHIN).close()
     except (FileNotFoundError, ConnectionRefusedError):

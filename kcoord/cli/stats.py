@@ -1,4 +1,4 @@
-"""``kcoord stats``: what a job asked for, compiled and saved."""
+"""``kcoord stats``: the counters of a job."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, json_flag, print_json, settings_flags
+from kcoord.cli.options import WHERE, print_json, running_agent, subcommand
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import summary
 from kcoord.telemetry.ledger import Ledger
 
 
-@click.command("stats")
+@subcommand("stats", *WHERE)
 @click.option("--job", metavar="NAME", help="One job; default: every job that this node's agent knows.")
-@json_flag
-@settings_flags(*WHERE)
-def command(job: str | None, as_json: bool, **flags: str | None) -> None:
-    """Print the counters of a job, summed over its ranks; over its nodes too, where Redis is set."""
-    settings = Settings.from_environ(**flags)
-    reply = ask_agent(settings, {"op": "stats", "job": job})
-    if reply is None:  # the agent of a finished job has ended: its ledger has not
+def command(settings: Settings, job: str | None, as_json: bool) -> None:
+    """Print the counters of a job, summed over its ranks, and with Redis over its nodes."""
+    with running_agent(settings) as client:
+        reply = client.stats(job, quietly=True)
+    if reply is None:  # the agent of a finished job has ended; its ledger stays
         reply = Ledger(settings.local_dir, "").total(job)
     counters = reply["counters"]
     if as_json:

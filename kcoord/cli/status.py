@@ -1,4 +1,4 @@
-"""``kcoord status``: who compiles what, for how long, and who waits."""
+"""``kcoord status``: the flights of this node's agent, with their leaders and waiters."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, ask_agent, json_flag, no_agent, print_json, printable, settings_flags
+from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, subcommand
+from kcoord.report.tables import first_few
 from kcoord.settings import Settings
 
 _REFRESH = 0.5  # seconds
 
 
-@click.command("status")
-@click.option("--once", is_flag=True, help="Print once instead of following, as is done without a terminal.")
-@json_flag
-@settings_flags(*WHERE)
-def command(once: bool, as_json: bool, **flags: str | None) -> None:
+@subcommand("status", *WHERE)
+@click.option("--once", is_flag=True, help="Print once instead of following; the default without a terminal.")
+def command(settings: Settings, once: bool, as_json: bool) -> None:
     """Show the flights of this node's agent: a live table in a terminal, until Ctrl-C."""
-    settings = Settings.from_environ(**flags)
     status = _status(settings)
     console = Console()
     if as_json:
@@ -40,10 +38,10 @@ def command(once: bool, as_json: bool, **flags: str | None) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    status = ask_agent(settings, {"op": "status"})
+    status = agent_status(settings)
     if status is None:
         raise no_agent(settings)
-    return {k: v for k, v in status.items() if k not in ("op", "id")}
+    return status
 
 
 def _picture(status: dict[str, Any]) -> Group:
@@ -55,16 +53,14 @@ def _picture(status: dict[str, Any]) -> Group:
     for column in ("kernel", "state", "who", "seconds", "waiting"):
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for flight in status["flights"]:
-        waiting = flight["waiting"]
-        shown = ", ".join(waiting[:4]) + (f" and {len(waiting) - 4} more" if len(waiting) > 4 else "")
-        who, seconds = printable(flight["leader"]), f"{flight['seconds']:.1f}"
-        table.add_row(printable(flight["name"]), flight["state"], who, seconds, printable(shown))
+        leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
+        table.add_row(printable(flight["name"]), flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
     return Group(*lines, *(printable(f"! {notice}") for notice in status["notices"]))
 
 
 def _coordinators(status: dict[str, Any]) -> str:
-    """Who coordinates, and which service that was to do so has failed, and how often."""
+    """The lease service that coordinates, and those that failed, with the number of failures."""
     failed = [
         f"{breaker['service']}: {'away' if breaker['state'] == 'open' else 'was away'}, {breaker['opened']}×"
         for breaker in status.get("breaker", ())

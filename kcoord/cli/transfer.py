@@ -1,4 +1,4 @@
-"""A bar on a terminal for what reads many artifacts."""
+"""A progress bar on a terminal, for commands that read many artifacts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, T
 def bar(
     title: str, amount: ProgressColumn | None = None, *, quiet: bool = False
 ) -> Iterator[Callable[[int, int | None], object]]:
-    """Yields ``progress(done, all)``, of bytes if `amount` shows nothing else; all is None where nobody knows.
+    """Yields ``progress(done, total)``, in bytes unless `amount` shows another unit; total is None if it is unknown.
 
-    Nothing is shown where stderr is no terminal, or if `quiet`.
+    Shows nothing if `quiet`, or if stderr is no terminal.
     """
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda done, every: None
+        yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), amount or DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(title, total=None)
-        yield lambda done, every: shown.update(task, completed=done, total=every)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

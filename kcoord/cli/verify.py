@@ -1,4 +1,4 @@
-"""``kcoord verify``: every byte, and every signature, of the artifacts in the store or on this node."""
+"""``kcoord verify``: check every byte and every signature of the artifacts in the store or on this node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import json_flag, print_json, settings_flags
+from kcoord.cli.options import Parsed, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.reading import read_plain
@@ -35,25 +35,25 @@ class _Seen:
     size: int = 0
 
 
-@click.command("verify")
-@click.argument("digests", metavar="[DIGEST]…", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All artifacts: also what is meant if no DIGEST is given.")
-@click.option("--local", "on_node", is_flag=True, help="Those on this node, rather than those in the store.")
-@json_flag
-@settings_flags("store", "local_dir", "namespace", "trust", "signing_key_file")
-def command(digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool, **flags: str | None) -> None:
-    """Read every byte of artifacts, by the DIGEST of their keys, and check it. Exit code 1 names each that is not whole, or that
-    cannot be read.
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError("it is no digest of a key: 'kcoord ls --json' has them")
+    return text
 
-    In the store, signatures are checked too: with KCOORD_TRUST=require, or =warn, each that no key of ours has made is bad; with
-    a key, a wrong one always is. Nothing is moved or removed.
+
+@subcommand("verify", "store", "local_dir", "namespace", "trust", "signing_key_file")
+@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=Parsed("digest", _digest))
+@click.option("--all", "everything", is_flag=True, help="All artifacts, the default.")
+@click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
+def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool) -> None:
+    """Read and check every byte of all artifacts, or of those whose keys have a DIGEST. Exit code 1 if one is not whole or cannot
+    be read; each of these is named.
+
+    Signatures in the store are checked, too: with KCOORD_TRUST=require or warn an artifact without a signature by one of our keys
+    is bad; a wrong signature by one of our keys always is. Nothing is moved or removed.
     """
-    settings = Settings.from_environ(**flags)
     if everything and digests:
-        raise click.UsageError("say either --all or which DIGEST")
-    for digest in digests:
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise click.BadParameter(f"{digest!r:.80} is no digest of a key: 'kcoord ls --json' has them")
+        raise click.UsageError("give either --all or each DIGEST")
     seen, bad = _Seen(), {}
     root = settings.store_root
     if on_node or root is None:
@@ -70,17 +70,17 @@ def command(digests: tuple[str, ...], everything: bool, on_node: bool, as_json: 
                 seen.whole += 1
             except ArtifactDistrusted as error:
                 bad[place] = f"{error.fault}: {error.remedy}"
-            except (ArtifactInvalid, StoreError) as error:  # a disk with a bad sector has good ones
+            except (ArtifactInvalid, StoreError) as error:  # a bad sector of a disk leaves the other artifacts
                 bad[place] = str(error)
             progress(number, None)
     for digest in sorted(missing):
         bad[digest] = f"it is not in {where}"
-    _say(seen, bad, where, as_json)
+    _print(seen, bad, where, as_json)
     sys.exit(1 if bad else 0)
 
 
 _Check = tuple[str, str, Callable[[], object]]
-"""A digest, where it lies, and what raises `ArtifactInvalid` if it is not whole."""
+"""A digest, its place, and a function that raises `ArtifactInvalid` if the artifact is not whole."""
 
 
 def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen) -> Iterator[_Check]:
@@ -89,7 +89,7 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
     def check(digest: str) -> None:
         found = store.files(digest)
         if found is None:
-            raise ArtifactInvalid("it is not there, or was removed this moment")
+            raise ArtifactInvalid("it is missing, or was removed this moment")
         _, encoded, payload = found
         seen.size += len(encoded) + len(payload)
         signature = split(encoded)[1]
@@ -97,7 +97,7 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
             seen.signed += 1
         judge = strict
         if signature is not None and signature.key_id in trust.keys:
-            judge = Trust("require", trust.keys)  # a wrong one is bad under any policy
+            judge = Trust("require", trust.keys)  # a wrong signature is bad under any policy
         doubt = judge.doubt(MANIFEST, encoded)
         if doubt is not None:
             raise doubt
@@ -120,19 +120,19 @@ def _on_node(settings: Settings, digests: set[str], seen: _Seen) -> Iterator[_Ch
 
 
 def _stated(manifest: Path) -> str:
-    """The digest that a manifest says it is of; of one that cannot be read, its directory's name."""
+    """The digest that a manifest states; if it cannot be read, its directory's name."""
     try:
         return Manifest.decode(read_plain(manifest, LARGEST_MANIFEST)).key.digest
     except (ArtifactInvalid, OSError):
         return manifest.parent.name
 
 
-def _say(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None:
+def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None:
     if as_json:
         print_json({"whole": seen.whole, "signed": seen.signed, "bytes": seen.size, "bad": bad, "where": str(where)})
         return
-    for place, why in list(bad.items())[:_MOST_SHOWN]:
-        click.echo(f"bad: {place}: {why}", err=True)
+    for place, fault in list(bad.items())[:_MOST_SHOWN]:
+        click.echo(f"bad: {place}: {fault}", err=True)
     if len(bad) > _MOST_SHOWN:
         click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
     click.echo(

@@ -1,4 +1,4 @@
-"""``kcoord warmup``: compile a recorded profile before there is a job, by several processes together, on any machine."""
+"""``kcoord warmup``: compile a recorded profile before there is a job, in several processes, on any machine."""
 
 from __future__ import annotations
 
@@ -15,48 +15,47 @@ from typing import Any
 
 import click
 
-from kcoord.cli.options import ALL, ask_agent, json_flag, print_json, settings_flags
+from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.parts import load_profile
 from kcoord.settings import variable
 from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
-from kcoord.warmup.profile_access import readable
+from kcoord.warmup.profile_access import recorded
 from kcoord.warmup.tasks import distinct
-from kcoord_launch.supervise import checked_settings
+from kcoord_launch.checks import checked_settings
 
 _LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000
 
 
+def _target(text: str) -> str:
+    GPUTarget.parse(text)
+    return text
+
+
 @click.command("warmup")
 @click.argument("name")
-@click.option("--target", "targets", multiple=True, help="Compile for this GPU (cuda:90, hip:gfx942) instead of the recorded "
-              "ones; may be repeated. No GPU is needed.")  # fmt: skip
+@click.option("--target", "targets", multiple=True, type=Parsed("target", _target), help="Compile for this GPU "
+              "(cuda:90, hip:gfx942) instead of the recorded ones; may be repeated. No GPU is needed.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes that compile. Default: one for each core.")
 @json_flag
 @settings_flags(*ALL)
 def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:
-    """Compile what a job recorded as profile NAME (kcoord-torchrun --kcoord-profile NAME), before it starts again.
+    """Compile the kernels of profile NAME, which a job recorded (kcoord-torchrun --kcoord-profile NAME), before the next job.
 
     Start it where the job's modules can be imported: in the directory of its script, or with PYTHONPATH. Kernels go to the store,
-    or stay on this node if there is none. One that cannot be compiled is named and skipped. Exit code 1 if none can be, or if no
-    agent was there to take what was compiled.
+    or stay on this node if there is none. A kernel that cannot be compiled is named and skipped. Exit code 1 if none can be
+    compiled, or if there was no agent to take them.
     """
     settings = checked_settings(flags)
-    for target in targets:
-        try:
-            GPUTarget.parse(target)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--target") from None
     if settings.disable:
         click.echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
         return
-    recipes = distinct(load_profile(readable(settings, name), name), targets)
+    recipes = distinct(recorded(settings, name), targets)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
-    environment = {**os.environ, **{variable(n): v for n, v in flags.items() if v is not None}}
+    environment = environ_with(flags)
     environment.pop(variable("profile"), None)  # a warm-up records nothing
     begun = time.perf_counter()
     processes: list[_Worker] = []
@@ -73,8 +72,8 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
                 worker.stop()
     broken = [w.error for w in processes if w.report is None]
     if broken:
-        said = broken[0].strip().splitlines()[-1:] or ["it said nothing"]
-        raise KcoordError(f"{len(broken)} of {count} processes ended early: {said[0]}")
+        last = broken[0].strip().splitlines()[-1:] or ["without an error message"]
+        raise KcoordError(f"{len(broken)} of {count} processes ended early: {last[0]}")
     summary = _summary([w.report for w in processes if w.report is not None], time.perf_counter() - begun)
     failed = summary["failed"]
     known = {f"kcoord: warm-up skips {item['name']}: {item['reason']}" for item in failed}
@@ -86,21 +85,21 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         for item in failed:
             click.echo(plain_text(f"skipped {item['name']}: {item['reason']}", _LONGEST_LINE), err=True)
         click.echo(
-            f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} were there, {len(failed)} skipped, "
+            f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} loaded, {len(failed)} skipped, "
             f"in {summary['seconds']:.1f} s by {count} processes"
         )
     if failed and not summary["keys"]:
         raise KcoordError(
-            "none of them could be compiled: start it where the job's modules can be imported, as in its directory"
+            "no key could be compiled: start this where the job's modules can be imported, as in its directory"
         )
     alone = sum(worker.alone for worker in processes)
-    if alone and ask_agent(settings, {"op": "status"}) is None:
-        raise KcoordError(f"{alone} of these compiles are shared with nobody: there is no agent, as is said above")
+    if alone and agent_status(settings) is None:
+        raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")
 
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP, unless they are ignored, end the block as SIGINT does, and with it what it has begun."""
+    """SIGTERM and SIGHUP, unless they are ignored, end the block as SIGINT does, so that it ends its processes."""
 
     def interrupt(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -121,19 +120,19 @@ def _look(processes: list[_Worker]) -> Look:
 def _started(arguments: list[str], environment: dict[str, str]) -> _Worker:
     try:
         return _Worker(arguments, environment)
-    except OSError as error:  # a container's bound on processes, say
+    except OSError as error:  # a container's limit of processes, say
         raise KcoordError(f"a process cannot be started: {error.strerror}: ask for fewer --workers") from error
 
 
 class _Worker(threading.Thread):
-    """One process, and what it says."""
+    """One process, and its output."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         super().__init__(daemon=True)
         self.done = self.compiled = self.alone = 0
         self.report: dict[str, Any] | None = None
-        self.error = ""  # the end of what it said
-        self.warnings: list[str] = []  # of kcoord's
+        self.error = ""  # the end of its stderr
+        self.warnings: list[str] = []  # kcoord's
         command = [sys.executable, "-m", "kcoord.warmup", *arguments]
         self._process = subprocess.Popen(
             command,
@@ -149,10 +148,10 @@ class _Worker(threading.Thread):
         self.start()
 
     def stop(self) -> None:
-        """End the process if it is still there: this one was interrupted."""
+        """End the process if it still runs: this one was interrupted."""
         if self._process.poll() is None:
             self._process.terminate()
-            self._process.wait()  # a `join` that was interrupted takes its thread for ended from then on (Python 3.12 and older)
+            self._process.wait()  # after an interrupted `join` Python 3.12 and older take the thread for ended
         self.join()
 
     def _read_errors(self) -> None:
@@ -165,22 +164,22 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said = _parsed(line)
-            if said is not None:
-                self.done, self.compiled = said.get("done", self.done), said.get("compiled", self.compiled)
-                self.alone = said.get("alone", self.alone)
-                self.report = said.get("report", self.report)
+            message = _parsed(line)
+            if message is not None:
+                self.done, self.compiled = message.get("done", self.done), message.get("compiled", self.compiled)
+                self.alone = message.get("alone", self.alone)
+                self.report = message.get("report", self.report)
         self._process.wait()
         self._errors.join()
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """What a worker says; None for what compilers and modules print."""
+    """A worker's message; None for a line that a compiler or a module printed."""
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return None
-    return said if isinstance(said, dict) and said.keys() <= {"done", "compiled", "report", "alone"} else None
+    return message if isinstance(message, dict) and message.keys() <= {"done", "compiled", "report", "alone"} else None
 
 
 def _summary(reports: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -1,67 +1,167 @@
-"""Threads for a file system that may hang: what waits for them is bounded, and those that hang are not joined by ever more."""
+"""Threads for a file system that may hang: every wait is bounded, and a thread that hangs is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kcoord.errors import LeaseUnavailable
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.leases.base import monotonic, within
+from kcoord.errors import StoreError
+from kcoord.files.daemon import in_daemon
 
 T = TypeVar("T")
 
-COMMAND_TIMEOUT = 4.0  # seconds; as long as a command of Redis may take
-_THREADS = 8
-_MOST_HANGING = 4
+
+class NoTurn(StoreError):
+    """A use of the file system had no thread in time, and none was begun. `late`: since the other uses took so long."""
+
+    late = False
 
 
-class FileThreads:
-    """Threads that work below `root`, which messages name."""
+class Silent(StoreError):
+    """The file system has not answered a use in time. Its thread was left behind."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._pool = ThreadPoolExecutor(_THREADS, "lease-files")
-        self._busy: dict[int, float] = {}  # what threads are at, and since when
-        self._jobs = itertools.count()
+
+def silent(root: Path, seconds: float) -> Silent:
+    remedy = f"it has not answered for {round(seconds, 1):g} s: look at its server and its mount"
+    return Silent(f"{root}: {remedy}", remedy, passing=True)
+
+
+def awaitable(work: Callable[[], T]) -> asyncio.Future[T]:
+    """`in_daemon` for the event loop, which may end before the thread does."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(done: Future[T]) -> None:
+        if outcome.done():
+            return
+        if (error := done.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+
+    def tell(done: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, done)
+
+    in_daemon(work).add_done_callback(tell)
+    return outcome
+
+
+class PatientIO:
+    """Threads for the file system at `root`: `abreast` uses at a time, and the others wait for their turn, in order.
+
+    A use that has had its thread for `patience` seconds is *stuck*. The wait for a turn does not count: that time is not the file
+    system's. With `gives_up`, a stuck use ends with `Silent`, its thread is left behind, and `paused` is set: no other use is
+    begun until `resume`. Without it, the use goes on, and keeps its place.
+    """
+
+    def __init__(self, root: Path, name: str, *, abreast: int, patience: float, gives_up: bool) -> None:
+        self.root, self._name, self._abreast, self._patience, self._gives_up = root, name, abreast, patience, gives_up
+        self.paused = False
+        self._pool = ThreadPoolExecutor(abreast, name)
+        self._waiting: dict[asyncio.Future[Any], Callable[[], Any]] = {}  # a use, by its outcome, in order
+        self._there: set[asyncio.Future[Any]] = set()  # uses that have a thread
+        self._stuck: set[asyncio.Future[Any]] = set()  # uses whose thread is overdue
+        self._timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
 
     @property
     def busy(self) -> int:
-        return len(self._busy)
+        """Uses that have a thread now, and were not given up."""
+        return len(self._there)
 
-    def check(self) -> None:
-        """Raises `LeaseUnavailable` while too many threads hang: then one more would hang as well."""
-        now = monotonic()
-        if sum(now - since > COMMAND_TIMEOUT for since in list(self._busy.values())) >= _MOST_HANGING:
-            raise LeaseUnavailable(f"{self._root}: it has not answered for {COMMAND_TIMEOUT:g} s: look at its server")
+    @property
+    def stuck(self) -> int:
+        """Threads that are overdue now."""
+        return len(self._stuck)
+
+    def submit(self, work: Callable[[], T], turn_within: float | None = None) -> asyncio.Future[T]:
+        """Begin `work` when its turn comes. The future has its result, or raises its exception, `Silent`, or `NoTurn`: after
+        `turn_within` seconds without a thread, and if the use is withdrawn.
+
+        Do not cancel the future; a cancelled caller withdraws it. Not guaranteed: that `work` ends when the future does.
+        """
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, though nobody waits
+        self._waiting[outcome] = work
+        if turn_within is not None:
+            self._set_timer(turn_within, outcome, functools.partial(self.withdraw, late=True))
+        self._begin_next()
+        return outcome
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns, or raises. Cancelled, this ends; the thread goes on."""
-        job = next(self._jobs)
-
-        def run() -> T:
-            self._busy[job] = monotonic()
-            try:
-                return work()
-            finally:
-                del self._busy[job]
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
-
-    async def bounded(self, command: Awaitable[T]) -> T:
-        """Raises `LeaseUnavailable`, which ends with the remedy, for an OSError and after `COMMAND_TIMEOUT`."""
+        """The outcome of `submit`. If this is cancelled, a thread that has begun goes on."""
+        outcome = self.submit(work)
         try:
-            return await within(COMMAND_TIMEOUT, command)
-        except asyncio.TimeoutError:
-            raise LeaseUnavailable(f"{self._root}: no answer in {COMMAND_TIMEOUT:g} s: look at its server") from None
-        except OSError as error:
-            raise LeaseUnavailable(str(store_error(error, self._root))) from error
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            self.withdraw(outcome)
+            raise
+
+    def withdraw(self, outcome: asyncio.Future[Any], *, late: bool = False) -> None:
+        """End a use with `NoTurn` if it has no thread yet."""
+        if self._waiting.pop(outcome, None) is not None:
+            self._end_timer(outcome)
+            error = NoTurn(f"{self.root}: no thread was free")
+            error.late = late
+            outcome.set_exception(error)
+
+    def withdraw_all(self) -> None:
+        for outcome in list(self._waiting):
+            self.withdraw(outcome)
+
+    def resume(self) -> None:
+        self.paused = False
+        self._begin_next()
 
     def close(self) -> None:
+        """Begin no other use; nobody waits for those that have begun."""
+        self.paused = True
+        self.withdraw_all()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_next(self) -> None:
+        while self._waiting and len(self._there) < self._abreast and not self.paused:
+            outcome = next(iter(self._waiting))
+            work = self._waiting.pop(outcome)
+            self._there.add(outcome)
+            self._set_timer(self._patience, outcome, self._is_stuck)
+            thread = asyncio.get_running_loop().run_in_executor(self._pool, work)
+            thread.add_done_callback(functools.partial(self._is_back, outcome))
+
+    def _is_stuck(self, outcome: asyncio.Future[Any]) -> None:
+        self._stuck.add(outcome)
+        if self._gives_up:
+            self._there.discard(outcome)
+            left_behind, self._pool = self._pool, ThreadPoolExecutor(self._abreast, self._name)
+            left_behind.shutdown(wait=False)  # its other threads finish their work
+            self.paused = True
+            outcome.set_exception(silent(self.root, self._patience))
+
+    def _is_back(self, outcome: asyncio.Future[Any], thread: asyncio.Future[Any]) -> None:
+        error = StoreError(f"{self.root}: it is not used any more") if thread.cancelled() else thread.exception()
+        self._stuck.discard(outcome)
+        self._there.discard(outcome)
+        self._end_timer(outcome)
+        if not outcome.done():  # else it was given up, and its result is old
+            if error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(thread.result())
+        self._begin_next()
+
+    def _set_timer(
+        self, seconds: float, outcome: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]
+    ) -> None:
+        """Call ``then(outcome)`` after so long, and nothing else that was to be called."""
+        self._end_timer(outcome)
+        self._timers[outcome] = asyncio.get_running_loop().call_later(seconds, then, outcome)
+
+    def _end_timer(self, outcome: asyncio.Future[Any]) -> None:
+        timer = self._timers.pop(outcome, None)
+        if timer is not None:
+            timer.cancel()

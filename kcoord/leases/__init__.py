@@ -1,1 +1,1 @@
-"""Who may compile, across nodes."""
+"""Leases: the right to compile a key, across nodes."""

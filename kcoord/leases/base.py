@@ -1,11 +1,11 @@
-"""The lease interface: a time-bounded, fenced right to compile a key, and the news of how it ended.
+"""Leases: the time-bounded, fenced right to compile a key, and how waiters hear that it ended.
 
 A lease saves work and guarantees nothing else. At most one unexpired lease per key exists in a healthy service; after a
 partition, a failover or a flush there may be two leaders, and both may publish: artifacts are addressed by their key and
 published by a rename that one writer wins, so the second costs time and harms nothing.
 
-The algorithm (`await_turn`: subscribe, *then* check, else a wake-up is lost) is here; a service brings four commands and a
-way to be woken.
+`LeaseService.acquire` returns a `Lease`, or the answer that says why not. A service brings the commands and a way to be woken.
+The algorithm (`await_turn`: subscribe, *then* check, else a wake-up is lost), renewals and the record of held leases are here.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import abc
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.telemetry.events import log
+from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
 
-_RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
+RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
 
 
 @dataclass(frozen=True)
 class Won:
-    """The lease is ours. `fence` grows with every lease of the key; `coordinated` is False if nobody else was asked."""
+    """The key may be compiled. `fence` grows with every lease of the key that one service gives; 0: nothing is leased."""
 
     fence: int
-    coordinated: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The key failed to compile a moment ago. `log` is the leader's, `where` says where that was."""
+    """The key failed to compile a moment ago. `log` is the leader's, `where` its host and rank."""
 
     log: str
     where: str = ""
@@ -58,44 +57,131 @@ class Wait:
     ttl: float
 
 
-Answer = Won | Ready | Failed | Wait
+class Lease:
+    """A lease that `LeaseService.acquire` won. It ends by `ready`, `fail` or `release`, by its TTL, or at its hard limit.
+
+    `token` names one claim of one agent, `holder` its host, for people. A `fence` of 0: the service cannot lease this key;
+    its holder may compile all the same, beside others. Commands raise `LeaseUnavailable`.
+    """
+
+    def __init__(self, service: LeaseService, key: str, token: str, holder: str) -> None:
+        self.key, self.token, self.holder, self.fence = key, token, holder, 0
+        self._service, self._ends, self._given_up = service, monotonic() + service.limit, False
+        self._renewals: asyncio.Task[None] | None = None
+
+    def left(self) -> float:
+        """Seconds until the hard limit, by this process's clock; 0 once the lease is given up: no service takes it again."""
+        return 0.0 if self._given_up else max(0.0, self._ends - monotonic())
+
+    async def renew(self) -> bool:
+        """Hold on for another TTL. False: another token has it, the hard limit has passed, or it was given up.
+
+        A service that several nodes share takes a free lease again: it may have been emptied.
+        """
+        return not self._given_up and await self._service.renew(self)
+
+    def keep_alive(self, ttl: float) -> None:
+        """Renew every third of `ttl` seconds until the lease is given up or lost; a loss stops nothing else."""
+        self._renewals = asyncio.create_task(self._keep(ttl / 3))
+        self._renewals.add_done_callback(_renewals_ended)
+
+    async def ready(self, manifest: str) -> None:
+        """Announce that the key is in the store, and give the lease up. A fact: it is accepted from a lease that was lost."""
+        await self._give_up()
+        await self._service.ready(self.key, manifest, self)
+
+    async def fail(self, log: str, where: str) -> bool:
+        """End the lease with a failed compile, which is remembered for a while. False: it was not ours any more."""
+        return await self._give_up() and await self._service.fail(self, log, where)
+
+    async def release(self) -> bool:
+        """Give the lease back, uncompiled; a waiter may take it at once. False: it was not ours any more."""
+        return await self._give_up() and await self._service.release(self)
+
+    async def _give_up(self) -> bool:
+        """False: it was given up before. No renewal follows once this returns."""
+        first, self._given_up = not self._given_up, True
+        if self._service.held.get((self.key, self.token)) is self:
+            del self._service.held[self.key, self.token]
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.gather(self._renewals, return_exceptions=True)
+        return first
+
+    async def _keep(self, every: float) -> None:
+        held = True
+        while held:
+            await asyncio.sleep(every)
+            with suppress(LeaseUnavailable):  # the service may be back before the TTL has run out
+                held = await self.renew()
+
+
+def _renewals_ended(task: asyncio.Task[None]) -> None:
+    tell_if_failed(task, "a lease is not renewed any more")
+
+
+Answer = Lease | Ready | Failed | Wait
 
 
 class LeaseService(abc.ABC):
-    """One service, used by one agent. A token names one claim of one agent; all commands are idempotent by it.
+    """One service, used by one agent; `limit` is the longest that a lease may last, in seconds. Commands are idempotent by token.
 
-    Every command raises `LeaseUnavailable` if the service cannot be reached within a bound of its own.
+    Every command raises `LeaseUnavailable` if the service cannot be reached within a bound of its own. Callers use `acquire`,
+    `look`, `ready`, `watch`, and the commands of the `Lease`; the others are what a service implements for these.
     """
 
     name: str
 
-    @abc.abstractmethod
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.held: dict[tuple[str, str], Lease] = {}  # by key and token: won, and not given up
+
     async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        """Take the lease if it is free, or say why not.
+        """Take the lease if it is free, or say why not. The same token gets the same lease again.
 
         `void` is the manifest of a READY that turned out to be untrue (the artifact is gone, or broken): that READY, and
-        no other, is forgotten first.
+        no other, is forgotten first. If this is cancelled, a lease that was given all the same is given back.
         """
+        lease, before = Lease(self, key, token, holder), self.held.get((key, token))
+        try:
+            answer = await self.take(lease, void)
+        except asyncio.CancelledError:
+            if before is None:
+                with suppress(LeaseUnavailable):
+                    await self.release(lease)
+            raise
+        if not isinstance(answer, Won):
+            return answer
+        if before is not None and before.fence == answer.fence:
+            return before
+        lease.fence = answer.fence
+        if lease.fence:
+            self.held[key, token] = lease
+        return lease
 
     @abc.abstractmethod
-    async def renew(self, key: str, token: str) -> bool:
-        """Hold on for another TTL. False: another token has it, the hard limit has passed, or the token has given it up.
-
-        A service that several nodes share takes a free lease again (it may have been emptied), also for a token that it does
-        not know: that is how what was leased in another service is made known in this one.
-        """
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+        """`acquire` for the key, token and holder of `lease`, which is not held yet."""
 
     @abc.abstractmethod
-    async def ready(self, key: str, token: str, manifest: str) -> None:
-        """Announce that the key is in the store. That is a fact and no right: any token may say it."""
+    async def look(self, key: str) -> Ready | Failed | Wait | None:
+        """The answer that `acquire` would give a new token, without taking the lease. None: it is free."""
 
     @abc.abstractmethod
-    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        """End the lease with a failed compile, which is remembered for a while. False: another token has it."""
+    async def renew(self, lease: Lease) -> bool:
+        """`Lease.renew`. Makes a lease of another service known in this one. One without time left takes nothing."""
 
     @abc.abstractmethod
-    async def release(self, key: str, token: str) -> bool:
-        """Give the lease back, uncompiled; a waiter may take it at once. False: another token has it."""
+    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+        """Announce that the key is in the store, and end `lease`. That is a fact and no right: anybody may say it."""
+
+    @abc.abstractmethod
+    async def fail(self, lease: Lease, log: str, where: str) -> bool:
+        """`Lease.fail`."""
+
+    @abc.abstractmethod
+    async def release(self, lease: Lease) -> bool:
+        """`Lease.release`; also of a lease that nobody knows to be held."""
 
     @abc.abstractmethod
     def watch(self, key: str) -> Watch:
@@ -138,10 +224,11 @@ async def await_turn(
     void: str | None = None,
     on_wait: Callable[[Wait], None] = lambda wait: None,
     stays: Callable[[Wait], bool] = lambda wait: True,
-) -> Won | Ready | Failed | None:
-    """Acquire, or wait until there is another answer than `Wait`. Cancel to stop waiting; raises `LeaseUnavailable`.
+) -> Lease | Ready | Failed | None:
+    """Acquire, or wait until there is another answer than `Wait`. Raises `LeaseUnavailable`.
 
     `stays` is asked before the wait begins: if it says no, that one command was all, nothing is held, and None is returned.
+    Cancel to stop waiting; a lease that was won in that moment is in `service.held`.
     """
     answer = await service.acquire(key, token, holder, void=void)
     if not isinstance(answer, Wait):
@@ -154,43 +241,8 @@ async def await_turn(
             if not isinstance(answer, Wait):
                 return answer
             on_wait(answer)
-            bound = min(_RECHECK * random.uniform(0.9, 1.1), max(answer.ttl, 0.01))
+            bound = min(RECHECK * random.uniform(0.9, 1.1), max(answer.ttl, 0.01))
             await watch.changed(bound)
-
-
-@asynccontextmanager
-async def kept_alive(
-    service: LeaseService,
-    key: str,
-    token: str,
-    ttl: float,
-    on_lost: Callable[[], None] = lambda: None,
-) -> AsyncIterator[None]:
-    """Renew the lease every third of `ttl` while the block runs. A lost lease is told once, and stops nothing."""
-    task = asyncio.create_task(_renew(service, key, token, ttl, on_lost))
-    task.add_done_callback(_renewed)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _renew(service: LeaseService, key: str, token: str, ttl: float, on_lost: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(ttl / 3)
-        try:
-            held = await service.renew(key, token)
-        except LeaseUnavailable:
-            continue  # the service may be back before the TTL has run out
-        if not held:
-            on_lost()
-            return
-
-
-def _renewed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("an error in the agent, please report it: a lease is not renewed any more", exc_info=error)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
@@ -211,6 +263,16 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
     if not done:
         raise asyncio.TimeoutError
     return task.result()
+
+
+async def happened(event: asyncio.Event, timeout: float) -> bool:
+    """Wait for `event`, at most `timeout` seconds, and clear it. False: it was not set."""
+    try:
+        await within(timeout, event.wait())
+    except asyncio.TimeoutError:
+        return False
+    event.clear()
+    return True
 
 
 async def ended(tasks: set[asyncio.Future[T]]) -> None:

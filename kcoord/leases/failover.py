@@ -1,13 +1,13 @@
-"""A breaker between two lease services: the first one serves, and while it cannot, the second, which may be a breaker itself.
+"""A breaker between two lease services: the first serves, and while it cannot, the second, which may be a breaker itself.
 
-Losing the first service loses efficiency only. What this agent holds is made known to the service that takes over, by renewing it
-there at once; a key whose waiter was faster than its holder is compiled once more. A background probe finds out when the first is
-back, so that no claim ever waits for a dead server. It takes two answers in a row: after the first one every agent makes known in
-the service that is back what it holds, and takes there too what it takes from then on; after the second one it uses it, so that
-coming back costs no compile. Not guaranteed: an agent that finds it back later than another one uses it may still give two.
+Losing the first service loses efficiency only. This agent's leases are handed over by renewing them at once in the second; a key
+whose waiter was faster than its holder is compiled once more. A background probe finds out when the first is back, so no claim
+ever waits for a dead server. It takes two answers in a row: after the first, every agent renews its leases in the service that
+is back, and takes new ones there too; after the second answer it uses it, so coming back costs no compile. Not guaranteed: an
+agent that finds it back later than another one uses it may still give a lease twice.
 
-What ended in the meantime the first service may still lease: it was asked before it failed, or has carried out what nobody waited
-for any more. Nobody renews that, and everybody would wait for its TTL: so it is given back before the first one is used again.
+During an outage the first service may keep leases that have ended: it gave them before it failed, or carried out a command whose
+caller had given up. Nobody renews these, and waiters would wait for their TTL: they are released before it is used again.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, LeaseService, Watch, Won, ended
-from kcoord.telemetry.events import log
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended
+from kcoord.telemetry.events import tell_bug
 
 _T = TypeVar("_T")
 
 _PROBE_EVERY = 2.0  # seconds
-_MOST_OWED = 1000  # the oldest have most likely ended by their TTL
-_GIVEN_BACK_AT_ONCE = 64
+_MOST_OWED = 1000  # leases; the oldest have most likely ended by their TTL
+_RELEASED_AT_ONCE = 64
 
 
 class Failover(LeaseService):
     """`tell` is called with one line whenever the breaker opens or closes."""
 
     def __init__(self, first: LeaseService, second: LeaseService, tell: Callable[[str], object]) -> None:
+        super().__init__(first.limit)
         self._first, self._second, self._tell = first, second, tell
         self._probe: asyncio.Task[None] | None = None
         self._handover: asyncio.Task[None] | None = None  # to the second; new leases are taken there after it
-        self._held: dict[tuple[str, str], None] = {}  # keys and tokens, in whichever service
-        self._owed: dict[tuple[str, str], None] = {}  # that have ended, and the first may still lease
-        self._returning = False  # the first has answered, and knows what this agent holds, but does not serve yet
+        self._owed: dict[tuple[str, str], Lease] = {}  # given up or never won, and the first may still keep them
+        self._returning = False  # the first has answered, and has this agent's leases, but does not serve yet
         self._opened = self._closed = 0
         self._ending = False
         self._why = ""
@@ -51,7 +51,7 @@ class Failover(LeaseService):
 
     @property
     def open(self) -> bool:
-        """Whether the second service serves now."""
+        """True while the second service serves."""
         return self._probe is not None
 
     @property
@@ -63,46 +63,49 @@ class Failover(LeaseService):
         counts = {"opened": self._opened, "closed": self._closed}
         return [{"service": self._first.name, "state": state, **counts, "why": self._why}, *self._second.breakers()]
 
-    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         was_open = self.open
-        answer = await self._either(lambda s: s.acquire(key, token, holder, void=void))
+        answer = await self._either(lambda s: s.take(lease, void))
         if isinstance(answer, Won) and was_open and (self._returning or not self.open):
-            answer = await self._unless_the_first_knows(answer, key, token, holder, void)
-        if isinstance(answer, Won):
-            self._held[key, token] = None
-        elif self.open and not was_open:  # the first may have given it, too: its answer never came
-            self._owe(key, token)
+            answer = await self._unless_the_first_refuses(answer, lease, void)
+        if (
+            not isinstance(answer, Won) and self.open and not was_open
+        ):  # the first may have given it: its answer never came
+            self._owe(lease)
         return answer
 
-    async def _unless_the_first_knows(self, won: Won, key: str, token: str, holder: str, void: str | None) -> Answer:
-        """Agents come back one by one, and who was faster asks the first service already: so both must agree."""
+    async def _unless_the_first_refuses(self, won: Won, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+        """Agents come back one by one, and the faster ones use the first service already: so both must agree."""
         try:
-            answer = await self._first.acquire(key, token, holder, void=void)
+            answer = await self._first.take(lease, void)
         except LeaseUnavailable:
             return won
         if isinstance(answer, Won):
             return won
         with suppress(LeaseUnavailable):
-            await self._second.release(key, token)
+            await self._second.release(lease)
         return answer
 
-    async def renew(self, key: str, token: str) -> bool:
+    async def look(self, key: str) -> Ready | Failed | Wait | None:
+        return await self._either(lambda s: s.look(key))
+
+    async def renew(self, lease: Lease) -> bool:
         if not self.open:
             try:
-                return await self._first.renew(key, token)
+                return await self._first.renew(lease)
             except LeaseUnavailable as error:
                 self._trip(error)
-        await self._second.renew(key, token)  # it was leased there, or is made known there now
+        await self._second.renew(lease)  # it was leased there, or is handed over now
         return True  # not known to be lost; the first service says so when it is back
 
-    async def ready(self, key: str, token: str, manifest: str) -> None:
-        await self._end(key, token, lambda s: s.ready(key, token, manifest))
+    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+        await self._end(lease, lambda s: s.ready(key, manifest, lease))
 
-    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        return await self._end(key, token, lambda s: s.fail(key, token, log, where))
+    async def fail(self, lease: Lease, log: str, where: str) -> bool:
+        return await self._end(lease, lambda s: s.fail(lease, log, where))
 
-    async def release(self, key: str, token: str) -> bool:
-        return await self._end(key, token, lambda s: s.release(key, token))
+    async def release(self, lease: Lease) -> bool:
+        return await self._end(lease, lambda s: s.release(lease))
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
@@ -116,20 +119,21 @@ class Failover(LeaseService):
         await self._first.close()
         await self._second.close()
 
-    async def _end(self, key: str, token: str, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
-        """End a lease where leases are now, and in the service that does not serve now what it may hold of it."""
-        self._held.pop((key, token), None)
+    async def _end(self, lease: Lease | None, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
+        """End a lease in the service that serves, and whatever the other one may keep of it."""
         try:
             return await self._either(command)
         finally:
-            if self.open:
-                self._owe(key, token)
-            with suppress(LeaseUnavailable):
-                await self._second.release(key, token)
+            if lease is not None:
+                if self.open:
+                    self._owe(lease)
+                with suppress(LeaseUnavailable):
+                    await self._second.release(lease)
             if self.open and self._returning:
                 with suppress(LeaseUnavailable):
                     await command(self._first)
-                    self._owed.pop((key, token), None)
+                    if lease is not None:
+                        self._owed.pop((lease.key, lease.token), None)
 
     async def _either(self, command: Callable[[LeaseService], Awaitable[_T]]) -> _T:
         if not self.open:
@@ -145,7 +149,7 @@ class Failover(LeaseService):
         if self.open:
             return
         self._opened, self._why = self._opened + 1, str(error)
-        self._handover = asyncio.create_task(self._make_known(self._second))
+        self._handover = asyncio.create_task(self._hand_over(self._second))
         self._handover.add_done_callback(self._handed_over)
         self._begin_probe(self._handover)
         self._tell(f"{self._first.name} cannot be used ({error}); until it is back, coordination is by {self.name}")
@@ -155,7 +159,7 @@ class Failover(LeaseService):
         self._probe.add_done_callback(functools.partial(self._probed, handover))
 
     def _probed(self, handover: asyncio.Task[None], probe: asyncio.Task[None]) -> None:
-        """Without a probe the first service would never be used again: one that failed is followed by another."""
+        """A probe that failed is followed by another: without one, the first service would never be used again."""
         if not probe.cancelled() and (error := probe.exception()) is not None:
             self._unforeseen(error)
             self._returning = False
@@ -163,14 +167,13 @@ class Failover(LeaseService):
                 self._begin_probe(handover)
 
     def _handed_over(self, handover: asyncio.Task[None]) -> None:
-        """Of a service that cannot be used, whoever asks it next is told."""
+        """`LeaseUnavailable` is no error here: the next command meets it, too."""
         error = None if handover.cancelled() else handover.exception()
         if error is not None and not isinstance(error, LeaseUnavailable):
             self._unforeseen(error)
 
     def _unforeseen(self, error: BaseException) -> None:
-        self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-        log.error("a breaker failed", exc_info=error)
+        tell_bug(error, "a breaker failed", self._tell)
 
     async def _until_back(self, handover: asyncio.Task[None]) -> None:
         await asyncio.wait({handover})
@@ -179,9 +182,9 @@ class Failover(LeaseService):
             answered = self._returning
             try:
                 await self._first.ping()
-                await self._give_back_owed()
+                await self._release_owed()
                 self._returning = True
-                await self._make_known(self._first)
+                await self._hand_over(self._first)
             except LeaseUnavailable:
                 self._returning = False
                 continue
@@ -191,29 +194,26 @@ class Failover(LeaseService):
         self._probe, self._closed = None, self._closed + 1
         self._tell(f"coordination by {self._first.name} is back")
 
-    def _owe(self, key: str, token: str) -> None:
-        self._owed[key, token] = None
+    def _owe(self, lease: Lease) -> None:
+        self._owed[lease.key, lease.token] = lease
         if len(self._owed) > _MOST_OWED:
             del self._owed[next(iter(self._owed))]
 
-    async def _give_back_owed(self) -> None:
-        """All of it, also what ends meanwhile; what cannot be given back ends by its TTL."""
-        while some := list(itertools.islice(self._owed, _GIVEN_BACK_AT_ONCE)):
-            for lease in some:
-                del self._owed[lease]
-            ended_ones = [lease for lease in some if lease not in self._held]
-            await asyncio.gather(*(self._first.release(*lease) for lease in ended_ones), return_exceptions=True)
+    async def _release_owed(self) -> None:
+        """Release all of them in the first service, with those that are added meanwhile. One that fails ends by its TTL."""
+        while some := dict(itertools.islice(self._owed.items(), _RELEASED_AT_ONCE)):
+            for name in some:
+                del self._owed[name]
+            ended_ones = [lease for name, lease in some.items() if name not in self.held]
+            await asyncio.gather(*(self._first.release(lease) for lease in ended_ones), return_exceptions=True)
 
-    async def _make_known(self, service: LeaseService) -> None:
-        """Take in `service` what this agent holds. What is left in the other one ends with its flight, or by its TTL.
-
-        A token that was released meanwhile takes nothing: that is in the contract of `renew`.
-        """
-        await asyncio.gather(*(service.renew(key, token) for key, token in list(self._held)))
+    async def _hand_over(self, service: LeaseService) -> None:
+        """Take this agent's leases in `service`. The other one keeps them until their flights end, or for their TTL."""
+        await asyncio.gather(*(service.renew(lease) for lease in list(self.held.values())))
 
 
 class _Watch(Watch):
-    """The watch of whichever service serves; when that changes, there is a reason to ask again."""
+    """Watches the service that serves. A change of service counts as a change of the key: ask again."""
 
     def __init__(self, failover: Failover, key: str) -> None:
         self._failover, self._key = failover, key

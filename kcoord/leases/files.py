@@ -1,14 +1,14 @@
-"""Leases as files in the store: for several nodes without Redis, and for the time in which Redis is away.
+"""Leases as files in the store: for several nodes without Redis, and while Redis is away.
 
-``<store>/v1/leases/<ab>/`` holds ``<digest>.lease`` while a key is leased, and ``<digest>.outcome`` once it is READY or FAILED;
-`lease_files` knows them. Nothing wakes a waiter of another node: it looks, ever more seldom. It hears of a change after at most a
-quarter of the time that it has waited, and at most 2 s, and takes over from a holder that vanished when its TTL has run out.
+``<store>/v1/leases/<ab>/`` holds ``<digest>.lease``, the marker, while a key is leased, and ``<digest>.outcome`` once it is READY
+or FAILED; `lease_files` reads and writes them. Nothing wakes a waiter of another node: it polls, ever more seldom. It learns of
+a change after at most a quarter of the time that it has waited, and at most 2 s, and follows a vanished holder after its TTL.
 
-What is not guaranteed: that there is one leader. A holder that was stopped for longer than its TTL, a marker that had to be put
-back, a mount without close-to-open consistency (``nocto``) give two, which costs time only. A READY outcome stays, a hundred
-bytes, until `kcoord gc` removes it; a FAILED one goes when it has expired and somebody asks. A process that is killed may leave a
-``.part`` in the staging directory or beside a marker, which agents sweep. A marker that a fault of the file system keeps from
-being removed stays, untouched: its key waits for its TTL, here as elsewhere, and whoever asks then moves it aside.
+Not guaranteed: that there is one leader. A holder that was stopped for longer than its TTL, a marker that had to be put back, or
+a mount without close-to-open consistency (``nocto``) give two, which costs time only. A READY outcome stays, a hundred bytes,
+until `kcoord gc` removes it; a FAILED one is removed by the first claim after its time. A killed process may leave a ``.part`` in
+the staging directory or beside a marker, which agents sweep. A marker that a fault of the file system keeps from being removed
+stays untouched: its key waits for its TTL, on every node, and the next claim moves it aside.
 """
 
 from __future__ import annotations
@@ -25,56 +25,39 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.files import patience as file_threads
-from kcoord.files.patience import FileThreads
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
+from kcoord.leases import file_threads
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
+from kcoord.leases.file_threads import FileThreads
 from kcoord.leases.lease_files import KeyFiles, NotALease, probe
 
 T = TypeVar("T")
 
-_REMEMBERED = 10_000
-_KEPT = 1000  # keys that nobody watches, and of which it is known since when their marker has not changed
+_KEPT = 1000  # keys without lease or watch whose markers' ages are remembered
 _SOONEST, _LATEST = 0.05, 2.0  # seconds between two looks of a watch
-_REFUSED_FOR = 60.0  # seconds in which lease files are not tried again after nodes turned out to differ in their TTL
+_REFUSED_FOR = 60.0  # seconds without lease files after nodes turned out to differ in their TTL
 _FILE_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
 
 @dataclass
-class _Lease:
-    token: str
-    holder: str
-    fence: int
-    limit: float
-    expires: float
-
-
-@dataclass
 class _Key:
-    """What this process knows of one key. `lock` is held while a thread is at its files."""
+    """One key as this process knows it. `lock` is held while a thread is at its files."""
 
     name: str
     files: KeyFiles
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    lease: _Lease | None = None
+    lease: Lease | None = None
+    fence: int = 0
+    expires: float = 0.0
     timer: asyncio.TimerHandle | None = None
     users: int = 0
     events: set[asyncio.Event] = field(default_factory=set)
 
+    def is_leased_by(self, lease: Lease) -> bool:
+        return self.lease is not None and self.lease.token == lease.token
+
     def wake(self) -> None:
         for event in self.events:
             event.set()
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """A token that had a lease: it may take it again, up to `limit`."""
-
-    holder: str
-    limit: float
-
-
-_ENDED = _Claim("", 0.0)
-"""The lease was given up, and its limit is over: a renewal that comes late does not take it again."""
 
 
 @dataclass
@@ -90,8 +73,8 @@ Work = Callable[[_Key, _Request], Coroutine[Any, Any, T]]
 class FileLeases(LeaseService):
     """Lease files of one agent, in the store at `store`. Times in seconds; all nodes must have the same `ttl`.
 
-    A lease is given back by this process when it was not renewed for `ttl`, or at its limit. If this process is stopped, killed
-    or cut off, others take it when its marker was untouched for `ttl`; a killed one's on the same host at once (not on NFS).
+    This process gives a lease back when it was not renewed for `ttl`, or at its limit. If this process is stopped, killed or cut
+    off, others take it after its marker was untouched for `ttl`; that of a process killed on the same host at once (not on NFS).
 
     The fence grows with every lease that *this process* wins, and says nothing about other nodes': no file system orders them.
     """
@@ -99,91 +82,74 @@ class FileLeases(LeaseService):
     name = "lease files"
 
     def __init__(self, store: Path, *, ttl: float, limit: float, failure_ttl: float) -> None:
+        super().__init__(limit)
         self._root, self._staging = store / "v1" / "leases", store / "v1" / "staging"
-        self._ttl, self._limit, self._failure_ttl = ttl, limit, failure_ttl
-        self._keys: OrderedDict[str, _Key] = OrderedDict()  # those in use, and some that were asked for lately
-        self._claims: OrderedDict[tuple[str, str], _Claim] = OrderedDict()  # the oldest are forgotten first
+        self._ttl, self._failure_ttl = ttl, failure_ttl
+        self._keys: OrderedDict[str, _Key] = OrderedDict()  # those in use, and some that were used lately
         self._fences = itertools.count(1)
         self._threads = FileThreads(self._root)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refused = (0.0, "")  # until when, and why
         self._closed = False
 
-    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        async def work(known: _Key, request: _Request) -> Answer:
-            if known.lease is not None:
-                standing = await self._standing(known, void)
-                if not isinstance(standing, bool):
-                    return standing
-                lease = known.lease
-                if lease is not None and lease.token == token:
-                    return Won(lease.fence)
-                if lease is not None:
-                    return Wait(lease.holder, max(0.0, lease.expires - monotonic()))
-            return await self._attempt(known, request, token, _Claim(holder, monotonic() + self._limit), void)
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+        async def work(known: _Key, request: _Request) -> Won | Ready | Failed | Wait:
+            answer = await self._answer(known, void)
+            if answer is None:
+                return await self._attempt(known, request, lease, void)
+            return Won(known.fence) if isinstance(answer, Wait) and known.is_leased_by(lease) else answer
+
+        return await self._command(lease.key, work)
+
+    async def look(self, key: str) -> Ready | Failed | Wait | None:
+        async def work(known: _Key, request: _Request) -> Ready | Failed | Wait | None:
+            return await self._answer(known, None) or await self._threads.run(known.files.look)
 
         return await self._command(key, work)
 
-    async def renew(self, key: str, token: str) -> bool:
+    async def renew(self, lease: Lease) -> bool:
         async def work(known: _Key, request: _Request) -> bool:
-            claim = self._claims.get((key, token))
-            if claim is None:  # leased while another service stood in for this one
-                claim = _Claim(token, monotonic() + self._limit)
-            ours = known.lease is not None and known.lease.token == token
-            if monotonic() >= claim.limit:
+            ours = known.is_leased_by(lease)
+            if lease.left() <= 0:
                 if ours:
                     await self._end(known)
                 return False
-            if known.lease is not None:
-                standing = await self._standing(known, None)
-                if not isinstance(standing, bool):
-                    return False
-                if known.lease is not None:
-                    if ours:
-                        self._prolong(known, known.lease)
-                    return ours
-            answer = await self._attempt(known, request, token, claim, None)
-            return isinstance(answer, Won) and answer.coordinated
+            answer: object = await self._answer(known, None)
+            if answer is None:
+                answer = await self._attempt(known, request, lease, None)
+                return isinstance(answer, Won) and answer.fence > 0
+            if ours and isinstance(answer, Wait):
+                self._prolong(known)
+            return ours and isinstance(answer, Wait)
 
-        return await self._command(key, work)
+        return await self._command(lease.key, work)
 
-    async def ready(self, key: str, token: str, manifest: str) -> None:
-        self._remember(key, token, _ENDED)
-
+    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         async def work(known: _Key, request: _Request) -> None:
-            try:
-                await self._threads.run(lambda: known.files.announce(Ready(manifest)))
-            finally:
-                await self._end(known)
+            await self._announce(known, Ready(manifest))
 
         await self._command(key, work)
 
-    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        self._remember(key, token, _ENDED)
-
+    async def fail(self, lease: Lease, log: str, where: str) -> bool:
         async def work(known: _Key, request: _Request) -> bool:
-            if known.lease is None or known.lease.token != token or await self._standing(known, None) is not True:
+            if not known.is_leased_by(lease) or not isinstance(await self._answer(known, None), Wait):
                 return False
-            try:
-                await self._threads.run(lambda: known.files.announce(Failed(log, where)))
-            finally:
-                await self._end(known)
+            await self._announce(known, Failed(log, where))
             return True
 
-        return await self._command(key, work)
+        return await self._command(lease.key, work)
 
-    async def release(self, key: str, token: str) -> bool:
-        self._remember(key, token, _ENDED)
-        if key not in self._keys:
+    async def release(self, lease: Lease) -> bool:
+        if lease.key not in self._keys:
             return False
 
         async def work(known: _Key, request: _Request) -> bool:
-            if known.lease is None or known.lease.token != token:
-                return False
-            await self._end(known)
-            return True
+            ours = known.is_leased_by(lease)
+            if ours:
+                await self._end(known)
+            return ours
 
-        return await self._command(key, work)
+        return await self._command(lease.key, work)
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
@@ -198,7 +164,7 @@ class FileLeases(LeaseService):
         await self._threads.bounded(self._threads.run(lambda: probe(self._root, self._staging)))
 
     async def close(self) -> None:
-        """Give back what is held, within a bound; what is not given back then, others take after its TTL."""
+        """Give the leases back, within a bound; others take the rest after its TTL."""
         self._closed = True
         for known in self._keys.values():
             self._later(self._locked(known, self._given_back, _Request()))
@@ -211,19 +177,24 @@ class FileLeases(LeaseService):
     async def _given_back(self, known: _Key, request: _Request) -> None:
         await self._end(known)
 
-    # What a command does, with the key's lock held.
+    # The steps of a command, which has the key's lock.
 
-    async def _standing(self, known: _Key, void: str | None) -> Ready | Failed | bool:
-        """How this process's lease stands. One that has ended, whatever ended it, is given back."""
-        lease = known.lease
-        standing: Ready | Failed | bool = False
-        if lease is not None and monotonic() < lease.expires:
+    async def _answer(self, known: _Key, void: str | None) -> Ready | Failed | Wait | None:
+        """The answer if this process leases the key. None: it does not; one that has ended, however it did, is given back."""
+        lease, answer = known.lease, None
+        if lease is None:
+            return None
+        if monotonic() < known.expires:
             standing = await self._threads.run(lambda: known.files.standing(void))
-        if standing is not True:
-            await self._end(known)
-        return standing
+            if standing is True:
+                return Wait(lease.holder, max(0.0, known.expires - monotonic()))
+            answer = standing or None
+        await self._end(known)
+        return answer
 
-    async def _attempt(self, known: _Key, request: _Request, token: str, claim: _Claim, void: str | None) -> Answer:
+    async def _attempt(
+        self, known: _Key, request: _Request, lease: Lease, void: str | None
+    ) -> Won | Ready | Failed | Wait:
         def attempt() -> Ready | Failed | Wait | None:
             found = known.files.attempt(void)
             if found is None and self._closed:
@@ -233,32 +204,35 @@ class FileLeases(LeaseService):
         try:
             found = await self._threads.run(attempt)
         except NotALease:
-            return Won(next(self._fences), coordinated=False)
+            return Won(0)
         except LeaseUnavailable as error:
             self._refused = monotonic() + _REFUSED_FOR, str(error)
             raise
         if found is not None:
             return found
-        now = monotonic()
-        known.lease = _Lease(token, claim.holder, next(self._fences), claim.limit, now)
-        self._prolong(known, known.lease)
+        known.lease, known.fence = lease, next(self._fences)
+        self._prolong(known)
         if request.abandoned:  # it came back too late from a file system that hung: nobody knows that it was won
             await self._end(known)
-        else:
-            self._remember(known.name, token, claim)
-        return Won(known.lease.fence if known.lease is not None else 0)
+        return Won(known.fence)
 
-    def _prolong(self, known: _Key, lease: _Lease) -> None:
-        """The heartbeat is a thread of filelock's, and would go on for ever: a lease that is not renewed ends by this timer."""
-        lease.expires = min(monotonic() + self._ttl, lease.limit)
+    async def _announce(self, known: _Key, outcome: Ready | Failed) -> None:
+        try:
+            await self._threads.run(lambda: known.files.announce(outcome))
+        finally:
+            await self._end(known)
+
+    def _prolong(self, known: _Key) -> None:
+        """Another TTL. filelock's heartbeat, a thread, never stops by itself: this timer ends a lease that is not renewed."""
+        lasts = min(self._ttl, known.lease.left() if known.lease is not None else 0.0)
+        known.expires = monotonic() + lasts
         if known.timer is not None:
             known.timer.cancel()
-        loop = asyncio.get_running_loop()
-        known.timer = loop.call_later(max(0.0, lease.expires - monotonic()), self._expire, known)
+        known.timer = asyncio.get_running_loop().call_later(lasts, self._expire, known)
 
     def _expire(self, known: _Key) -> None:
         async def work(known: _Key, request: _Request) -> None:
-            if known.lease is not None and monotonic() >= known.lease.expires:
+            if known.lease is not None and monotonic() >= known.expires:
                 await self._end(known)
 
         self._later(self._locked(known, work, _Request()))
@@ -275,16 +249,10 @@ class FileLeases(LeaseService):
         finally:
             known.wake()
 
-    def _remember(self, key: str, token: str, claim: _Claim) -> None:
-        self._claims[key, token] = claim
-        self._claims.move_to_end((key, token))
-        if len(self._claims) > _REMEMBERED:
-            self._claims.popitem(last=False)
-
-    # How a command is run: bounded, and one after the other for each key.
+    # Commands run bounded, and one after the other for each key.
 
     async def _command(self, key: str, work: Work[T]) -> T:
-        """Raises `LeaseUnavailable`. If nobody waits for it any more, its work goes on, and knows."""
+        """Run `work`. Raises `LeaseUnavailable`. If its caller is cancelled the work goes on, its request abandoned."""
         if self._closed:
             raise LeaseUnavailable("this agent is ending")
         self._threads.check()
@@ -312,7 +280,7 @@ class FileLeases(LeaseService):
         return await self._threads.bounded(self._threads.run(known.files.changes))
 
     def _later(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` whether or not its caller is cancelled; whoever awaits it sees its error."""
+        """Run `work`, also if its caller is cancelled; awaiting it raises its error."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -329,7 +297,7 @@ class FileLeases(LeaseService):
         return known
 
     def _tidy(self) -> None:
-        """Forget the keys that were asked for longest ago; one that is leased, watched or asked for now stays."""
+        """Forget the keys that were used longest ago, without those that are leased, watched or used now."""
         if len(self._keys) > _KEPT:
             idle = [k for k, known in self._keys.items() if not (known.lease or known.users or known.events)]
             for key in idle[: len(self._keys) - _KEPT]:
@@ -337,7 +305,7 @@ class FileLeases(LeaseService):
 
 
 class _Watch(Watch):
-    """Looks at a key's files, and hears at once what this process does."""
+    """Polls a key's files; what this process does wakes it at once."""
 
     def __init__(self, leases: FileLeases, key: str) -> None:
         self._leases, self._key, self._event = leases, key, asyncio.Event()
@@ -366,15 +334,11 @@ class _Watch(Watch):
         while True:
             pause = min(max(_SOONEST, (monotonic() - self._since) / 4), _LATEST) * random.uniform(0.8, 1.2)
             left = deadline - monotonic()
-            try:
-                await within(max(0.0, min(pause, left)), self._event.wait())
-            except asyncio.TimeoutError:
-                if pause >= left:
-                    return False
-                if await self._looked_different():
-                    return True
-            else:
-                self._event.clear()
+            if await happened(self._event, max(0.0, min(pause, left))):
+                return True
+            if pause >= left:
+                return False
+            if await self._looked_different():
                 return True
 
     async def _looked_different(self) -> bool:
@@ -384,6 +348,6 @@ class _Watch(Watch):
         try:
             state = await self._leases._look(known)
         except LeaseUnavailable:
-            return True  # whoever asks now is told
+            return True  # the next command raises it
         before, self._state = self._state, state
         return state != before

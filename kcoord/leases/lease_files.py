@@ -1,13 +1,12 @@
-"""The files of one key: a marker, which is the lease, and an outcome. All of this blocks for as long as the file system does.
+"""The files of one key: a marker, which is the lease, and an outcome. Every call blocks for as long as the file system does.
 
 The marker is `filelock.SoftFileLease`'s: made by ``O_CREAT | O_EXCL``, touched by its heartbeat, and taken over at once where its
-process can be seen to be dead. What filelock does not do is done here: it swaps an expired marker for its own by exchanging two
-names, which NFS refuses, and it keeps an empty marker (its writer died, or its disk was full) for ever. So a marker that nobody
-has touched for its duration is moved aside, and the key is free for everybody.
+process can be seen to be dead. Two gaps of filelock are closed here: it replaces an expired marker by exchanging two names, which
+NFS refuses, and it keeps an empty marker (its writer died, or its disk was full) for ever. So a marker that was not touched for
+its duration is moved aside, and the key is free for everybody.
 
-How long a marker has been untouched is judged by this process's monotonic clock: the clocks of hosts need not agree. A marker
-that has changed did so between two looks at it; its modification time says when, by the file system's own clock, and is believed
-within these bounds only.
+This process's monotonic clock measures how long a marker is untouched: the clocks of hosts need not agree. A marker that changed
+did so between two looks at it. Its modification time, by the file system's clock, says when, and is believed within these bounds.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ import filelock
 import msgpack
 
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
 from kcoord.files.replace import replace_file
@@ -34,7 +31,7 @@ from kcoord.leases.base import Failed, Ready, Wait
 _LARGEST_OUTCOME = 256 << 10  # bytes
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
-_LONGEST_DURATION = 3600.0  # seconds; what a marker says of itself is believed up to here
+_LONGEST_DURATION = 3600.0  # seconds; a longer duration in a marker is not believed
 _TRIES = 3
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENXIO, errno.EAGAIN)
 _UNREADABLE = (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)  # a symbolic link, a socket, another user's file
@@ -42,26 +39,26 @@ _SOMEBODY = "another node"
 
 
 class NotALease(Exception):
-    """What is in the marker's place is no file that could be moved aside: nobody leases this key."""
+    """The marker's place is taken by something that cannot be moved aside, a directory: nobody can lease this key."""
 
 
 @dataclass
 class _Marker:
-    """A marker as this process knows it. It was touched between `after` and `seen`; times are this process's, in seconds."""
+    """Another holder's marker. It was touched between `after` and `seen`; times are in seconds of this process's clock."""
 
     identity: tuple[int, int, int]  # inode, modification and change time
     host: str
     duration: float
     after: float
     seen: float
-    looked: float  # the latest look began then, and found it as it is
-    touched: float | None  # found out only if it matters
+    looked: float  # when the latest look began that found it unchanged
+    touched: float | None  # None until it matters
 
 
 class KeyFiles:
     """One key's files in `directory`, for one thread at a time (`changes` excepted). Raises OSError.
 
-    `staging` is where files are made before they get their names: on the same file system, and swept by the agents.
+    Files are made in `staging`, on the same file system, before they get their names; agents sweep it.
     """
 
     def __init__(self, directory: Path, staging: Path, name: str, ttl: float, failure_ttl: float) -> None:
@@ -91,8 +88,16 @@ class KeyFiles:
         self.release()
         return found
 
+    def look(self) -> Ready | Failed | Wait | None:
+        """The outcome, if there is one; else who has the lease; else None: it is free."""
+        outcome = self._read_outcome(None)
+        marker = self._observe(other_ttl=False) if outcome is None else None
+        if marker is None or (left := self._left(marker)) <= 0:
+            return outcome
+        return Wait(marker.host, left)
+
     def standing(self, void: str | None) -> Ready | Failed | bool:
-        """Of a lease that was taken here: the outcome that ended it, else whether it is still ours."""
+        """For a lease that was taken here: the outcome that ended it, else True if it is still ours."""
         outcome = self._read_outcome(void)
         if outcome is not None:
             return outcome
@@ -100,7 +105,7 @@ class KeyFiles:
         ours = owner is not None and owner.token == self._lease.token
         if (
             ours and self._lease.compromise is not None
-        ):  # its heartbeat gave up: the file system failed for most of the TTL
+        ):  # the heartbeat gave up: the file system failed for most of the TTL
             with suppress(OSError):
                 os.utime(self._marker, follow_symlinks=False)
         return ours
@@ -110,7 +115,7 @@ class KeyFiles:
         self._lease.release(force=True)
 
     def announce(self, outcome: Ready | Failed) -> None:
-        """Write the outcome, whole or not at all. A directory in its place stays: then nobody is told."""
+        """Write the outcome, whole or not at all. A directory in its place stays: then waiters hear nothing."""
         if isinstance(outcome, Ready):
             stated = {"state": "ready", "manifest": outcome.manifest}
         else:
@@ -123,7 +128,7 @@ class KeyFiles:
         os.utime(self._directory)  # an NFS client that cached "missing" looks again
 
     def changes(self) -> object:
-        """A value that is another one when the lease has another holder, or none, or the outcome is another."""
+        """A value that changes with the holder of the lease, and with the outcome."""
         look_up(self._directory)
         marker, outcome = _stat(self._marker), _stat(self._outcome)
         return marker and marker.st_ino, outcome and _identity(outcome)
@@ -146,7 +151,7 @@ class KeyFiles:
         return None if outcome is None or outcome.manifest == void else outcome
 
     def _forget_outcome(self) -> None:
-        """What is there is void, expired or garbage."""
+        """Remove an outcome that is void, expired or garbage."""
         with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             self._outcome.unlink()
 
@@ -154,13 +159,13 @@ class KeyFiles:
 
     def _take(self) -> Wait | None:
         for _ in range(_TRIES):
-            foreign = False
+            other_ttl = False
             try:
                 self._lease.acquire(blocking=False)
             except filelock.Timeout:
                 pass
             except filelock.LeaseSettingsMismatch:
-                foreign = True
+                other_ttl = True
             except (IsADirectoryError, PermissionError) as error:
                 if isinstance(error, PermissionError) and not os.access(self._directory, os.W_OK):
                     raise
@@ -168,17 +173,17 @@ class KeyFiles:
             else:
                 self._known = None
                 return None
-            marker = self._observe(foreign)
+            marker = self._observe(other_ttl)
             if marker is None:
-                continue  # given back in this very moment
+                continue  # it was given back just now
             left = self._left(marker)
             if left > 0:
                 return Wait(marker.host, left)
             self._set_aside(marker)
         return Wait(_SOMEBODY, 0.05)  # others are faster
 
-    def _observe(self, foreign: bool) -> _Marker | None:
-        """Look at another's marker, and remember it. `foreign`: its holder has another TTL, which matters if it lives."""
+    def _observe(self, other_ttl: bool) -> _Marker | None:
+        """Look at another's marker, and remember it. `other_ttl`: its holder has another TTL, an error if it is alive."""
         began, before = time.monotonic(), self._known
         found = _stat(self._marker)
         if found is None:
@@ -188,7 +193,7 @@ class KeyFiles:
             before.looked = began
             return before
         changed = before is not None and before.identity[0] == found.st_ino
-        if changed and foreign:
+        if changed and other_ttl:
             raise LeaseUnavailable(
                 f"{self._marker}: its holder's KCOORD_LEASE_TTL is not this node's {self._ttl:g} s: "
                 "set the same on every node"
@@ -199,7 +204,7 @@ class KeyFiles:
             host = owner.hostname.partition("?")[0] or _SOMEBODY
             duration = min(max(owner.lease_duration or 0.0, self._ttl), _LONGEST_DURATION)
         after = before.looked if changed and before is not None else now
-        touched = None if changed else now  # at the first look nothing is known: it gets its whole time
+        touched = None if changed else now  # at the first look its age is unknown: it gets its whole time
         self._known = _Marker(_identity(found), host, duration, after, now, began, touched)
         return self._known
 
@@ -213,11 +218,11 @@ class KeyFiles:
         return start + marker.duration - now
 
     def _set_aside(self, marker: _Marker) -> None:
-        """Take an expired marker away. One that was touched, or replaced, in this moment is put back, if it can be: a file system
-        may know no links, and Linux lets a user link what another one owns only if he may write to it.
+        """Take an expired marker away. One that was touched or replaced just now is put back, if possible: a file system may know
+        no links, and Linux lets users link another user's file only if they may write to it.
 
-        Within its directory: an NFS v4 server calls a vanished host's delegation of the marker back first, for 90 s, and until
-        then a rename into another directory would hold up all others of this host, and whatever is made in that directory.
+        It stays in its directory: an NFS v4 server first calls back a vanished host's delegation of the marker, for 90 s, and
+        until then a rename into another directory would hold up all other renames of this host, and all files made there.
         """
         self._known = None
         aside = self._directory / f"{staging_name()}.part"
@@ -228,23 +233,26 @@ class KeyFiles:
                 with suppress(OSError):
                     os.link(aside, self._marker, follow_symlinks=False)
         except FileNotFoundError:
-            return  # another was faster; or NFS resent the rename, and it is done
+            return  # another process was faster; or NFS resent the rename, and it is done
         finally:
             aside.unlink(missing_ok=True)
 
 
 def look_up(directory: Path) -> None:
-    """Open `directory`, so that an NFS client forgets which names were missing in it. It, and its parent, are made."""
+    """Open `directory`, so that an NFS client forgets which names were missing in it. Makes it, and its parent, if need be."""
     try:
         refresh_names(directory)
     except FileNotFoundError:
-        for missing in (directory.parent, directory):  # no further up: a store that is not mounted stays so
+        for missing in (
+            directory.parent,
+            directory,
+        ):  # no further up: nothing is made in place of a store that is not mounted
             with suppress(FileExistsError):
                 missing.mkdir()
 
 
 def probe(root: Path, staging: Path) -> None:
-    """Return if files with something in them can be made, and given names below `root`."""
+    """Return if files with content can be made, and renamed to below `root`."""
     look_up(root / "00")
     fresh = staging / f"{staging_name()}.part"
     named = root / "00" / fresh.name
@@ -257,7 +265,7 @@ def probe(root: Path, staging: Path) -> None:
 
 
 def file_system_now(staging: Path) -> float:
-    """The file system's own clock, in seconds: to be compared with its modification times, and with nothing else."""
+    """The file system's own clock, in seconds; comparable to its modification times only."""
     probe = staging / f"{staging_name()}.part"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -268,7 +276,7 @@ def file_system_now(staging: Path) -> float:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """What is at `path` now; opening a file asks the NFS server, which `lstat` for up to a minute does not."""
+    """The state of `path` now: opening a file asks the NFS server, but `lstat` may answer from a cache for a minute."""
     try:
         descriptor = _opened(path)
     except OSError as error:
@@ -285,14 +293,14 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _opened(path: Path) -> int:
-    """Nothing is written. But what an NFS v4 server has delegated of the file to its holder it takes back from it for that, and
-    delegates it no more. The delegation of a host that has vanished meanwhile would keep others from removing the file, for 90 s.
+    """Open for writing, and write nothing: an NFS v4 server then takes back what it has delegated of the file to its holder, and
+    delegates it no more. The delegation of a host that vanishes later would keep others from removing the file, for 90 s.
     """
     how = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, os.O_WRONLY | how)
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE:  # EAGAIN: this is the server, and it has begun to call back
+        if error.errno not in _NOT_WRITABLE:  # EAGAIN: this host is the server, and has begun to call back
             raise
         return os.open(path, os.O_RDONLY | how)
 

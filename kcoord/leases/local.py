@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, monotonic, within
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
 
 _REMEMBERED = 10_000
 
@@ -45,71 +45,70 @@ class _Watch(Watch):
             del self.watchers[self.key]
 
     async def changed(self, timeout: float) -> bool:
-        try:
-            await within(timeout, self.event.wait())
-        except asyncio.TimeoutError:
-            return False
-        self.event.clear()
-        return True
+        return await happened(self.event, timeout)
 
 
 class LocalLeases(LeaseService):
-    """The same rules as Redis's script, without a server. `clock` gives seconds and never goes back."""
+    """The rules of Redis's script, without a server. `clock` gives seconds and never goes back."""
 
     name = "this node"
 
     def __init__(self, ttl: float, limit: float, failure_ttl: float, clock: Callable[[], float] = monotonic) -> None:
-        self._ttl, self._limit, self._failure_ttl, self._clock = ttl, limit, failure_ttl, clock
+        super().__init__(limit)
+        self._ttl, self._failure_ttl, self._clock = ttl, failure_ttl, clock
         self._leases: dict[str, _Lease] = {}
         self._outcomes: OrderedDict[str, _Outcome] = OrderedDict()  # the oldest are forgotten first
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._fences = itertools.count(1)
 
-    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-        now = self._clock()
-        outcome = self._outcomes.get(key)
-        if outcome is not None:
-            untrue = isinstance(outcome.answer, Ready) and outcome.answer.manifest == void
-            if now < outcome.until and not untrue:
-                return outcome.answer
-            del self._outcomes[key]
-        lease = self._leases.get(key)
-        if lease is not None and lease.token != token and now < lease.expires:
-            return Wait(lease.holder, lease.expires - now)
-        if lease is None or lease.token != token or now >= lease.expires:
-            lease = self._leases[key] = _Lease(token, holder, next(self._fences), 0.0, now + self._limit)
-        lease.expires = min(now + self._ttl, lease.limit)
-        return Won(lease.fence)
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+        now, answer = self._clock(), self._look(lease.key, void)
+        known = self._leases.get(lease.key)
+        ours = known is not None and known.token == lease.token
+        if isinstance(answer, (Ready, Failed)) or (answer is not None and not ours):
+            return answer
+        self._outcomes.pop(lease.key, None)
+        if known is None or not ours or now >= known.expires:
+            known = _Lease(lease.token, lease.holder, next(self._fences), 0.0, now + self.limit)
+            self._leases[lease.key] = known
+        known.expires = min(now + self._ttl, known.limit)
+        return Won(known.fence)
 
-    async def renew(self, key: str, token: str) -> bool:
-        now = self._clock()
-        lease = self._leases.get(key)
-        if lease is None or lease.token != token or now >= lease.limit:
+    async def look(self, key: str) -> Ready | Failed | Wait | None:
+        return self._look(key, None)
+
+    def _look(self, key: str, void: str | None) -> Ready | Failed | Wait | None:
+        now, outcome, lease = self._clock(), self._outcomes.get(key), self._leases.get(key)
+        if outcome is not None and now < outcome.until and outcome.answer != Ready(void or ""):
+            return outcome.answer
+        return Wait(lease.holder, lease.expires - now) if lease is not None and now < lease.expires else None
+
+    async def renew(self, lease: Lease) -> bool:
+        now, known = self._clock(), self._leases.get(lease.key)
+        if known is None or known.token != lease.token or now >= known.limit:
             return False
-        lease.expires = min(now + self._ttl, lease.limit)
+        known.expires = min(now + self._ttl, known.limit)
         return True
 
-    async def ready(self, key: str, token: str, manifest: str) -> None:
+    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         self._end(key, Ready(manifest), float("inf"))
 
-    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        if not self._holds(key, token):
-            return False
-        self._end(key, Failed(log, where), self._clock() + self._failure_ttl)
-        return True
+    async def fail(self, lease: Lease, log: str, where: str) -> bool:
+        if held := self._holds(lease):
+            self._end(lease.key, Failed(log, where), self._clock() + self._failure_ttl)
+        return held
 
-    async def release(self, key: str, token: str) -> bool:
-        if not self._holds(key, token):
-            return False
-        self._end(key, None, 0.0)
-        return True
+    async def release(self, lease: Lease) -> bool:
+        if held := self._holds(lease):
+            self._end(lease.key, None, 0.0)
+        return held
 
     def watch(self, key: str) -> Watch:
         return _Watch(self._watchers, key)
 
-    def _holds(self, key: str, token: str) -> bool:
-        lease = self._leases.get(key)
-        return lease is not None and lease.token == token
+    def _holds(self, lease: Lease) -> bool:
+        known = self._leases.get(lease.key)
+        return known is not None and known.token == lease.token
 
     def _end(self, key: str, answer: Ready | Failed | None, until: float) -> None:
         self._leases.pop(key, None)

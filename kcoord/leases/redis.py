@@ -3,32 +3,29 @@
 The script touches one key, so it runs on Redis Cluster, if one server has all keys; it reads the server's clock, so hosts need
 not agree on the time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
 
-Timeline of what the token is for::
+A timeline that shows why a lease has a token::
 
-    agent A  acquire(a) → Won            …partitioned…           ready(a): a fact, accepted
-    agent B                    acquire(b) → Wait  …TTL…  → Won   renew(b) → 1
-    agent A                                                      renew(a) → 0: lost, A's compile goes on, harmless
+    agent A  acquire(a) → Lease            …partitioned…           ready(a): a fact, accepted
+    agent B                    acquire(b) → Wait  …TTL…  → Lease   renew(b) → 1
+    agent A                                                        renew(a) → 0: lost, A's compile goes on, harmless
 
-When the server's clock is set: forward, what it holds ends early; a holder takes its lease again at its next renewal, unless a
-waiter came first, which costs one compile more. Back: what somebody asks for lasts no longer than its whole TTL from then on,
-and a lease never longer than its limit by its holder's own clock. Fences do not grow over a clock that was set back *and* a key
-that was gone.
+If the server's clock is set forward, leases and outcomes end early; a holder takes its lease again at its next renewal, unless a
+waiter came first, which costs one more compile. If it is set back, a claim shortens what it meets to one whole TTL, and a lease
+never outlasts its limit by its holder's own clock. Fences do not grow over a clock that was set back *and* a key that was gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Watch, Won, ended, monotonic, within
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
 from kcoord.leases.redis_client import (
     COMMAND_TIMEOUT,
     CONNECTIONS,
@@ -39,30 +36,16 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
-from kcoord.leases.redis_script import FOREIGN, SCRIPT, SHA
-from kcoord.leases.redis_subscriptions import News, Subscription
-from kcoord.telemetry.events import log
+from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA
+from kcoord.leases.redis_subscriptions import Subscription, Subscriptions
+from kcoord.telemetry.events import log, tell_bug
 
 T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
-_REMEMBERED = 10_000
-_SHARDS_TRIED = 16  # keys: of two shards one is asked for none of them once in 30,000 times
-
-
-@dataclass(frozen=True)
-class _Held:
-    """What this agent knows of a lease of its own. `limit`: its hard limit, on this process's clock."""
-
-    holder: str
-    fence: int
-    limit: float
-
-
-_ENDED = _Held("", 0, 0.0)
-"""The lease was given up: a renewal that comes late does not take it again."""
+_SHARDS_TRIED = 16  # keys; a server that has half of all keys has each of these once in 65,000 times
 
 
 class RedisLeases(LeaseService):
@@ -83,86 +66,73 @@ class RedisLeases(LeaseService):
         failure_ttl: float,
         tell: Callable[[str], object] = log.warning,
     ) -> None:
+        super().__init__(limit)
         self._prefix, self._tell, self._told = prefix, tell, False
-        self._ttl_ms, self._limit_ms = int(ttl * 1000), int(limit * 1000)
-        self._failure_ms = int(failure_ttl * 1000)
+        self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
         self._redis, self._sentinels = connect(url)
-        self._news = News(self._redis)
-        self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # the pool refuses what it has no connection for
+        self._subscriptions = Subscriptions(self._redis)
+        self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # without a free connection, the pool refuses a command
         self._trial: asyncio.Task[None] | None = None
         self._divided = False  # a key was another server's: this is one of a Redis Cluster
-        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the oldest are forgotten first
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}:lease:{key}"
 
-    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         await self._tried_once()
-        answer = _parse(await self._run(key, "acquire", token, holder, self._ttl_ms, self._limit_ms, void or ""))
-        if isinstance(answer, Won):
-            held = self._held.get((key, token))
-            if held is None or held.fence != answer.fence:
-                self._hold(key, token, _Held(holder, answer.fence, monotonic() + self._limit_ms / 1000))
-        return answer
+        limit_ms = int(self.limit * 1000)
+        asked = lease.token, lease.holder, self._ttl_ms, limit_ms, void or ""
+        return _parse(await self._run(lease.key, "acquire", *asked))
+
+    async def look(self, key: str) -> Ready | Failed | Wait | None:
+        answer = _parse(await self._run(key, "look", ""))
+        return None if isinstance(answer, Won) else answer
+
+    async def renew(self, lease: Lease) -> bool:
+        left_ms = int(lease.left() * 1000)
+        return bool(await self._run(lease.key, "renew", lease.token, self._ttl_ms, lease.holder, left_ms))
+
+    async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+        await self._run(key, "ready", "", manifest, int(_READY_TTL * 1000))
+
+    async def fail(self, lease: Lease, log: str, where: str) -> bool:
+        failure = log[-_LONGEST_LOG:], where, self._failure_ms
+        return bool(await self._run(lease.key, "fail", lease.token, *failure))
+
+    async def release(self, lease: Lease) -> bool:
+        return bool(await self._run(lease.key, "release", lease.token))
 
     async def _tried_once(self) -> None:
-        """Before the first lease: what only some nodes come to need, such as SUBSCRIBE, would else divide those that have it
-        from those that were refused."""
+        """Try all commands before the first lease. A user who may not SUBSCRIBE would else be found out by the nodes that wait
+        alone, and divide these from the others."""
         if self._trial is None:
             self._trial = asyncio.create_task(self.ping())
             self._trial.add_done_callback(self._tried)
         await asyncio.shield(self._trial)
 
     def _tried(self, trial: asyncio.Task[None]) -> None:
-        """All who waited for it may be cancelled. One that failed is followed by another, for the next lease."""
+        """A trial that failed is followed by another, for the next lease. All that waited for this one may be cancelled."""
         if trial.cancelled() or (error := trial.exception()) is None:
             return
         self._trial = None
         if not isinstance(error, LeaseUnavailable):
-            self._tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("Redis was not tried", exc_info=error)
-
-    async def renew(self, key: str, token: str) -> bool:
-        held = self._held.get((key, token))
-        if held is None:  # leased while another service stood in for this one
-            held = self._hold(key, token, _Held(token, 0, monotonic() + self._limit_ms / 1000))
-        left_ms = int((held.limit - monotonic()) * 1000)
-        return bool(await self._run(key, "renew", token, self._ttl_ms, held.holder, left_ms))
-
-    async def ready(self, key: str, token: str, manifest: str) -> None:
-        self._hold(key, token, _ENDED)
-        await self._run(key, "ready", token, manifest, int(_READY_TTL * 1000))
-
-    async def fail(self, key: str, token: str, log: str, where: str) -> bool:
-        self._hold(key, token, _ENDED)
-        return bool(await self._run(key, "fail", token, log[-_LONGEST_LOG:], where, self._failure_ms))
-
-    async def release(self, key: str, token: str) -> bool:
-        self._hold(key, token, _ENDED)
-        return bool(await self._run(key, "release", token))
-
-    def _hold(self, key: str, token: str, held: _Held) -> _Held:
-        self._held[key, token] = held
-        self._held.move_to_end((key, token))
-        if len(self._held) > _REMEMBERED:
-            self._held.popitem(last=False)
-        return held
+            tell_bug(error, "Redis was not tried", self._tell)
 
     async def ping(self) -> None:
-        """A lease is taken and released, and a subscription confirmed.
+        """Take and release a lease, with a confirmed subscription.
 
-        PING is no question: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
+        PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
         cluster may have one key and not the next: then many are tried.
         """
         keys = [f"ping-{uuid.uuid4().hex}" for _ in range(_SHARDS_TRIED if self._divided else 1)]
         async with self.watch(keys[0]):
             for key in keys:
-                await self._run(key, "acquire", key, key, self._ttl_ms, self._limit_ms, "")
+                await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
                 await self._run(key, "release", key)
         self._divided = False
 
     def watch(self, key: str) -> Watch:
-        return Subscription(self._news, self._key(key))
+        return Subscription(self._subscriptions, self._key(key))
 
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True
@@ -185,7 +155,7 @@ class RedisLeases(LeaseService):
 
         if not (read or fields):
             return {}
-        replies = await self._bounded(exchange)
+        replies = await self._command(exchange)
         found: dict[str, dict[str, float]] = {}
         try:
             for field, value in replies[-1].items() if read else ():
@@ -198,7 +168,7 @@ class RedisLeases(LeaseService):
     async def server_version(self) -> str:
         """As INFO gives it; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
         try:
-            info = await self._bounded(lambda: self._redis.info("server"))
+            info = await self._command(lambda: self._redis.info("server"))
         except LeaseUnavailable as error:
             if isinstance(error.__cause__, NoPermissionError):
                 return "unknown"
@@ -208,7 +178,7 @@ class RedisLeases(LeaseService):
     async def close(self) -> None:
         if self._trial is not None:
             await ended({self._trial})
-        await self._news.close()
+        await self._subscriptions.close()
         for client in (self._redis, *self._sentinels):
             try:
                 await within(COMMAND_TIMEOUT, client.aclose())
@@ -216,48 +186,51 @@ class RedisLeases(LeaseService):
                 continue  # the server is gone, and with it the connection
 
     async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
+        """Call the script, and once more if the key held something else, which is removed by then. Raises `LeaseUnavailable`."""
         name = self._key(key)
+
+        async def call() -> Any:
+            try:
+                return await self._redis.evalsha(SHA, 1, name, op, token, *args)
+            except NoScriptError:
+                return await self._redis.eval(SCRIPT, 1, name, op, token, *args)
+
         try:
-            return await self._script(name, op, token, *args)
-        except ResponseError as error:
-            what = str(error).partition(FOREIGN)[2].strip()
+            return await self._command(call)
+        except LeaseUnavailable as error:
+            _, was_not_ours, found = str(error).partition(NOT_OURS)
+            if not was_not_ours:
+                raise
         if not self._told:
             self._told = True
-            self._tell(f"Redis held {what} under {name}, which kcoord did not write; such keys are removed")
+            self._tell(f"Redis held {found.strip()} under {name}, which kcoord did not write; such keys are removed")
         try:
-            return await self._script(name, op, token, *args)
-        except ResponseError as error:
-            raise LeaseUnavailable(f"somebody else writes to {name} in Redis: {error}") from error
-
-    async def _script(self, name: str, op: str, token: str, *args: str | int) -> Any:
-        """Raises `LeaseUnavailable`, and ResponseError for a key that was not kcoord's and is free now."""
-        try:
-            return await self._bounded(lambda: self._redis.evalsha(SHA, 1, name, op, token, *args))
-        except NoScriptError:
-            return await self._bounded(lambda: self._redis.eval(SCRIPT, 1, name, op, token, *args))
-
-    async def _bounded(self, command: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await within(2 * COMMAND_TIMEOUT, self._in_turn(command))
-        except NoScriptError:
+            return await self._command(call)
+        except LeaseUnavailable as error:
+            if NOT_OURS in str(error):
+                raise LeaseUnavailable(f"somebody else writes to {name} in Redis: {error}") from error
             raise
+
+    async def _command(self, command: Callable[[], Awaitable[T]]) -> T:
+        """The result of `command`, repeated over broken connections, once one is free. Raises `LeaseUnavailable`, within 4 s."""
+
+        async def in_turn() -> T:
+            async with self._slots:
+                return await repeated(command, self._redis)
+
+        try:
+            return await within(2 * COMMAND_TIMEOUT, in_turn())
         except asyncio.TimeoutError:
             raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
         except (RedisError, OSError, *NONSENSE) as error:
-            if isinstance(error, ResponseError) and FOREIGN in str(error):
-                raise
             self._divided = self._divided or is_of_a_cluster(error)
-            if is_of_another_master(error):  # its address is perhaps where ours came from
+            if is_of_another_master(error):  # the server's name may lead to the new master by now
                 with suppress(RedisError, OSError, asyncio.TimeoutError):
                     await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
             raise LeaseUnavailable(why(error)) from error
 
-    async def _in_turn(self, command: Callable[[], Awaitable[T]]) -> T:
-        async with self._slots:
-            return await repeated(command, self._redis)
 
-
-def _parse(reply: Any) -> Answer:
+def _parse(reply: Any) -> Won | Ready | Failed | Wait:
     try:
         kind, *rest = (part.decode(errors="replace") if isinstance(part, bytes) else part for part in reply)
         if None in rest:
@@ -266,10 +239,8 @@ def _parse(reply: Any) -> Answer:
             return Won(int(rest[0]))
         if kind == "R":
             return Ready(rest[0])
-        if kind == "F":
-            return Failed(
-                rest[0][-_LONGEST_LOG:], rest[1][:_LONGEST_WORD]
-            )  # more than a frame holds could be told to nobody
+        if kind == "F":  # cut, since no frame to a rank would hold more
+            return Failed(rest[0][-_LONGEST_LOG:], rest[1][:_LONGEST_WORD])
         if kind == "L":
             return Wait(rest[0][:_LONGEST_WORD], max(0, int(rest[1])) / 1000)
     except (TypeError, ValueError, IndexError, AttributeError) as error:

@@ -26,8 +26,8 @@ from kcoord.redis_url import Sentinels
 T = TypeVar("T")
 
 COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
-CONNECTIONS = 8  # of one agent: thousands of nodes share a server that takes 10,000
-_SENTINEL_TIMEOUT = 1.0  # seconds; one of them may be gone, and the next is asked within the same command
+CONNECTIONS = 8  # of one agent; thousands of agents share a server that takes 10,000
+_SENTINEL_TIMEOUT = 1.0  # seconds; if a sentinel is gone, the next is asked within the same command
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 15,  # seconds
     socket.TCP_KEEPINTVL: 5,  # seconds
@@ -35,7 +35,7 @@ _KEEPALIVE = {
     socket.TCP_USER_TIMEOUT: 10_000,  # milliseconds that what was sent may stay unacknowledged
 }
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What redis-py raises, beside its own errors, when it reads something that no Redis says."""
+"""Errors of redis-py, beside its own, for a reply that no Redis sends."""
 _TRIES = 10
 _ONE_OF_SEVERAL = (
     "it is one server of a Redis Cluster, and others have the rest of the keys: name a Redis that has all of them"
@@ -97,10 +97,10 @@ def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Re
 
 
 async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) -> T:
-    """What `command` returns; it must be one that may be repeated.
+    """The result of `command`, which may run several times.
 
-    A restart breaks connections, and that says nothing about the server. One at its `maxclients` hangs up on a new connection,
-    often before it can say why, and serves those that it has: one of ours may be free in a moment.
+    A connection that a restart broke says nothing about the server. A server at its `maxclients` hangs up on a new connection,
+    often before it can say why, and serves the old ones: one of ours may be free in a moment.
     """
     for attempt in range(_TRIES):
         try:
@@ -110,35 +110,33 @@ async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) 
                 if not any(words in str(error) for words in _HUNG_UP):
                     raise
                 await asyncio.sleep(0.05)
-            # redis-py takes the last one first, also if that is the one that was refused a moment ago
+            # redis-py takes the last one first, even the one that was refused a moment ago
             client.connection_pool._available_connections.sort(key=lambda connection: connection.is_connected)
     return await command()
 
 
 def is_of_a_cluster(error: BaseException) -> bool:
-    """Whether the server belongs to a Redis Cluster, and has not got the key."""
+    """True if the server belongs to a Redis Cluster and has not got the key."""
     # redis-py 5.0 knows these errors of its cluster client only
     return isinstance(error, (MovedError, ClusterDownError)) or str(error).startswith(("MOVED ", "CLUSTERDOWN "))
 
 
 def is_of_another_master(error: BaseException) -> bool:
-    """Whether the server is not, or no more, the one that writes the key."""
-    # Redis 7 begins with it, and redis-py cuts it off; Redis 6 says it within the text
+    """True if another server is the master of the key, perhaps since a moment ago."""
+    # Redis 7 begins its text with READONLY, and redis-py cuts it off; Redis 6 has it in the middle
     return isinstance(error, ReadOnlyError) or "READONLY" in str(error) or is_of_a_cluster(error)
 
 
 def why(error: BaseException) -> str:
-    """One line for people, and the same line for the same cause, so that it is told once."""
+    """One line for people; the same line for the same cause, so that it is told once."""
     text, cause = str(error), error.__cause__ or error.__context__
-    if isinstance(
-        error, AttributeError
-    ):  # redis-py takes a lost connection's streams away from whoever is writing to it
+    if isinstance(error, AttributeError):  # redis-py drops a lost connection's streams while somebody writes to them
         return "Connection closed in mid-command"
     if isinstance(error, MovedError) or text.startswith("MOVED "):
         return _ONE_OF_SEVERAL
     if isinstance(error, MasterNotFoundError):
-        text = text.partition(" : ")[0]  # then come redis-py's objects, with their addresses in memory
-    elif "@user_script" in text:  # Redis 6 says where in the script first, Redis 7 last
+        text = text.partition(" : ")[0]  # the rest are redis-py's objects, with their addresses in memory
+    elif "@user_script" in text:  # the place in the script, which Redis 6 names first and Redis 7 last
         text = re.sub(r"^.*@user_script: ?\d+: -?| script: .*$", "", text)
     elif isinstance(cause, OSError) and (cause.strerror or str(cause)) not in text:  # redis-py 5 gives its number only
         text = f"{text} {cause}"

@@ -1,4 +1,4 @@
-"""What Redis does with a key's lease, in one step: the Lua script of `kcoord.leases.redis`, and what it is called with."""
+"""The Lua script of `kcoord.leases.redis`: one operation on one key's lease, and its arguments."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import hashlib
 # ARGV     op, token, and then
 #   acquire  holder, ttl_ms, limit_ms, void manifest or ''  → {'W', fence} | {'R', manifest} | {'F', log, where}
 #                                                             | {'L', holder, ms left}
+#   look                                                    → the same; {'W', '0'} if the key is free
 #   renew    ttl_ms, holder, ms left of the hard limit      → 1 | 0
 #   ready    manifest, ttl_ms                               → 1
 #   fail     log, where, ttl_ms                             → 1 | 0
 #   release                                                 → 1 | 0
-# Every change is published on the channel named like the key. An expired lease is a hash that is gone. `renew` takes
-# the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and nobody else has it. A hash
-# that the hard limit removed is gone as well: so the holder says how much of its limit is left. What is no hash of ours is
-# deleted, and the error KCOORD-FOREIGN says what it was: then the key is free, and whoever called asks again.
-FOREIGN = "KCOORD-FOREIGN"
+# `ready` and `look` need no token: pass ''. Every change is published on the channel named like the key. An expired lease is a
+# hash that is gone. `renew` takes the lease again if the hash is gone (FLUSHALL, an empty restart): its holder is alive, and
+# nobody else has it. The hard limit removes a hash, too: so the holder says how much of its limit is left. A value that is no
+# hash of ours is deleted, and the error KCOORD-NOT-OURS says what it was: then the key is free, and the caller asks again.
+NOT_OURS = "KCOORD-NOT-OURS"
 SCRIPT = """
 local key, op, token = KEYS[1], ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local function foreign()
+local function not_ours()
   local kind = redis.call('TYPE', key).ok
   if kind == 'none' then return nil end
   if kind ~= 'hash' then return 'a ' .. kind end
@@ -45,10 +46,10 @@ local function foreign()
   end
   return 'a hash in no state that there is'
 end
-local found = foreign()
+local found = not_ours()
 if found then
   redis.call('DEL', key)
-  return redis.error_reply('KCOORD-FOREIGN ' .. found)
+  return redis.error_reply('KCOORD-NOT-OURS ' .. found)
 end
 
 local held = redis.call('HMGET', key, 'state', 'token', 'fence', 'limit', 'ttl')
@@ -63,22 +64,23 @@ local function lease(holder, ttl_ms, limit_ms)
   return string.format('%.0f', fence)
 end
 
-if op == 'acquire' then
+if op == 'acquire' or op == 'look' then
   local holder, ttl_ms, limit_ms, void = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
-  local said = redis.call('HMGET', key, 'manifest', 'log', 'where', 'holder')  -- before it may end, in mid-script
-  -- a server's clock that was set back would keep what is to end for as much longer
+  local of = redis.call('HMGET', key, 'manifest', 'log', 'where', 'holder')  -- before it may end, in mid-script
+  -- a server's clock that was set back would keep a hash for as much longer
   if redis.call('PTTL', key) > (tonumber(held[5]) or math.huge) then redis.call('PEXPIRE', key, held[5]) end
   if state == 'R' then
-    if said[1] and said[1] ~= void then return {'R', said[1]} end
+    if of[1] and of[1] ~= void then return {'R', of[1]} end
   elseif state == 'F' then
-    if said[2] and said[3] then return {'F', said[2], said[3]} end
+    if of[2] and of[3] then return {'F', of[2], of[3]} end
   elseif state == 'L' and owner == token then
     return {'W', held[3]}
   elseif state == 'L' then
     local left_ms = redis.call('PTTL', key)
     -- 0: on a replica, where nothing expires, this is one that ended
-    if left_ms > 0 and said[4] then return {'L', said[4], left_ms} end
+    if left_ms > 0 and of[4] then return {'L', of[4], left_ms} end
   end
+  if op == 'look' then return {'W', '0'} end
   return {'W', lease(holder, ttl_ms, limit_ms)}
 end
 

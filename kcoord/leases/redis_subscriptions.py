@@ -1,7 +1,7 @@
-"""Being woken by Redis: one Pub/Sub connection for all watches of an agent.
+"""Pub/Sub of Redis: one connection for all watches of an agent.
 
-redis-py's own `PubSub` reconnects from whoever meets the broken connection first, reader or sender; two at once read each other's
-answers. Here a connection is never mended: it is replaced, under one lock.
+redis-py's own `PubSub` reconnects in the task that meets the broken connection first, reader or sender; two at once read each
+other's answers. Here a broken connection is replaced by a new one, under a lock.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Watch, ended, within
+from kcoord.leases.base import Watch, ended, happened, within
 from kcoord.leases.redis_client import COMMAND_TIMEOUT, NONSENSE, repeated, why
 
 _SILENCE = 30.0  # seconds that the reader waits at a time
 
 
-class News:
+class Subscriptions:
     """One Pub/Sub connection for all watches of an agent.
 
     Invariant: a channel in `_active` whose future is done is subscribed to on the living connection, or will be on the next.
-    After a reconnection every watch is woken, because what happened in between was not heard.
+    After a reconnection every watch is woken, since messages in between were lost.
     """
 
     def __init__(self, client: aioredis.Redis) -> None:
@@ -37,7 +37,7 @@ class News:
         self._active: dict[str, asyncio.Future[None]] = {}  # channel → done once the server has confirmed
         self._reader: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sending = asyncio.Lock()  # protects the connection from two that send, or connect, at once
+        self._sending = asyncio.Lock()  # one task at a time sends, or connects
 
     async def subscribe(self, channel: str, event: asyncio.Event) -> None:
         """Return once the server has confirmed. Raises `LeaseUnavailable`, after 4 s at most."""
@@ -47,7 +47,7 @@ class News:
         if confirmed is None:
             confirmed = self._active[channel] = asyncio.get_running_loop().create_future()
             confirmed.add_done_callback(lambda future: future.exception())  # seen, also if nobody waits any more
-            self._later(self._open(channel, confirmed))  # whoever waits for the same confirmation may be cancelled
+            self._later(self._open(channel, confirmed))  # others may wait for it when the first caller is cancelled
         try:
             await within(patience, asyncio.shield(confirmed))
         except asyncio.CancelledError:
@@ -56,7 +56,7 @@ class News:
         except asyncio.TimeoutError as error:
             self._failed(channel, confirmed, error)
             self._forget(channel, event)
-            await self._drop(self._connection)  # its host may have vanished, and TCP would go on sending
+            await self._drop(self._connection)  # its host may have vanished; TCP would send for ever
             raise LeaseUnavailable(f"Redis confirmed no subscription within {patience:g} s") from None
         except (RedisError, OSError, *NONSENSE) as error:
             self._forget(channel, event)
@@ -101,7 +101,7 @@ class News:
             self._reader = asyncio.create_task(self._read())
 
     async def _connect(self) -> Any:
-        """Another connection, with all that is subscribed to. The caller has the lock."""
+        """A new connection, subscribed to every active channel. The caller has the lock."""
         connection = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -114,7 +114,7 @@ class News:
         return connection
 
     async def _drop(self, connection: Any) -> None:
-        """Whoever is reading from it, reads its end."""
+        """Close `connection`; its reader meets its end."""
         if connection is None:
             return
         if self._connection is connection:
@@ -123,7 +123,7 @@ class News:
             await connection.disconnect(nowait=True)
 
     def _failed(self, channel: str, confirmed: asyncio.Future[None], error: BaseException) -> None:
-        """All who wait for this confirmation are told."""
+        """Raise `error` for everybody who waits for this confirmation."""
         if not confirmed.done():
             confirmed.set_exception(error)
         if self._active.get(channel) is confirmed:
@@ -148,12 +148,12 @@ class News:
             try:
                 async with self._sending:
                     if self._connection is None and not self._active:
-                        return  # who subscribes next connects, and reads again: thousands of agents leave a server alone
+                        return  # the next subscription connects and reads again: idle agents leave a server alone
                     connection = self._connection or await self._connect_again()
                 message = await connection.read_response(timeout=_SILENCE, disconnect_on_error=False)
                 if message is not None:
                     self._heard(message)
-            except ResponseError as error:  # the user may not SUBSCRIBE; to which channel is not said
+            except ResponseError as error:  # the user may not SUBSCRIBE; the reply does not name the channel
                 self._all_failed(error)
             except (RedisError, OSError, asyncio.TimeoutError, *NONSENSE):
                 await self._drop(connection)
@@ -187,20 +187,17 @@ class News:
 
 
 class Subscription(Watch):
-    def __init__(self, news: News, channel: str) -> None:
-        self._news, self._channel, self._event = news, channel, asyncio.Event()
+    """A watch of the key that `channel` is named after."""
+
+    def __init__(self, subscriptions: Subscriptions, channel: str) -> None:
+        self._subscriptions, self._channel, self._event = subscriptions, channel, asyncio.Event()
 
     async def __aenter__(self) -> Subscription:
-        await self._news.subscribe(self._channel, self._event)
+        await self._subscriptions.subscribe(self._channel, self._event)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._news.unsubscribe(self._channel, self._event)
+        await self._subscriptions.unsubscribe(self._channel, self._event)
 
     async def changed(self, timeout: float) -> bool:
-        try:
-            await within(timeout, self._event.wait())
-        except asyncio.TimeoutError:
-            return False
-        self._event.clear()
-        return True
+        return await happened(self._event, timeout)

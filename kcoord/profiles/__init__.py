@@ -1,1 +1,1 @@
-"""What a job compiled: recipes, and the profiles that keep them."""
+"""Profiles: the recipes of a job's compiles, and the artifacts that it requested."""

@@ -1,12 +1,12 @@
-"""Making few files of a profile's many, safe beside its readers and writers, and beside others that do the same.
+"""Compaction: merges a profile's many files into few, safe beside readers, writers and other compactions.
 
-Each agent of each job may leave a part, and a file of needs: the sets differ, where nodes run different stages, or a job was
-ended early. Once nobody writes to them any more, one file that holds all of them takes their place: it is there, durably, before
-they go, and they go by way of the trash. A reader that sees both has equal things twice; one that misses a file looks again.
+Each agent of each job may leave a part, and a file of requested artifacts: the sets differ where nodes run different stages, or a
+job ended early. Once no agent writes to them any more, one file that holds all of them replaces them: it is on disk, durably,
+before they move to the trash. A reader that sees both reads equal entries twice; one that misses a file lists again.
 
-Parts' signatures keep their meaning: what one key has signed becomes one part that the same key signs, by whoever has that key;
-whoever has none merges what is not signed. So a recipe that nobody vouched for is in no signed part, none that was loses its
-signature, and what a key has signed goes when that key is taken away.
+A part keeps the meaning of its signature: parts that one key has signed become one part with the same signature, made by an agent
+that has this key; an agent without a key merges unsigned parts. So no signed part gains a recipe that its key did not vouch for,
+no recipe loses its signature, and withdrawing a key withdraws all that it signed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import random
-import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,58 +23,54 @@ from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    sync_directory,
-)
+from kcoord.files.rename import sync_directory
 from kcoord.files.sweep import sweep, touched
 from kcoord.files.trash import Trash
-from kcoord.profiles.parts import LARGEST_PART, decode_part, part_paths, save_part
+from kcoord.profiles.parts import PARTS, decode_part, save_part
+from kcoord.profiles.profile_files import FileFormat, profiles_in
 from kcoord.profiles.recipe import Recipe, add
 from kcoord.profiles.requested import (
-    MOST_NEEDS,
-    Need,
-    named_needs,
-    need_paths,
-    needs_directory,
-    needs_name,
-    save_needs,
-    written,
+    MOST_REQUESTED,
+    REQUESTED,
+    RequestedArtifact,
+    read_named,
+    requested_directory,
+    requested_name,
+    save_requested,
+    written_at,
 )
-from kcoord.settings import profile_name
 
-Merged = tuple[Path, list[Path]]  # a file that is there, durably, and the files of which it holds all
+Merged = tuple[Path, list[Path]]  # a durable file, and the files whose content it holds
 
-_ABOVE = 16  # files; that many cost a reader nothing to speak of
-_SETTLED = 3600.0  # seconds; a younger file's agent is about to put a larger one in its place
-_NOT_OURS = (errno.ENOENT, errno.ESTALE, errno.EACCES, errno.EPERM)  # it goes this very moment, or is another user's
-_MOST_BYTES = 64 << 20  # of one merged part's recipes, as an agent has them in memory
+_ABOVE = 16  # files; so many cost a reader next to nothing
+_SETTLED = 3600.0  # seconds; a younger file's agent may be about to replace it by a larger one
+_NOT_OURS = (errno.ENOENT, errno.ESTALE, errno.EACCES, errno.EPERM)  # it vanishes right now, or is another user's
+_MOST_BYTES = 64 << 20  # of one merged part's recipes, as many as an agent keeps in memory
 
 
 def compact(store: Path, trust: Trust = OFF, most: int | None = None) -> int:
-    """Merge the parts of each profile of `store`, `most` at most of all of them; returns how many went. Raises `StoreError`.
+    """Merge the parts of each profile of `store`, at most `most` in all; returns how many were removed. Raises `StoreError`.
 
-    Not guaranteed: that one part is left. What is young stays, what cannot be read, what `trust` has no say in, and what a part
-    has no room for. Blocks for as long as the file system does.
+    Not guaranteed: that one part is left. Young or unreadable parts stay, parts whose signatures are not `trust`'s, and those for
+    which a merged part has no room. Blocks for as long as the file system does.
     """
-    return _compact(store, store / "v1" / "profiles", part_paths, partial(_merge_parts, trust=trust), most)
+    return _compact(store, store / "v1" / "profiles", PARTS, partial(_merge_parts, trust=trust), most)
 
 
-def compact_needs(store: Path, most: int | None = None) -> int:
-    """The same for the files of what each profile needs. Who reads them finds the same needs as before, in the same order.
+def compact_requested(store: Path, most: int | None = None) -> int:
+    """The same for the files of requested artifacts. A reader finds the same artifacts as before, in the same order.
 
-    Not guaranteed, besides: that the order is kept where one file has no room for all, or one pass does not merge all.
+    Not guaranteed, besides: the order, where one file has no room for all, or one pass does not merge all.
     """
-    return _compact(store, needs_directory(store, ""), need_paths, _merge_needs, most)
+    return _compact(store, requested_directory(store, ""), REQUESTED, _merge_requested, most)
 
 
 def _compact(
     store: Path,
     profiles: Path,
-    list_files: Callable[[Path], list[Path]],
+    files: FileFormat,
     merge: Callable[[Path, list[Path]], Merged | None],
     most: int | None,
 ) -> int:
@@ -83,13 +78,13 @@ def _compact(
     trash = Trash(store / "v1" / "trash")
     place = trash.directory if os.access(trash.directory, os.F_OK) else store / "v1"
     if not os.access(place, os.W_OK | os.X_OK):
-        return 0  # another user's: a file would come each time, and none go
+        return 0  # another user's: each pass would add a file, and remove none
     removed, left = 0, most
-    for directory in _directories(profiles):
+    for directory in [profiles / name for name in profiles_in(profiles)]:
         try:
-            with suppress(OSError):  # what a killed writer began here
+            with suppress(OSError):  # left by a killed writer
                 sweep(directory)
-            paths = list_files(directory)
+            paths = files.paths(directory)
             if len(paths) <= _ABOVE:
                 continue
             now = touched(directory)
@@ -107,7 +102,7 @@ def _compact(
 
 
 def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | None:
-    """Those of one signer. Raises OSError, `StoreError`."""
+    """Merge the parts of one signer, which is the most frequent one. Raises OSError, `StoreError`."""
     if trust.keys:
         signers = Counter(_signer(path) for path in paths)
         trust = trust.only(max(trust.keys, key=lambda key_id: signers[key_id]))
@@ -116,58 +111,58 @@ def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | N
     size = 0
     held = []
     for path in paths:
-        recipes = _ours(path, trust, known)
+        recipes = _mergeable(path, trust, known)
         fresh = {r.digest: r.size for r in recipes if r.digest not in found}
         if recipes and size + sum(fresh.values()) <= _MOST_BYTES:
             for recipe in recipes:
                 add(found, recipe)
             size += sum(fresh.values())
-            if all(recipe.digest in found for recipe in recipes):  # a profile takes only so many
+            if all(recipe.digest in found for recipe in recipes):  # a profile has a bound on its recipes
                 held.append(path)
     if len(held) < 2:
         return None
     return save_part(directory, found.values(), trust=trust), held
 
 
-def _merge_needs(directory: Path, paths: list[Path]) -> Merged | None:
-    """None of a profile's needs may be lost, for they may be pinned: what one file has no room for stays where it is.
+def _merge_requested(directory: Path, paths: list[Path]) -> Merged | None:
+    """Merge files of requested artifacts. None may be lost, for they may be pinned: a file that does not fit stays.
 
-    The merged file counts as written when the newest one that it holds was, so that younger ones still come first.
-    Raises OSError, `StoreError`.
+    The merged file takes the time of the newest file that it holds, so that younger ones still come first. Raises OSError,
+    `StoreError`.
     """
-    found: dict[Need, None] = {}
+    found: dict[RequestedArtifact, None] = {}
     held: dict[Path, float] = {}
-    for path, at in sorted(((path, written(path)) for path in paths), key=lambda file: -file[1]):
-        needs = named_needs(path)
-        fresh = sum(need not in found for need in needs)
-        # one that is half full stays, so that any two others find room
-        if needs and len(needs) <= MOST_NEEDS // 2 and len(found) + fresh <= MOST_NEEDS:
-            found.update(dict.fromkeys(needs))
+    for path, at in sorted(((path, written_at(path)) for path in paths), key=lambda file: -file[1]):
+        artifacts = read_named(path)
+        fresh = sum(artifact not in found for artifact in artifacts)
+        # a file that is half full stays, so that any two others find room
+        if artifacts and len(artifacts) <= MOST_REQUESTED // 2 and len(found) + fresh <= MOST_REQUESTED:
+            found.update(dict.fromkeys(artifacts))
             held[path] = at
     if len(held) < 2:
         return None
     newest = max(held.values())
-    merged = directory / needs_name(found)
-    if written(merged) >= newest and named_needs(merged):
-        sync_directory(directory)  # one that is there holds all the others; it may be a young job's
+    merged = directory / requested_name(found)
+    if written_at(merged) >= newest and read_named(merged):
+        sync_directory(directory)  # an existing file holds all the others; it may be a young job's
     else:
-        save_needs(directory, found, at=newest)
+        save_requested(directory, found, at=newest)
     return merged, list(held)
 
 
 def _signer(path: Path) -> str:
-    """What a part says of itself."""
+    """The key that a part names as its signer, unverified; empty if there is none."""
     try:
-        _, signature = split(read_plain(path, LARGEST_PART))
-    except (ArtifactInvalid, OSError):  # as `_ours` finds out
+        _, signature = split(read_plain(path, PARTS.largest))
+    except (ArtifactInvalid, OSError):  # `_mergeable` meets it too
         return ""
     return signature.key_id if signature is not None else ""
 
 
-def _ours(path: Path, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe]:
-    """What is in a part that we may merge; nothing of another one, of which its readers say what is wrong with it."""
+def _mergeable(path: Path, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe]:
+    """The recipes of a part that we may merge; empty for another one, whose readers report its fault."""
     try:
-        sealed = read_plain(path, LARGEST_PART)
+        sealed = read_plain(path, PARTS.largest)
         content, signature = split(sealed)
         if trust.keys:
             if signature is None or not trust.verifies(PROFILE, sealed):
@@ -178,27 +173,13 @@ def _ours(path: Path, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe]:
     except (ArtifactInvalid, ValueError):
         return []
     except OSError as error:
-        if error.errno in _NOT_OURS:  # and nothing is wrong with the other ones
+        if error.errno in _NOT_OURS:  # the other parts are not affected
             return []
         raise
-
-
-def _directories(profiles: Path) -> Iterator[Path]:
-    """Raises `StoreError`."""
-    try:
-        names = sorted(path.name for path in profiles.iterdir())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise store_error(error, profiles) from error
-    for name in names:
-        with suppress(ValueError, OSError):
-            if stat.S_ISDIR((profiles / profile_name(name)).lstat().st_mode):
-                yield profiles / name
 
 
 def _age(path: Path, now: float) -> float:
     try:
         return now - path.lstat().st_mtime
     except FileNotFoundError:
-        return 0.0  # its writer has just put a larger one in its place
+        return 0.0  # its writer has just replaced it by a larger one

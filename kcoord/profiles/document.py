@@ -1,4 +1,4 @@
-"""A profile as one document that travels: its recipes, and what its jobs needed. Equal profiles make equal bytes."""
+"""A profile as one document of a bundle: its recipes and its requested artifacts. Equal profiles make equal bytes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import msgpack
 
 from kcoord.profiles.parts import decode_part, encode_part
 from kcoord.profiles.recipe import Recipe, merge
-from kcoord.profiles.requested import MOST_NEEDS, Need
+from kcoord.profiles.requested import MOST_REQUESTED, RequestedArtifact
 
 
-def encode(recipes: Iterable[Recipe], needs: Iterable[Need]) -> bytes:
-    places = sorted({(need.digest, need.place) for need in needs})
+def encode(recipes: Iterable[Recipe], requested: Iterable[RequestedArtifact]) -> bytes:
+    places = sorted({(artifact.digest, artifact.place) for artifact in requested})
     return bytes(msgpack.packb([encode_part(merge(recipes)), places]))
 
 
-def decode(data: bytes) -> tuple[list[Recipe], list[Need]]:
-    """Raises ValueError if it is torn, or not tame."""
+def decode(data: bytes) -> tuple[list[Recipe], list[RequestedArtifact]]:
+    """Raises ValueError if it is torn or malformed."""
     try:
         part, places = msgpack.unpackb(data)
-        if not isinstance(part, bytes) or not isinstance(places, list) or len(places) > MOST_NEEDS:
+        if not isinstance(part, bytes) or not isinstance(places, list) or len(places) > MOST_REQUESTED:
             raise ValueError("it holds something else")
-        return decode_part(part), [Need(*place) for place in places]
+        return decode_part(part), [RequestedArtifact.from_wire(place) for place in places]
     except (TypeError, msgpack.exceptions.UnpackException) as error:
         raise ValueError(f"it is no profile: {error}") from error

@@ -1,7 +1,7 @@
-"""A recipe: what is needed to compile a key again without the training script.
+"""Recipes: plain data from which a key is compiled again without the training script.
 
-It is plain data (msgpack, never pickle), checked where it is made and where it is read: whoever holds a `Recipe` can deliver it
-and read it back. Whether its function may be called is for whoever replays it to decide.
+A recipe is msgpack, never pickle, and is checked where it is made and where it is read, so every `Recipe` can be delivered and
+read back. Its replayer decides whether its function may be called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_RECIPE = 64 << 10  # bytes
 _FORMAT = b"kcoord-profile-1\n"
 _DEEPEST = 32
 _LONGEST_NAME = 1000
-_LIST, _TUPLE = 0, 1  # the first item of each packed array: msgpack has one kind for both
+_LIST, _TUPLE = 0, 1  # the first item of each packed array: msgpack has one array type for both
 _SCALARS = frozenset({type(None), bool, float, str, bytes})
 _BIG_INT = 1  # msgpack's own integers have 64 bits
 _BACKEND = re.compile(r"[a-z0-9_]{1,64}")
@@ -32,14 +32,11 @@ _TARGET = re.compile(r"(\w+:[\w.:+-]+)?")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is needed to compile a key again without the training script.
+    """One call of a kernel or compile function, whose import path is `module` and `qualname`.
 
-    `module` and `qualname` are the import path of the kernel or compile function; `call` is what it is compiled for, of None,
-    bool, int, float, str, bytes, list, tuple and dict with str keys; `target` is ``cuda:90``, say, or empty. `seconds` is what
-    the compile took, `order` a number that grows in the order in which its process asked. Do not change `call` afterwards.
-
-    Raises ValueError if there is anything else in it, or more than `LARGEST_RECIPE`: a recipe that exists can be delivered and
-    read back.
+    `call` holds the arguments: None, bool, int, float, str, bytes, list, tuple and dict with str keys. Do not change it
+    afterwards. `target` is such as ``cuda:90``, or empty. `seconds` is the recorded compile time; `order` grows in the order in
+    which the process asked. Raises ValueError for anything else, and for more than `LARGEST_RECIPE` bytes.
     """
 
     backend: str
@@ -61,25 +58,26 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of what is compiled: of all but `seconds` and `order`."""
+        """The SHA-256 of all fields but `seconds` and `order`."""
         names = [self.backend, self.module, self.qualname, self.target]
         return hashlib.sha256(_FORMAT + msgpack.packb([*names, _packed(self.call, in_order=True)])).hexdigest()
 
     @cached_property
     def size(self) -> int:
-        """Bytes, of what may be long."""
+        """Bytes of the fields that may be long."""
         return len(self._call) + len(self.module.encode()) + len(self.qualname.encode()) + len(self.target.encode())
 
     @cached_property
     def _call(self) -> bytes:
-        """`call` as it was when the recipe was made."""
+        """`call` at the time when the recipe was made, packed."""
         return _packed(self.call, in_order=False)
 
     def to_wire(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"call": self._call}
 
     def measured(self, seconds: float, order: int) -> Recipe:
-        """The same with other figures; nothing of `call` is looked at again. Raises ValueError if they are none."""
+        """The same recipe with other figures, without a second check of `call`. Raises ValueError if the figures are
+        malformed."""
         _check_figures(seconds, order)
         other = object.__new__(Recipe)
         other.__dict__.update(self.__dict__, seconds=seconds, order=order)
@@ -89,10 +87,11 @@ class Recipe:
     def from_wire(cls, data: Any, known: dict[Any, Recipe] | None = None) -> Recipe:
         """Raises ValueError on anything that `to_wire` does not return.
 
-        `known` remembers what was read with it, so that what comes again is not checked again: it takes a tenth of the time.
+        `known` remembers the recipes that were read with it: a recipe that comes again is not checked again, in a tenth of the
+        time.
         """
         if not isinstance(data, dict) or data.keys() != _FIELDS:
-            raise ValueError("a recipe has other fields")
+            raise ValueError("a recipe's fields are wrong")
         call = data["call"]
         if not isinstance(call, bytes) or len(call) > LARGEST_RECIPE:
             raise ValueError("a recipe's call must be a few bytes")
@@ -119,7 +118,7 @@ class Recipe:
 
 
 def merge(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
-    """By digest; see `add`."""
+    """Recipes by digest, each once; see `add`."""
     found: dict[str, Recipe] = {}
     for recipe in recipes:
         add(found, recipe)
@@ -129,8 +128,8 @@ def merge(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
 def add(found: dict[str, Recipe], recipe: Recipe) -> bool:
     """Merge `recipe` into `found`: the smallest order, the *longest* compile, at most `MOST_RECIPES`. True if that changed it.
 
-    A maximum comes out the same however parts were merged before, which a median would not; and a compile that is expected to
-    be long and is not costs a warm-up less than the other way round.
+    A maximum does not depend on the order of merges, as a median would; and overestimating a compile costs a warm-up less than
+    underestimating it.
     """
     known = found.get(recipe.digest)
     if known is None:
@@ -138,22 +137,14 @@ def add(found: dict[str, Recipe], recipe: Recipe) -> bool:
             return False
         found[recipe.digest] = recipe
         return True
-    both = _both(known, recipe)
-    found[recipe.digest] = both
-    return both is not known
-
-
-def _both(known: Recipe, other: Recipe) -> Recipe:
-    seconds, order = max(known.seconds, other.seconds), min(known.order, other.order)
+    seconds, order = max(known.seconds, recipe.seconds), min(known.order, recipe.order)
     if (seconds, order) == (known.seconds, known.order):
-        return known
-    return known.measured(seconds, order)
+        return False
+    found[recipe.digest] = known.measured(seconds, order)
+    return True
 
 
 _FIELDS = {field.name for field in fields(Recipe)}
-
-
-# A recipe's parts.
 
 
 def _check_figures(seconds: object, order: object) -> None:
@@ -163,15 +154,15 @@ def _check_figures(seconds: object, order: object) -> None:
         raise ValueError("a recipe's order must be a whole number")
 
 
-def _check(name: str, value: object, form: re.Pattern[str]) -> None:
+def _check(name: str, value: object, pattern: re.Pattern[str]) -> None:
     if not isinstance(value, str):
         raise ValueError(f"a recipe's {name} must be str, not {type(value).__name__}")
-    if len(value) > _LONGEST_NAME or not form.fullmatch(value):
+    if len(value) > _LONGEST_NAME or not pattern.fullmatch(value):
         raise ValueError(f"a recipe's {name} cannot be {value[:80]!r}")
 
 
 def _packed(call: Any, *, in_order: bool) -> bytes:
-    """`in_order`: with sorted keys, so that equal values give equal bytes."""
+    """`in_order`: sort the keys of dicts, so that equal values give equal bytes."""
     return bytes(msgpack.packb(_plain(call, in_order, _DEEPEST), unicode_errors="surrogatepass"))
 
 
@@ -205,4 +196,4 @@ def _unpacked(value: Any, depth: int) -> Any:
         return tuple(items) if value[0] == _TUPLE else items
     if isinstance(value, Mapping) and all(type(k) is str for k in value):
         return {k: _unpacked(v, depth - 1) for k, v in value.items()}
-    raise ValueError("a recipe's call holds what no recipe holds")
+    raise ValueError("a recipe's call holds a value of another type")

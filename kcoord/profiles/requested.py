@@ -1,50 +1,38 @@
-"""Needs: which artifacts the jobs of a profile asked for, as digests of their keys, and where in the local tier they lie.
+"""Artifacts that a profile's jobs requested: the digests of their keys, and their places in the local tier.
 
-A profile's recipes outlive a change of the compiler or of the kernel's source, so they name no artifacts. Needs are the other
-half: what was asked for with *these* versions, good for bringing exactly that to a node before its job starts, and worthless
-after a change (then artifacts of that name are not asked for, and nobody is harmed).
+A recipe outlives a change of the compiler or of the kernel's source, so it names no artifact. This list does: it serves to bring
+exactly these artifacts to a node before its job starts. After a change it is worthless and harmless: nothing asks for them.
 
-They are ``<store>/v1/needs/<profile>/``, in files as a profile's parts are: each agent renames its own into place, named after
-what is in it, so that equal nodes write one file; reading merges them; nothing is locked. Old files become one now and then
-(`kcoord.profiles.compaction`). Not trusted: a file may be torn, another version's or another user's. The worst that a forged one
-does is to have artifacts fetched that nobody needs: each is verified, and is its key's.
+The list is ``<store>/v1/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
+its content, so that equal nodes write one file. A reader merges them, without a lock. `kcoord.profiles.compaction` merges old
+files into one now and then. Untrusted: a file may be torn, another version's or another user's. A forged one can at worst have
+artifacts fetched that no job uses: each is verified against its key.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
-import msgpack
+from kcoord.errors import StoreError
+from kcoord.files.faults import store_error
+from kcoord.files.shared_directory import read_all, save
+from kcoord.profiles.profile_files import FileFormat, profiles_in
 
-from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.reading import read_plain
-from kcoord.files.shared_directory import paths_of, read_all, save
-from kcoord.settings import is_profile_name
-
-MOST_NEEDS = 100_000  # of a profile
-_LARGEST_FILE = 32 << 20  # bytes
+MOST_REQUESTED = 100_000  # artifacts of a profile
 _MOST_FILES = 4096
-_FORMAT = b"kcoord-needs-1\n"
-_CHECK = hashlib.sha256().digest_size
-_SUFFIX = ".needs"
+REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PLACE = re.compile(
-    r"triton/[A-Za-z0-9_=-]{1,200}|objects/[0-9a-f]{2}/[0-9a-f]{64}"
-)  # nothing else of the local directory
+# no other path of the local directory
+_PLACE = re.compile(r"triton/[A-Za-z0-9_=-]{1,200}|objects/[0-9a-f]{2}/[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Need:
-    """The artifact of the key `digest`, at `place` below the local directory. Raises ValueError if these are not tame."""
+class RequestedArtifact:
+    """The artifact of the key `digest`, at `place` below the local directory. Raises ValueError if either is malformed."""
 
     digest: str
     place: str
@@ -55,129 +43,122 @@ class Need:
         if not isinstance(self.place, str) or not _PLACE.fullmatch(self.place):
             raise ValueError(f"{self.place!r:.80} is no place in the local directory")
 
+    def to_wire(self) -> list[str]:
+        return list(astuple(self))
 
-def needs_directory(store: Path, profile: str) -> Path:
+    @classmethod
+    def from_wire(cls, data: Any) -> RequestedArtifact:
+        """Raises ValueError on anything that `to_wire` does not return."""
+        if not isinstance(data, list) or len(data) != 2:
+            raise ValueError("a requested artifact is a digest and a place")
+        return cls(*data)
+
+
+def requested_directory(store: Path, profile: str) -> Path:
     return store / "v1" / "needs" / profile
 
 
-def needed_profiles(store: Path) -> list[str]:
-    """The profiles of which needs are known. Raises `StoreError`."""
-    try:
-        with os.scandir(needs_directory(store, "")) as found:
-            return sorted(
-                entry.name for entry in found if entry.is_dir(follow_symlinks=False) and is_profile_name(entry.name)
-            )
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise store_error(error, store) from error
+def requested_profiles(store: Path) -> list[str]:
+    """The profiles with a list of requested artifacts. Raises `StoreError`."""
+    return profiles_in(requested_directory(store, ""))
 
 
-def load_needs(directory: Path) -> list[Need]:
-    """All needs, each once: those of the newest file first, in the order in which they were asked for. None: an empty list.
+def load_requested(directory: Path) -> list[RequestedArtifact]:
+    """All requested artifacts, each once: those of the newest file first, in the order of their requests.
 
-    What cannot be read is skipped: it is fetched when it is asked for. Raises `StoreError` if the directory cannot be listed.
-    Blocks for as long as the file system does.
+    Skips a file that cannot be read: its artifacts are fetched when a rank asks. Raises `StoreError` if the directory cannot be
+    listed. Blocks for as long as the file system does.
     """
     files = _read_all(directory)
-    found: dict[Need, None] = {}
-    for path in sorted(files, key=written, reverse=True):
-        for need in files[path]:
-            if len(found) >= MOST_NEEDS:
+    found: dict[RequestedArtifact, None] = {}
+    for path in sorted(files, key=written_at, reverse=True):
+        for artifact in files[path]:
+            if len(found) >= MOST_REQUESTED:
                 return list(found)
-            found.setdefault(need)
+            found.setdefault(artifact)
     return list(found)
 
 
-def all_needs(directory: Path) -> set[Need]:
-    """As `load_needs`, for whoever removes what is not needed: complete, or `StoreError`."""
+def all_requested(directory: Path) -> set[RequestedArtifact]:
+    """All requested artifacts, for a caller that removes others. Raises `StoreError` if one may be missing."""
     files = _read_all(directory, complete=True)
-    unread = [path for path, needs in files.items() if not needs]
+    unread = [path for path, artifacts in files.items() if not artifacts]
     if unread:
-        raise StoreError(f"{unread[0]}: what is needed cannot be read: look at it, or remove it")
-    return {need for needs in files.values() for need in needs}
+        raise StoreError(f"{unread[0]}: this list of requested artifacts cannot be read: look at it, or remove it")
+    return {artifact for artifacts in files.values() for artifact in artifacts}
 
 
-def need_paths(directory: Path) -> list[Path]:
-    """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
-    return paths_of(directory, _SUFFIX)
+def read_named(path: Path) -> list[RequestedArtifact]:
+    """The content of a file, in its order; empty if it cannot be read, or is not named after its content.
 
-
-def named_needs(path: Path) -> list[Need]:
-    """What is in the file, in its order; nothing if it cannot be read, or is not named after what is in it.
-
-    Whatever a writer puts in the place of one that is, is the same needs.
+    A writer that replaces such a file replaces it by the same artifacts.
     """
-    needs = _read(path) or []
-    return needs if path.name == needs_name(needs) else []
+    artifacts = _read(path) or []
+    return artifacts if path.name == requested_name(artifacts) else []
 
 
-def needs_name(needs: Collection[Need]) -> str:
-    """The name of a file that holds `needs`, in whichever order."""
-    names = sorted(f"{need.digest} {need.place}" for need in needs)
-    return f"{hashlib.sha256(chr(10).join(names).encode()).hexdigest()}{_SUFFIX}"
+def requested_name(artifacts: Collection[RequestedArtifact]) -> str:
+    """The name of a file that holds `artifacts`, in any order."""
+    return REQUESTED.name("\n".join(sorted(f"{artifact.digest} {artifact.place}" for artifact in artifacts)))
 
 
-def written(path: Path) -> float:
-    """When, in seconds of the file system's clock; 0.0 for a file that is gone."""
+def written_at(path: Path) -> float:
+    """Seconds of the file system's clock; 0.0 for a file that is gone."""
     try:
         return path.stat().st_mtime
     except OSError:
-        return 0.0  # its writer has just put a larger one in its place
+        return 0.0  # its writer has just replaced it by a larger one
 
 
-def save_needs(directory: Path, needs: Collection[Need], earlier: Path | None = None, at: float | None = None) -> Path:
-    """Write `needs`, in their order, as one file, atomically and durably; returns its path. Raises `StoreError`.
+def save_requested(
+    directory: Path,
+    artifacts: Collection[RequestedArtifact],
+    earlier: Path | None = None,
+    at: float | None = None,
+) -> Path:
+    """Write `artifacts`, in their order, as one file, atomically and durably; returns its path. Raises `StoreError`.
 
-    `earlier` is what the same writer's last call returned, and all in it must be in `needs`: it is removed. `at`: what `written`
-    is to say of the file, if not now.
+    Removes `earlier`, the result of the same writer's last call, whose artifacts must all be in `artifacts`. `at`: the file's
+    `written_at`, if not now.
     """
-    body = msgpack.packb([[need.digest, need.place] for need in needs])
-    return save(directory, needs_name(needs), _FORMAT + hashlib.sha256(body).digest() + body, earlier, at)
+    content = REQUESTED.encode(artifact.to_wire() for artifact in artifacts)
+    return save(directory, requested_name(artifacts), content, earlier, at)
 
 
-def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Need]]:
-    """What is in each file: nothing in one that cannot be read. `complete`: all there was at one moment, or `StoreError`.
+def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[RequestedArtifact]]:
+    """The content of each file; empty of one that cannot be read. `complete`: all files of one moment, or `StoreError`.
 
     Raises `StoreError`.
     """
-    found: dict[Path, list[Need]] = {}
-    known: dict[Need, Need] = {}  # files of one profile hold much the same
+    found: dict[Path, list[RequestedArtifact]] = {}
+    known: dict[RequestedArtifact, RequestedArtifact] = {}  # the files of one profile hold nearly the same
 
     def paths() -> list[Path]:
-        there = need_paths(directory)
-        if complete and len(there) > _MOST_FILES:
-            raise StoreError(f"{directory}: {len(there):,} files are too many: run 'kcoord gc', which merges old ones")
-        return there[:_MOST_FILES]
+        listed = REQUESTED.paths(directory)
+        if complete and len(listed) > _MOST_FILES:
+            raise StoreError(f"{directory}: {len(listed):,} files are too many: run 'kcoord gc', which merges old ones")
+        return listed[:_MOST_FILES]
 
     def read(path: Path) -> bool:
-        needs = _read(path)
-        found[path] = [known.setdefault(need, need) for need in needs or []]
-        return needs is not None
+        artifacts = _read(path)
+        found[path] = [known.setdefault(artifact, artifact) for artifact in artifacts or []]
+        return artifacts is not None
 
     try:
-        there = read_all(paths, read)
+        present = read_all(paths, read)
     except OSError as error:
         raise store_error(error, directory) from error
-    if there is not None:
-        return {path: found[path] for path in there}
+    if present is not None:
+        return {path: found[path] for path in present}
     if complete:
         raise StoreError(f"{directory}: it changes all the time: try again later")
     return found
 
 
-def _read(path: Path) -> list[Need] | None:
-    """None: it is gone. Empty: it cannot be read."""
-    try:
-        content = read_plain(path, _LARGEST_FILE)
-        start = len(_FORMAT) + _CHECK
-        if content[:start] != _FORMAT + hashlib.sha256(content[start:]).digest():
-            return []
-        plain = msgpack.unpackb(content[start:])
-        if not isinstance(plain, list) or len(plain) > MOST_NEEDS:
-            return []
-        return [Need(*entry) for entry in plain]
-    except OSError as error:
-        return None if error.errno in (errno.ENOENT, errno.ESTALE) else []  # the latter on NFS v3
-    except (ArtifactInvalid, ValueError, TypeError, msgpack.exceptions.UnpackException):
-        return []
+def _read(path: Path) -> list[RequestedArtifact] | None:
+    """None if the file is gone, empty if it cannot be read."""
+
+    def parse(content: bytes) -> list[RequestedArtifact]:
+        return [RequestedArtifact.from_wire(entry) for entry in REQUESTED.decode(content)]
+
+    return REQUESTED.read(path, parse, lambda error: None)

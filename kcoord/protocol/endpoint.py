@@ -7,18 +7,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from kcoord.files.private import (
-    make_private,
-)
+from kcoord.files.private import make_private
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.protocol.peer import peer_of
 from kcoord.settings import Settings
 
-BACKLOG = 4096  # clients that may wait to be let in; the kernel may allow fewer
+BACKLOG = 4096  # clients that may wait to be accepted; the kernel may allow fewer
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
@@ -45,7 +43,7 @@ def connect(path: Path, timeout: float) -> socket.socket:
 
 
 def make_directory(settings: Settings) -> None:
-    """Where the socket is to be, for this user alone. Raises `StoreError`."""
+    """Make the socket's directory, for this user alone. Raises `StoreError`."""
     directory = settings.socket_path.parent
     if settings.socket is None:
         make_private(directory)
@@ -55,7 +53,7 @@ def make_directory(settings: Settings) -> None:
 
 @contextmanager
 def agent_lock(path: Path, timeout: float) -> Iterator[None]:
-    """Held by whoever binds or unlinks the socket at `path`. Raises TimeoutError (an OSError)."""
+    """The lock under which the socket at `path` is bound or unlinked. Raises TimeoutError (an OSError)."""
     from filelock import FileLock
 
     with FileLock(f"{path}.lock", timeout=timeout):
@@ -63,15 +61,15 @@ def agent_lock(path: Path, timeout: float) -> Iterator[None]:
 
 
 def bind(path: Path) -> socket.socket:
-    """A listening socket at `path`, for this user alone; a dead agent's is replaced. Call it under `agent_lock`.
+    """A listening socket at `path`, for this user alone; replaces a dead agent's. Call it under `agent_lock`.
 
-    Raises OSError, also if a file is there that is no socket.
+    Raises OSError, also if `path` is a file that is no socket.
     """
     if path.is_file():
         raise FileExistsError(errno.EEXIST, "it is no socket", os.fspath(path))
     path.unlink(missing_ok=True)
     listener = OwnSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would hit the other threads' files, too
+    os.fchmod(listener.fileno(), 0o600)  # the name gets this mode; a umask would apply to other threads' files, too
     try:
         listener.bind(os.fspath(path))
     except OSError:
@@ -81,19 +79,31 @@ def bind(path: Path) -> socket.socket:
     return listener
 
 
+def bind_unless_served(path: Path, timeout: float) -> socket.socket | None:
+    """`bind`, or None if an agent listens at `path`. Call it under `agent_lock`. Raises OSError."""
+    try:
+        connect(path, timeout).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return bind(path)
+    return None
+
+
 def log_of(path: Path) -> Path:
-    """Where the agent logs whose socket is `path`, if no launcher has started it."""
+    """The log of the agent whose socket is `path`, if no launcher started it."""
     return path.with_suffix(".log")
 
 
 def log_to_file(path: Path) -> None:
-    """From now on this agent's output goes beside its socket: whoever reads its launcher's must not wait for its end."""
-    with _append_to(log_of(path)) as output:
+    """Write this agent's output to the log beside its socket from now on.
+
+    Whoever reads the launcher's output waits for its end, which must not be the agent's.
+    """
+    with open_log(log_of(path)) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
 
 
-def _append_to(log: Path) -> BinaryIO:
+def open_log(log: Path) -> BinaryIO:
     try:
         return log.open("ab")
     except OSError:  # a full disk, most likely: an agent without a log is better than none
@@ -101,7 +111,7 @@ def _append_to(log: Path) -> BinaryIO:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Tells a socket's name from a later one at the same path; an inode alone is used again at once. None: no name."""
+    """Identity of the socket file at `path`, unlike any later one's; None: no file. An inode alone is used again at once."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -109,7 +119,8 @@ def identity_of(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def unlink_own(path: Path, identity: tuple[int, int] | None) -> None:
-    """Remove the socket's name if it is still the one with `identity`. Call it under `agent_lock`."""
-    if identity is not None and identity_of(path) == identity:
-        path.unlink(missing_ok=True)
+def unlink_own(path: Path, identity: tuple[int, int] | None, timeout: float) -> None:
+    """Remove the socket's name if it is still the one with `identity`, and the lock and the directory allow it."""
+    with suppress(OSError), agent_lock(path, timeout):
+        if identity is not None and identity_of(path) == identity:
+            path.unlink(missing_ok=True)

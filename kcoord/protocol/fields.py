@@ -1,4 +1,7 @@
-"""Fields of messages, checked once, at the edge. Everything here raises `ProtocolError`."""
+"""Readers of a message's fields, and the bounds of what travels. Everything here raises `ProtocolError`.
+
+A reader gets the message and the field's name, and returns the checked value. `kcoord.protocol.messages` names each field's.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,19 @@ from kcoord.telemetry.job_names import directory_name, job_of
 from kcoord.telemetry.spans import plain_text
 
 LARGEST_KEY = 2 << 20  # bytes of a key; a manifest has room for one, and for as much again
-
-
-LARGEST_DETAILS = 1 << 20  # bytes of what explains a key; what is larger stays with the rank
-
-
+LARGEST_DETAILS = 1 << 20  # bytes of the details that explain a key; larger ones stay with the rank
 LONGEST_NAME = 4096  # characters of a backend's and a kernel's name together
-
-
 LONGEST_JOB = 1000  # characters
-
-
 LONGEST_PATH = 4095  # bytes; Linux takes no longer one
-
-
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
-
+_LONGEST_PROCESS = 64  # characters of the name by which a process numbers its deliveries
+_MOST_COUNTED = 1 << 40  # of anything
 
 HEARTBEAT = 1.0  # seconds between two `waiting` frames, at most
 
 
 def field(message: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    """The field `name`, of type `kind`. Raises `ProtocolError`."""
+    """The field `name`, of type `kind`; a bool is no int."""
     value = message.get(name)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise ProtocolError(f"the field {name!r} must be {kind.__name__}, not {type(value).__name__}")
@@ -55,31 +49,64 @@ def seconds(message: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-def digest(message: Mapping[str, Any]) -> str:
-    """A key's digest. Raises `ProtocolError`."""
-    digest = field(message, "digest", str)
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise ProtocolError(f"{digest[:80]!r} is no digest of a key")
-    return str(digest)
+def digest(message: Mapping[str, Any], name: str) -> str:
+    """A key's digest."""
+    found = field(message, name, str)
+    if len(found) != 64 or not set(found) <= set("0123456789abcdef"):
+        raise ProtocolError(f"{found[:80]!r} is no digest of a key")
+    return str(found)
 
 
 def text(message: Mapping[str, Any], name: str) -> str:
-    """A text that is kept for people: short, and it prints. Raises `ProtocolError`."""
+    """A text for people: cut, and printable."""
     return plain_text(field(message, name, str))
 
 
+def log(message: Mapping[str, Any], name: str) -> str:
+    return shortened_log(field(message, name, str))
+
+
+def shortened_log(log: str) -> str:
+    """The end of a compiler's log, as UTF-8 can encode it."""
+    return log[-LONGEST_LOG:].encode("utf-8", "replace").decode()
+
+
+def items_or_none(message: Mapping[str, Any], name: str) -> list[Any]:
+    """A list, whose items nobody has checked; empty if it is none."""
+    found = message.get(name)
+    return found if isinstance(found, list) else []
+
+
+def count_or_zero(message: Mapping[str, Any], name: str) -> int:
+    """A count; 0 if it is none, or too large to be one."""
+    found = message.get(name)
+    return found if isinstance(found, int) and 0 < found <= _MOST_COUNTED else 0
+
+
+def process(message: Mapping[str, Any], name: str) -> str:
+    """The name by which a process numbers its deliveries."""
+    found: str = field(message, name, str)
+    if len(found) > _LONGEST_PROCESS:
+        raise ProtocolError(f"a process's name has at most {_LONGEST_PROCESS} characters")
+    return found
+
+
+def job(message: Mapping[str, Any], name: str) -> str:
+    return job_name(field(message, name, str))
+
+
 def job_name(job: str) -> str:
-    """A job's name, or, of an endless one, a short name that has the same directory."""
+    """A job's name; a name longer than `LONGEST_JOB` is replaced by a short one that has the same directory."""
     return job if len(job) <= LONGEST_JOB else job_of(Path(directory_name(job)))
 
 
 def label(backend: str, name: str) -> str:
-    """``backend:name`` of a kernel, for people and for what is learned of it: short, and it prints."""
+    """``backend:name`` of a kernel, for people and for what is learned of it: cut, and printable."""
     return f"{plain_text(backend)}:{plain_text(name)}"
 
 
 def directory(message: Mapping[str, Any], name: str) -> Path:
-    """An absolute path that a file may have. Raises `ProtocolError`."""
+    """An absolute path that a file may have."""
     path = Path(field(message, name, str))
     try:
         encoded = os.fsencode(path)
@@ -90,18 +117,18 @@ def directory(message: Mapping[str, Any], name: str) -> Path:
     return path
 
 
-def key(message: Mapping[str, Any]) -> CacheKey:
-    """A whole key. Raises `ProtocolError`."""
+def key(message: Mapping[str, Any], name: str) -> CacheKey:
+    """A whole key."""
     try:
-        found = CacheKey.from_wire(field(message, "key", dict))
+        found = CacheKey.from_wire(field(message, name, dict))
     except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"the field 'key' is no key: {error}") from error
+        raise ProtocolError(f"the field {name!r} is no key: {error}") from error
     check_key(found)
     return found
 
 
 def check_key(key: CacheKey) -> None:
-    """Raises `ProtocolError` if there is no room for `key`, its details apart, in a frame, and in a manifest."""
+    """Check that a frame, and a manifest, have room for `key` without its details."""
     if len(key.backend) + len(key.name) > LONGEST_NAME:
         raise ProtocolError(f"a key's name of {len(key.backend) + len(key.name)} characters is too large to be shared")
     size = len(msgpack.packb([factor.to_wire() for factor in key.factors], unicode_errors="surrogatepass"))
@@ -110,7 +137,7 @@ def check_key(key: CacheKey) -> None:
 
 
 def carried(key: CacheKey) -> CacheKey:
-    """`key` as it travels: without details if these, which only explain it, are too large. Raises `ProtocolError`."""
+    """`key` as it travels: without its details, which only explain it, if they are too large."""
     check_key(key)
     details = msgpack.packb([detail.to_wire() for detail in key.details], unicode_errors="surrogatepass")
     return key if len(details) <= LARGEST_DETAILS else replace(key, details=())

@@ -1,4 +1,4 @@
-"""A client as it introduces itself: pid, rank, local rank, job."""
+"""The identity that a client sends first: pid, rank, local rank, job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kcoord.settings import PROTOCOL_VERSION
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a client is: its pid in its own namespace, its rank and local rank if it has them, its job, its device."""
+    """A client: its pid in its own pid namespace, its rank and local rank if it has them, and its job."""
 
     pid: int
     rank: int | None

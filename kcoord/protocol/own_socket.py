@@ -1,4 +1,4 @@
-"""A socket that is kept while the script runs, which may close all descriptors and open others by the same numbers."""
+"""A long-lived socket in a script that may close all descriptors and open other files with the same numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import socket
 
 
 class OwnSocket(socket.socket):
-    """`taken`, whose descriptor it takes over. Look whether it `is_ours` before it is used; `close` does so itself.
+    """Takes over the descriptor of `taken`. Call `check` before each use; `close` does so itself.
 
-    Scripts close what they did not open (``os.closerange(3, …)``, as daemons do). The number is then the next file's that they
-    open: what we sent would go there, and our `close` would be its end. Nor is its number a standard stream's, where the script
-    has closed its own: libraries write to these, and a child's are its own.
+    Scripts close descriptors that they did not open (``os.closerange(3, …)``, as daemons do), and the next file that they open
+    gets the number: a send would write to that file, and a `close` would close it. Nor does the socket use the number of a
+    standard stream that the script has closed: libraries write to these, and a child has its own.
     """
 
     def __init__(self, taken: socket.socket) -> None:
@@ -23,6 +23,11 @@ class OwnSocket(socket.socket):
 
     def is_ours(self) -> bool:
         return self.fileno() >= 0 and _identity_of(self.fileno()) == self._identity
+
+    def check(self) -> None:
+        """Raises ConnectionResetError if this is not `is_ours`."""
+        if not self.is_ours():
+            raise ConnectionResetError("the script has closed its descriptor")
 
     def close(self) -> None:
         if self.is_ours():

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel says it."""
+"""The process at the other end of a Unix socket, from the kernel's SO_PEERCRED."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UCRED = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class Peer:
-    """The process that connected: `pid` is 0 if it is in a namespace that we do not see."""
+    """The process that connected. `pid` is 0 if its pid namespace is not visible from ours."""
 
     pid: int
     uid: int

@@ -1,10 +1,10 @@
-"""Work ahead: while a rank waits for a key, a process beside it compiles upcoming keys of the profile.
+"""Work ahead, the rank's side: while a rank waits for a key, a helper process compiles upcoming keys of the profile.
 
-The rank's side. The process (`kcoord.warmup.ahead_process`) is started when the rank first waits, works only while it waits, and
-ends with it. Nothing here waits for it, so that it cannot delay the rank's wake-up; only its start takes a millisecond or two,
-once. What it may use of the node the agent decides, key by key.
+The helper (`kcoord.warmup.ahead_process`) starts when the rank first waits, works only while it waits, and ends with it. The rank
+never waits for the helper, except a millisecond or two for its start. The agent decides, key by key, how much of the node helpers
+may use.
 
-It is no child of the rank: a training script may wait for all its children, or be surprised by one that it did not start.
+The helper is no child of the rank: a training script may wait for all its children, or be confused by one that it did not start.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from contextlib import contextmanager
 
 from kcoord.interruption import let_through
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import Settings, variable
 from kcoord.telemetry.events import Notices
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
-"""Modules may touch the GPU when they are imported. Its memory is the job's."""
+"""Importing a module may touch the GPU, whose memory is the job's."""
 
 _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
-"""They may join the process group, too, or MPI's world. There is one rank of this number."""
+"""With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
 
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[3:]; "  # nothing is imported from the working directory before it is replaced
+    "import sys; sys.path[:] = sys.argv[3:]; "  # before anything is imported from the working directory
     "from kcoord.warmup.ahead_process import main; main(sys.argv[1], int(sys.argv[2]))"
 )
-# a shell's background job has no standard input of its own
+# a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
-_START = 5.0  # seconds that the shell may take for that; it takes one or two milliseconds
+_START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
 
 
 class WorkAhead:
-    """One process's helper. Thread-safe and fork-safe. Not guaranteed: that there is one, or that it gets anything done."""
+    """The helper of one process. Thread-safe and fork-safe. Not guaranteed: that it starts, or compiles anything."""
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        # protects all below; a signal's handler may come to wait while its thread is in here
+        # protects all below; reentrant, since a signal's handler may come to wait while its thread is in here
         self._lock = threading.RLock()
         self._waiting = 0
         self._wanted = settings.profile is not None and settings.ahead > 0 and not settings.disable
-        self._control: OwnSocket | None = None  # the helper ends when this does
+        self._control: OwnSocket | None = None  # the helper ends when this closes
 
     @contextmanager
     def during(self, meanwhile: Callable[[], None] | None) -> Iterator[Callable[[], None] | None]:
-        """Yields what is to be called when the caller has begun to wait, which then calls `meanwhile` too."""
+        """Yields a function to call at the start of a wait; it calls `meanwhile` too. The helper rests after the block."""
         if not self._wanted:
             yield meanwhile
             return
@@ -70,14 +70,14 @@ class WorkAhead:
                 self._count(-1)
 
     def retire(self) -> None:
-        """The process replays recipes itself, or knows that there are none: there is nothing to be ahead of any more."""
+        """End the helper for good: this process replays the profile itself, or there is none."""
         self._wanted = False
         self.close()
 
     def close(self) -> None:
-        """End the helper, whatever it is at: another rank takes that over, as after any death. Waits for nothing.
+        """End the helper without waiting for it. Another rank takes over its compile, as after any death.
 
-        Not guaranteed: at once. A compiler that holds the GIL (Triton 3.4) ends its compile first.
+        Not guaranteed: that it ends at once. A compiler that holds the GIL (Triton 3.4) finishes its compile first.
         """
         with self._lock:
             control, self._control = self._control, None
@@ -85,7 +85,7 @@ class WorkAhead:
             control.close()
 
     def forget_after_fork(self) -> None:
-        """The parent's helper is the parent's; its control must not stay open in a child."""
+        """The helper is the parent's, which it would outlive if a child kept its control open."""
         control, self._control = self._control, None
         self._lock, self._waiting = threading.RLock(), 0
         if control is not None:
@@ -94,24 +94,23 @@ class WorkAhead:
     def _count(self, change: int) -> None:
         with self._lock:
             self._waiting += change
-            if change > 0 and self._waiting == 1 and self._wanted:  # the first that waits
+            if change > 0 and self._waiting == 1 and self._wanted:
                 if self._control is None:
                     self._control = self._start()
-                self._tell(b"go\n")
+                self._send(b"go\n")
             elif self._waiting == 0:
-                self._tell(b"rest\n")
+                self._send(b"rest\n")
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         if self._control is None:
             return
         try:
-            if not self._control.is_ours():
-                raise ConnectionResetError("the script has closed its descriptor")
+            self._control.check()
             # no SIGPIPE, whose default action, if the script has restored it, ends the rank
             self._control.send(line, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return  # it has not read for thousands of waits, and hears the next one
-        except OSError as error:  # it has ended: it had nothing more to do
+            return  # the helper has not read for thousands of waits; a later line will reach it
+        except OSError as error:  # the helper has ended: nothing was left to compile
             let_through(error)
             self._wanted = False
             self._control.close()
@@ -128,8 +127,8 @@ class WorkAhead:
 
     def _started(self) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
-            raise RuntimeError("there is no interpreter of its own that could be started")
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python passes over others, too
+            raise RuntimeError("this process knows no Python interpreter to start")
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         flags = ["-O"] * sys.flags.optimize
         program = [sys.executable, *flags, "-c", _PROGRAM, str(self._settings.profile), str(os.getpid()), *path]
         ours, theirs = socket.socketpair()
@@ -155,10 +154,6 @@ class WorkAhead:
 
 
 def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The rank's, with its settings spelled out; the helper records nothing, has none of its own, and joins nothing."""
+    """The rank's, with `settings`; but the helper joins no process group, records nothing, and has no helper."""
     kept = {name: value for name, value in environ.items() if not name.startswith(_RENDEZVOUS)}
-    for field in FIELDS:
-        value = getattr(settings, field.name)
-        if value is not None:
-            kept[variable(field.name)] = str(int(value)) if isinstance(value, bool) else str(value)
-    return {**kept, **_NO_GPU, variable("ahead"): "0", variable("profile"): ""}
+    return {**kept, **settings.to_environ(), **_NO_GPU, variable("ahead"): "0", variable("profile"): ""}

@@ -1,4 +1,4 @@
-"""This process's coordinator, one for each set of settings that it uses."""
+"""This process's coordinators, one for each set of settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kcoord.keys.environment import Environment
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import FIELDS, Settings, variable
 
-_Asked = tuple[object, ...]
-_current: tuple[_Asked, Coordinator] | None = None
-_made: dict[Settings, Coordinator] = {}
-_lock = threading.RLock()  # protects both; a signal's handler may come here while its thread is in here
+_environment = Environment(variable(f.name) for f in FIELDS)
+_coordinators: dict[Settings, Coordinator] = {}
+_last: tuple[tuple[object, ...], Coordinator] | None = None  # the last call's environment and flags, and its answer
+_lock = threading.RLock()  # protects the two above; reentrant, since a signal's handler may call `connect` meanwhile
 
 
 def _forget_after_fork() -> None:
@@ -22,8 +22,6 @@ def _forget_after_fork() -> None:
 
 os.register_at_fork(after_in_child=_forget_after_fork)
 
-_environment = Environment(variable(f.name) for f in FIELDS)
-
 
 def connect(**flags: str | None) -> Coordinator:
     """This process's coordinator, made at the first call; it finds, or starts, the node's agent when it needs it.
@@ -31,15 +29,15 @@ def connect(**flags: str | None) -> Coordinator:
     `flags` are settings by name, as text, and win over the environment. Another set of settings has a coordinator of its own,
     for as long as the process lives. Raises `SettingsError` if a setting cannot be used.
     """
-    global _current
+    global _last
     asked = (_environment.token(), *flags.items())  # cheap: every hit passes here
-    current = _current
-    if current is not None and current[0] == asked:
-        return current[1]
+    last = _last
+    if last is not None and last[0] == asked:
+        return last[1]
     with _lock:
         settings = Settings.from_environ(**flags)
-        coordinator = _made.get(settings)
+        coordinator = _coordinators.get(settings)
         if coordinator is None:
-            coordinator = _made.setdefault(settings, Coordinator(settings))
-        _current = asked, coordinator
+            coordinator = _coordinators.setdefault(settings, Coordinator(settings))
+        _last = asked, coordinator
         return coordinator

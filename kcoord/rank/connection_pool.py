@@ -1,13 +1,10 @@
-"""A rank's connections to its agent, which may not be there yet, hang, or have been started again.
+"""A rank's connections to its agent, which may be absent, hang, or have been restarted.
 
-Each call borrows a connection of its own, so a claim that waits for minutes holds up nobody. A forked child forgets its parent's
-connections.
+Each call borrows a connection of its own, so a claim that waits for minutes blocks no other. A forked child starts without any.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import select
 import socket
 import threading
@@ -18,34 +15,33 @@ from contextlib import suppress
 from typing import Any
 
 from kcoord.errors import AgentUnavailable, ProtocolError
+from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.protocol import endpoint, fields, frames
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import spawn
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 _LONGEST_NOTICE = 4096  # characters
-_AT_ONCE = 0.005  # seconds; an answer that takes longer is being waited for
-_LOOK_EVERY = 0.05  # seconds, for an agent that is being started again
-_RETRY_AFTER = 5.0  # seconds without asking, after the agent was found dead
+_AT_ONCE = 0.005  # seconds; a slower answer counts as a wait
+_LOOK_EVERY = 0.05  # seconds, for an agent that is being restarted
+_RETRY_AFTER = 5.0  # seconds without a request after the agent was found dead
 
 
-class Links:
-    """Connections that are lent, one to each call. What the agent has to tell people goes to `notices`."""
+class ConnectionPool:
+    """Lends one connection to each call. Passes the agent's notices on to `notices`. Thread-safe and fork-safe."""
 
     def __init__(self, settings: Settings, notices: Notices) -> None:
         self._settings, self._notices = settings, notices
-        # protects the two below; a signal's handler may come while its thread is in here
+        # protects the two below; reentrant, since a signal's handler may come while its thread is in here
         self._lock = threading.RLock()
         self._idle: list[OwnSocket] = []
         self._dead_until = 0.0
-        self._met = False  # an agent, since one was last waited for in vain
+        self._met = False  # an agent has answered since the last wait for one was in vain
         self._open: weakref.WeakSet[OwnSocket] = weakref.WeakSet()  # all, for a forked child to close
-        _links.add(self)
+        forgets_after_fork(self)
 
     def borrow(self, *, fresh: bool = False, start: bool = True) -> OwnSocket:
         """A connection to an agent; without `start` none is started. Raises `AgentUnavailable`, OSError and `ProtocolError`."""
@@ -55,13 +51,13 @@ class Links:
                     return self._idle.pop()
             if time.monotonic() < self._dead_until:
                 raise AgentUnavailable("the agent was found dead a moment ago")
-        for attempt in (1, 2):  # a daemon may end in the moment between our connect and its accept
-            connection = OwnSocket(self._reach(start))
+        for attempt in (1, 2):  # a daemon may end between our connect and its accept
+            connection = OwnSocket(self._connect(start))
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
-                connection.sendall(frames.encode_frame(Identity.here(self._settings.job).hello()), socket.MSG_NOSIGNAL)
-                self._frame(connection)
+                frames.send_frame(connection, frames.encode_frame(Identity.here(self._settings.job).hello()))
+                self._receive(connection)
             except ConnectionError as error:
                 connection.close()
                 let_through(error)
@@ -76,15 +72,15 @@ class Links:
         raise AssertionError("unreachable")
 
     def give_back(self, connection: OwnSocket) -> None:
-        """It is idle, and may be lent again."""
+        """Lend `connection` again."""
         with self._lock:
             self._idle.append(connection)
 
     def round_trip(self, connection: OwnSocket, frame: bytes, patience: float) -> dict[str, Any]:
-        """The answer, which comes within `patience` seconds. Raises OSError, and `ProtocolError` if it is none."""
+        """`exchange`, within `patience` seconds; then the connection is given back, or closed after an error."""
         try:
             reply = self.exchange(connection, frame, time.monotonic() + patience)
-        except BaseException:  # also if interrupted: it is the proof that somebody is at it
+        except BaseException:  # also if interrupted: the agent takes an open connection for a working leader
             connection.close()
             raise
         self.give_back(connection)
@@ -93,36 +89,34 @@ class Links:
     def exchange(
         self, connection: OwnSocket, frame: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        """Send `frame`, and wait until `deadline` for its answer; the agent says meanwhile that it lives.
+        """Send `frame`, and wait for its answer until `deadline`, as long as the agent's heartbeats arrive.
 
-        ``meanwhile()`` is called once, if there is a wait. The connection is the caller's still, whatever comes of it. Raises
-        OSError, and `ProtocolError` if the agent refuses, or says what is no answer.
+        ``meanwhile()`` is called once, if there is a wait. The connection stays the caller's, also after an error. Raises
+        OSError, and `ProtocolError` if the agent refuses or its reply is malformed.
         """
-        if not connection.is_ours():
-            raise ConnectionResetError("the script has closed its descriptor")
-        # an agent that has gone must not end a script that restored SIGPIPE
-        connection.sendall(frame, socket.MSG_NOSIGNAL)
+        connection.check()
+        frames.send_frame(connection, frame)
         if meanwhile is not None and not _answers_within(connection, _AT_ONCE):
             meanwhile()
         while True:
             if time.monotonic() > deadline:
                 raise TimeoutError("the agent took too long")
-            reply = self._frame(connection)
+            reply = self._receive(connection)
             if reply.get("op") != "waiting":
                 return reply
 
     def close(self) -> None:
-        """Let go of the idle ones."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
 
     def declare_dead(self, error: Exception, *, quietly: bool = False) -> None:
-        """For some seconds nobody is to ask it; that is told, but `quietly`."""
+        """Open no connection for `_RETRY_AFTER` seconds; say so, unless `quietly`."""
         with self._lock:
             first = time.monotonic() >= self._dead_until
-            if first:  # else it was not asked just now, and is to be asked when the time has come
+            if first:  # a call that was refused meanwhile does not extend the pause
                 self._dead_until = time.monotonic() + _RETRY_AFTER
         self.close()
         if first and not quietly:
@@ -132,15 +126,18 @@ class Links:
             )
 
     def forget_after_fork(self) -> None:
-        """In the child: its parent's are not its own."""
+        """Close the child's copies of its parent's connections; the parent's stay open."""
         self._lock = threading.RLock()
         for connection in list(self._open):
-            connection.close()  # the child's copy only: the parent's stays open
+            connection.close()
         self._idle, self._open = [], weakref.WeakSet()
 
-    def _reach(self, start: bool) -> socket.socket:
-        """An agent that was there and is not ours to start is a sidecar's, which is started again within seconds: it is waited
-        for, once, by those who would else compile what other ranks compile. Raises `AgentUnavailable`."""
+    def _connect(self, start: bool) -> socket.socket:
+        """Find or start an agent. Raises `AgentUnavailable`.
+
+        An agent that was there and that this process must not start is a sidecar's, which restarts within seconds: wait for it,
+        once, where the alternative is to compile what other ranks compile.
+        """
         patience = self._settings.agent_timeout if self._met and start and not self._settings.spawn else 0.0
         deadline = time.monotonic() + patience
         while True:
@@ -156,47 +153,20 @@ class Links:
                 self._met = True
                 return found
 
-    def _frame(self, connection: socket.socket) -> dict[str, Any]:
-        length = frames.frame_length(_receive(connection, frames.HEADER_BYTES))
-        message = frames.decode_body(_receive(connection, length))
-        told = message.pop("told", [])
-        if not isinstance(message.get("op"), str) or not isinstance(told, list):
-            raise ProtocolError("the agent's answer is none")
-        for notice in told:
-            if isinstance(notice, str):
-                self._notices.tell(notice[:_LONGEST_NOTICE])
+    def _receive(self, connection: socket.socket) -> dict[str, Any]:
+        message = frames.receive_frame(connection)
+        lines = message.pop("told", [])
+        if not isinstance(message.get("op"), str) or not isinstance(lines, list):
+            raise ProtocolError("the agent's reply is malformed")
+        for line in lines:
+            if isinstance(line, str):
+                self._notices.tell(line[:_LONGEST_NOTICE])
         if message.get("op") == "refused" and "id" not in message:
             raise ProtocolError(str(fields.field(message, "why", str)))
         return message
-
-
-_links: weakref.WeakSet[Links] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for links in list(_links):
-        links.forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _answers_within(connection: socket.socket, seconds: float) -> bool:
     poll = select.poll()  # not select.select: a rank may have more than 1024 files open
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    """A part of a frame. What has begun to come must come at once: within the connection's own time-out."""
-    buffer, patience = bytearray(), connection.gettimeout()
-    deadline = math.inf
-    while len(buffer) < length:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the agent's answer comes too slowly")
-        chunk = connection.recv(length - len(buffer))
-        if not chunk:
-            raise ConnectionResetError("the agent closed the connection")
-        buffer += chunk
-        deadline = min(deadline, math.inf if patience is None else time.monotonic() + patience)
-    return bytes(buffer)

@@ -7,11 +7,9 @@ fault of the agent, Redis or the store comes through here: the worst answer is a
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from kcoord.artifacts import choices, local
 from kcoord.artifacts.local import Artifact
 from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError, StoreError
 from kcoord.files import private
+from kcoord.fork import forgets_after_fork
 from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
@@ -33,7 +32,7 @@ from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import Workshop
 from kcoord.rank.memory import MemoryTier
-from kcoord.rank.reporting import Account
+from kcoord.rank.reporting import Recorder
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters, by_backend
 from kcoord.telemetry.events import Notices
@@ -43,16 +42,6 @@ T = TypeVar("T")
 ABSENT: Any = object()
 """What is not in memory; None may well be: a handle that was loaded for its effects."""
 _NONE: Any = object()  # stands for None in memory
-
-_coordinators: weakref.WeakSet[Coordinator] = weakref.WeakSet()
-
-
-def _forget_after_fork() -> None:
-    for coordinator in list(_coordinators):
-        coordinator._forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 @dataclass(frozen=True)
@@ -91,17 +80,17 @@ class Coordinator:
         self._checked: bool | None = None
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
-        self._account = Account(settings, self._client, self.notices, lambda: self.usable)
+        self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.ahead = WorkAhead(settings, self.notices)
         self._compiling = _Compiling()
-        self._workshop = Workshop(self._client, self.notices, lambda: self.usable, self._account.ended)
+        self._workshop = Workshop(self._client, self.notices, lambda: self.usable, self._recorder.ended)
         atexit.register(self.close)
-        _coordinators.add(self)
+        forgets_after_fork(self)
 
     @property
     def counters(self) -> Counters:
         """What this process's requests for kernels came to."""
-        return self._account.counters
+        return self._recorder.counters
 
     @property
     def usable(self) -> bool:
@@ -142,13 +131,13 @@ class Coordinator:
     def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy: ...
 
     def _found_or_claimed(self, asked: Request, wait: bool) -> Artifact | Compilation | Busy:
-        key, home, account = asked.key, asked.home, self._account
-        counters = account.counters if asked.counters is None else asked.counters
+        key, home, recorder = asked.key, asked.home, self._recorder
+        counters = recorder.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
         artifact = self._workshop.find(key, home, asked.target) if self.usable else None
         if artifact is not None:
             if asked.loads:
-                account.loaded(artifact, "local_hits", counters, begun)
+                recorder.loaded(artifact, "local_hits", counters, begun)
             return artifact
         if asked.explain is not None:
             key = key.with_details(asked.explain())
@@ -165,12 +154,12 @@ class Coordinator:
             took = time.perf_counter() - begun
             if not isinstance(answer, agent.Ready):
                 break
-            account.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
+            recorder.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
             begun = time.perf_counter()
             artifact = self._workshop.find(key, home, asked.target, vanished.append)
             if artifact is not None:
                 if asked.loads:
-                    account.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
+                    recorder.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
             if len(vanished) < attempt:
                 break  # what is there is torn, or for another GPU, and would be had again
@@ -188,18 +177,18 @@ class Coordinator:
         self, asked: Request, key: CacheKey, counters: Counters, answer: agent.Answer, begun: float, took: float
     ) -> Compilation:
         """The compile that the agent's `answer` leaves to this rank, which asked at `begun` and heard it so long after."""
-        account, lead, failed, note = self._account, None, None, ""
+        recorder, lead, failed, note = self._recorder, None, None, ""
         if isinstance(answer, agent.Ready):
             note = "what had been published was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
             lead, note = answer, "who had begun it was slow" if answer.hedges else ""
-            account.waited("lead", key, counters, begun, took)
+            recorder.waited("lead", key, counters, begun, took)
         elif isinstance(answer, agent.Failed):
             failed, note = answer, f"it had failed on {answer.where}"
-            account.waited("failed", key, counters, begun, took, note)
+            recorder.waited("failed", key, counters, begun, took, note)
         elif isinstance(answer, agent.Alone):
             note = answer.why
-            account.waited("alone", key, counters, begun, took, note)
+            recorder.waited("alone", key, counters, begun, took, note)
         if lead is None and failed is None:
             counters.add(alone=1)
         compilation = self._workshop.begin(key, asked.home, asked.device, counters, asked.target, lead, failed)
@@ -315,9 +304,13 @@ class Coordinator:
             self.notices.tell(f"{key.name} is not shared: {error}")
             return None
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """What the agent says to a question of people's; None if none runs: none is started for it."""
-        return self._client.ask(request, quietly=True, start=False) if self.usable else None
+    def status(self) -> dict[str, Any] | None:
+        """The agent's status; None if no agent runs: none is started for it."""
+        return self._client.status(quietly=True, start=False) if self.usable else None
+
+    def stats(self, job: str) -> dict[str, Any] | None:
+        """The counters of `job`; None if no agent runs: none is started for it."""
+        return self._client.stats(job, quietly=True, start=False) if self.usable else None
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.
@@ -325,17 +318,17 @@ class Coordinator:
         Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that what a process recorded after its
         last compile arrives if it is killed.
         """
-        self._account.record(recipe)
+        self._recorder.record(recipe)
 
     def close(self) -> None:
         """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
-        self._account.close()
+        self._recorder.close()
         self._client.close()
         self._workshop.close()
         self.ahead.close()
 
-    def _forget_after_fork(self) -> None:
-        self._account.forget_after_fork()
+    def forget_after_fork(self) -> None:
+        self._recorder.forget_after_fork()
         self._memory.forget_after_fork()
         self._workshop.forget_after_fork()
         self.ahead.forget_after_fork()

@@ -1,4 +1,4 @@
-"""A rank's recipes on their way to the agent, which keeps the node's profile."""
+"""Recipes of one process that are not delivered to the agent yet."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
-_FRAME_BYTES = 1 << 20  # a frame may have four times as many, and a recipe's own bound is far below
+_FRAME_BYTES = 1 << 20  # a quarter of the largest frame; a recipe's own bound is far below
 
 
 class Outbox:
-    """The recipes of the profile `settings.profile`. Thread-safe. Not guaranteed: that a killed process's last ones arrive."""
+    """Recipes of the profile `settings.profile`. Thread-safe. Not guaranteed: that the last ones of a killed process arrive."""
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:
         self._settings, self._client, self._notices = settings, client, notices
-        # protects the two below; a signal's handler may come while its thread is in here
+        # protects the two below; reentrant, since a signal's handler may come while its thread is in here
         self._lock = threading.RLock()
         self._seen: set[str] = set()
         self._waiting: dict[str, Recipe] = {}
@@ -35,10 +35,10 @@ class Outbox:
                 self._waiting[digest] = recipe
 
     def deliver(self) -> bool:
-        """False: there is something to deliver, and no agent to take it; none is started for it."""
+        """Deliver all recipes. False if no agent took them; none is started."""
         name = self._settings.profile
         if name is None or not self._waiting or not self._delivering.acquire(blocking=False):
-            return True  # another thread is at it, and the next delivery has the rest
+            return True  # another thread delivers; the next delivery has the rest
         try:
             for batch in _batches(self._snapshot()):
                 if not self._client.record(name, [recipe.to_wire() for recipe in batch]):
@@ -49,7 +49,7 @@ class Outbox:
         return True
 
     def keep(self) -> None:
-        """Without an agent: a part of its own, on this node. Only agents write to the store, which may hang."""
+        """Write the recipes as a part on this node, without an agent. Only agents write to the store, which may hang."""
         name, recipes = self._settings.profile, self._snapshot()
         if name is None or not recipes:
             return

@@ -1,7 +1,8 @@
-"""What a process has to say of its requests: counters, spans and recipes, and their way to the agent.
+"""Counters, spans and recipes of one process, delivered to the agent in batches.
 
-They are delivered after each compile, since a compile worker may be killed without a warning, at most a second after a wait while
-others follow, and at the end. Never on a warm request's way of its own, and never at the price of an agent's start.
+There is a delivery after each compile, since a compile worker may be killed without a warning; at most a second after a wait
+while more waits follow; and at the end of the process. A warm request delivers nothing by itself, and no delivery starts an
+agent.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.rank.client import AgentClient
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.outbox import Outbox
@@ -31,22 +30,23 @@ from kcoord.telemetry.ledger import Ledger
 from kcoord.telemetry.span_files import write_own
 from kcoord.telemetry.spans import SHORTEST_WAIT, Process, Spans
 
-_EVERY = 1.0  # seconds, at most, from a wait's end to its arrival at the agent while others follow
+_EVERY = 1.0  # seconds between two deliveries of a rank that only waits
 
 
 @dataclass(frozen=True)
-class _Report:
+class _Delivery:
     number: int
     counters: dict[str, float]
     spans: list[list[Any]]
     dropped: int
 
 
-class Account:
-    """Thread-safe and fork-safe. `counters` are the job's; a request that is counted in others is none of its kernels.
+class Recorder:
+    """Records the outcome of each request, and delivers it. Thread-safe and fork-safe.
 
-    ``usable()`` is false if kcoord is off here: then nothing is delivered. Not guaranteed: that the last report of a process is
-    counted once if its agent had it, hung before it answered, and went on after the process had ended.
+    `counters` are the job's; a request that counts elsewhere is no kernel of the job. Nothing is delivered while ``usable()`` is
+    False: kcoord is off then. Not guaranteed: that the last delivery of a process counts once if its agent received it, hung
+    before it answered, and went on after the process had ended.
     """
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices, usable: Callable[[], bool]) -> None:
@@ -54,13 +54,13 @@ class Account:
         self.forget_after_fork()
 
     def forget_after_fork(self) -> None:
-        """What the parent counted is the parent's to deliver."""
+        """Start from zero: the parent delivers its own counters."""
         self.counters, self.spans = Counters(), Spans()
         self.outbox = Outbox(self._settings, self._client, self._notices)
         self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
         self._deliver_at = 0.0
         self._process, self._number = uuid.uuid4().hex, 0
-        self._sent: _Report | None = None  # it was sent, and nobody knows whether it arrived
+        self._unanswered: _Delivery | None = None  # sent, and perhaps received
 
     def loaded(self, artifact: Artifact, outcome: str, counters: Counters, begun: float) -> None:
         """A request that began to load at `begun` ended with `artifact`; `outcome` names its counter."""
@@ -74,14 +74,14 @@ class Account:
     def waited(
         self, outcome: str, key: CacheKey, counters: Counters, begun: float, took: float, note: str = ""
     ) -> None:
-        """The agent took so long to answer: ``ok`` and ``fetch`` if the artifact was there then, else what the rank does now."""
+        """The agent answered after `took` seconds: ``ok`` and ``fetch`` with an artifact, else with what the rank is to do."""
         counters.add(wait_seconds=took)
         kind, ended = ("fetch", "ok") if outcome == "fetch" else ("wait", outcome)
         if ended == "ok" or took >= SHORTEST_WAIT or ended == "failed":
             self.spans.add(kind, ended, key, begun, took, aside=counters is not self.counters, note=note)
 
     def ended(self, compilation: Compilation, amounts: dict[str, float]) -> None:
-        """A request is counted with its outcome, and told at once."""
+        """Count a request with its outcome, and deliver it at once."""
         backends = {by_backend(name, compilation.key.backend): amounts[name] for name in OUTCOMES if name in amounts}
         compilation.counters.add(requests=1, **amounts, **backends)
         if self._usable() and not (compilation.outcome == "given up" and compilation.failed is not None):
@@ -101,35 +101,35 @@ class Account:
             self.outbox.put(recipe)
 
     def deliver(self) -> bool:
-        """False: there is something to deliver, and no agent to take it. Counters and spans travel together."""
+        """Deliver counters and spans, together. False if no agent took them."""
         if not (self.counters.undelivered() or self.spans) or not self._usable():
             return True
         if not self._delivering.acquire(blocking=False):
-            return True  # another thread is at it, and the next delivery has the rest
+            return True  # another thread delivers; the next delivery has the rest
         self._deliver_at = time.monotonic() + _EVERY
         try:
-            for report in self._reports():
-                sender = self._process, report.number
-                if not self._client.report(report.counters, report.spans, report.dropped, sender):
+            for delivery in self._deliveries():
+                sender = self._process, delivery.number
+                if not self._client.deliver(delivery.counters, delivery.spans, delivery.dropped, sender):
                     return False
-                self._sent = None
-                self.counters.delivered(report.counters)
-                self.spans.delivered(len(report.spans), report.dropped)
+                self._unanswered = None
+                self.counters.delivered(delivery.counters)
+                self.spans.delivered(len(delivery.spans), delivery.dropped)
         finally:
             self._delivering.release()
         return True
 
-    def _reports(self) -> Iterator[_Report]:
-        """What there is to deliver; first, unchanged, what was sent and not answered: it is known by its number."""
-        if self._sent is not None:
-            yield self._sent
+    def _deliveries(self) -> Iterator[_Delivery]:
+        """An unanswered delivery comes first, unchanged: by its number the agent knows whether it was counted."""
+        if self._unanswered is not None:
+            yield self._unanswered
         for spans, dropped in self.spans.batches():
             counters = self.counters.undelivered()
             if not (counters or spans or dropped):
                 return
             self._number += 1
-            self._sent = _Report(self._number, counters, spans, dropped)
-            yield self._sent
+            self._unanswered = _Delivery(self._number, counters, spans, dropped)
+            yield self._unanswered
 
     def close(self) -> None:
         """Deliver everything, or keep it on this node."""
@@ -139,7 +139,7 @@ class Account:
             self.outbox.keep()
 
     def _keep(self) -> None:
-        """A warm process needed no agent, and starts none to say so: its counters go where the agent's would lie."""
+        """Write counters and spans to the agent's directories: a warm process needed no agent, and starts none for these."""
         counters = self.counters.undelivered()
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         ledger, who = Ledger(self._settings.local_dir, name), Identity.here(self._settings.job)
@@ -154,4 +154,4 @@ class Account:
             self._notices.tell(f"statistics are not kept: {error}")
         else:
             self.counters.delivered(counters)
-            self._sent = None
+            self._unanswered = None

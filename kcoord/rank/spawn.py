@@ -1,7 +1,7 @@
-"""Finding this node's agent, or starting it: ten processes that start at once get one agent.
+"""Finds this node's agent, or starts it: ten processes that start at once get one agent.
 
-Whoever starts an agent binds and listens *before* the agent's process exists, and hands it the socket: clients may connect
-at once, their connections wait in the backlog. The decision is taken under a file lock beside the socket.
+A starter binds and listens *before* the agent's process exists, and hands it the socket: clients may connect at once, and wait in
+the backlog. It decides under a file lock beside the socket.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from kcoord.errors import AgentUnavailable, StoreError
-from kcoord.protocol.endpoint import _append_to, agent_lock, bind, connect, log_of, make_directory
+from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
 from kcoord.settings import FIELDS, Settings, variable
 
 
 def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
-    """A connection to this node's agent; if there is none it is started, unless `start` or a setting forbids it.
+    """A connection to this node's agent. Starts one if there is none, unless `start` or a setting forbids it.
 
     Raises `AgentUnavailable`.
     """
@@ -33,12 +33,10 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
     try:
         make_directory(settings)
         with agent_lock(path, settings.agent_timeout):
-            try:
-                return connect(path, settings.agent_timeout)  # another process was faster
-            except (FileNotFoundError, ConnectionRefusedError):
-                listener = bind(path)
-            with listener:
-                start_daemon(listener, settings)
+            listener = bind_unless_served(path, settings.agent_timeout)  # another process may have started it meanwhile
+            if listener is not None:
+                with listener:
+                    start_daemon(listener, settings)
         try:
             return connect(path, settings.agent_timeout)
         except ConnectionRefusedError as error:
@@ -48,12 +46,12 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
 
 
 def start_daemon(listener: socket.socket, settings: Settings) -> None:
-    """Start a detached agent on `listener`. It logs to a file beside the socket, or nowhere if that cannot be written.
+    """Start a detached agent on `listener`. Its log is a file beside the socket, or nothing if that cannot be written.
 
-    One that is killed as it starts is started once more. Raises `AgentUnavailable`.
+    Tries once more if a signal kills it while it starts. Raises `AgentUnavailable`.
     """
     log = log_of(settings.socket_path)
-    with _append_to(log) as output:
+    with open_log(log) as output:
         for _ in range(2):
             starter = start_process(listener, ["--daemon"], settings, output.fileno())
             try:
@@ -64,7 +62,7 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
                 break
             if code == 0:
                 return
-            if code > 0:  # it says in its log why
+            if code > 0:  # its log says why
                 break
     raise AgentUnavailable(f"the agent did not start: see {log}")
 
@@ -87,8 +85,8 @@ def start_process(
 
 
 def interpreter() -> str:
-    """What runs Python modules, as this process does. Raises `AgentUnavailable`."""
-    if getattr(sys, "frozen", False):  # its executable is the program itself, which would run once more
+    """The path of this process's Python. Raises `AgentUnavailable`."""
+    if getattr(sys, "frozen", False):  # its executable is the program itself, and would run it once more
         raise AgentUnavailable("this program is frozen: start 'kcoord agent' beside it")
     if not sys.executable:
         raise AgentUnavailable("this Python does not know its own executable")
@@ -96,15 +94,12 @@ def interpreter() -> str:
 
 
 def agent_environment(settings: Settings) -> dict[str, str]:
-    """This environment with every setting spelled out, and without what makes a process a rank."""
+    """This environment with `settings`, and without a rank's variables."""
+    replaced = {"RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER", *(variable(field.name) for field in FIELDS)}
+    environment = {name: value for name, value in os.environ.items() if name not in replaced}
     package_root = str(Path(__file__).absolute().parents[2])
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))
-    for spec in FIELDS:
-        value = getattr(settings, spec.name)
-        environment.pop(variable(spec.name), None)
-        if value is not None and spec.name != "job":
-            environment[variable(spec.name)] = str(int(value)) if isinstance(value, bool) else str(value)
+    environment |= settings.to_environ(without=("job",))
     for name in settings.optional:
         if getattr(settings, name) is None:  # a mounted Secret lacks it: the agent says so
             environment[variable(name)] = os.environ.get(variable(name), "")

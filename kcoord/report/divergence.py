@@ -1,18 +1,18 @@
-"""Ranks of one job whose keys diverge: each compiles for itself what the others have, and nothing fails that would tell.
+"""Ranks of one job whose keys diverge: each group compiles for itself what the others have, and nothing fails.
 
-Groups of ranks that share no key of a kernel (`kcoord.report.groups`) are compared by their nearest keys, the pair with the
-fewest differing factors. To be apart is no fault by itself: stages of a pipeline run one kernel with other sizes, and a warm-up
-deals variants out. What differs decides:
+Groups that share no key of a kernel (`kcoord.report.groups`) are compared by their nearest keys, the pair with the fewest
+differing factors. Groups are no fault by themselves: pipeline stages run one kernel with other sizes, and a warm-up deals
+out variants. The differing factors decide:
 
-- the surroundings, which all ranks of a job are to share (the environment, a tool, a version), or a GPU's number: told;
-- the GPU: expected, and told as such;
-- what a call asks for (arguments, constants, options): told only if the value is the rank's own number, and the ranks differ so
-  in several kernels, or are many, and share others;
-- anything else (code, globals, factors that kcoord does not know): told in that case, too, and if these ranks differ in the same
-  way in *every* kernel of that backend. In both, each key of the one group has its counterpart in the other.
+- surroundings that all ranks of a job should share (the environment, a tool, a version), or a GPU's number: a fault;
+- the GPU: shown as expected;
+- factors of the call (arguments, constants, options): a fault only if the value is the rank's own number, and the ranks differ
+  so in several kernels, or are many, and share others;
+- other factors (code, globals, unknown ones): a fault in that case, too, and if the ranks differ in the same way in *every*
+  kernel of the backend. Both require that each key of one group has its counterpart in the other.
 
-Of processes without a rank nothing is said. A rank that was started again is the same one, so ranks that once agreed do.
-Not guaranteed: that what differs is found where artifacts are gone, spans are missing, or a call's sizes differ as well.
+Processes without a rank are left out. A rank that was started again stays the same rank.
+Not guaranteed: that a difference is found where artifacts are gone, spans are missing, or a call's sizes differ as well.
 """
 
 from __future__ import annotations
@@ -26,15 +26,9 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.report.findings import Findings, Kernel
-from kcoord.report.groups import (
-    Asked,
-    Name,
-    Ranks,
-    apart,
-    asked_of,
-)
+from kcoord.report.groups import Asked, Name, Ranks, apart, asked_of
 from kcoord.report.relatives import telling_differences
-from kcoord.report.trace import Timeline
+from kcoord.report.timeline import Timeline
 
 _SURROUNDINGS = frozenset((
     "compiler", "compilers", "device_id", "driver", "env", "environment", "libc", "machine", "packages", "platform", "python",
@@ -54,19 +48,19 @@ _OTHER = "make it the same on all ranks, if they are to run the same code"
 _OF_THE_CALL = frozenset(
     ("arguments", "attributes", "configs", "constants", "options", "signature", "tuning_key", "types")
 )
-_MOST_GROUPS = 64  # of one kernel; more are counted
+_MOST_GROUPS = 64  # of one kernel; further groups are only counted
 _MOST_COMPARED = 64  # keys of one group in one kernel
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 _EVIDENCE = 2  # kernels, or groups beside the first, that make a pattern no coincidence
-_MOST_TRIED = 4  # divergences of the same factors that a kernel's is held against
-_EXPLAINED_BY_DETAILS = ("triton",)  # their keys are their compiler's hash, which says nothing by itself
+_MOST_TRIED = 4  # divergences of the same factors that a kernel's is compared with
+_EXPLAINED_BY_DETAILS = ("triton",)  # their keys are their compiler's hash, which explains nothing
 
 _Values = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks whose keys hold the same `values`, in the order of `Divergence.factors`; `kernels` are what they asked for."""
+    """Ranks whose keys have the same `values`, in the order of `Divergence.factors`, and the `kernels` that they asked for."""
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -76,10 +70,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Groups of ranks, the largest first, that differ in `factors` and share nothing of some kernels.
+    """Groups of ranks, the largest first, that differ in `factors` and share no key of some kernels.
 
-    `expected`: they have different GPUs; else `remedy` says what to do. `varies`: the values are the first kernel's; others have
-    others. `left_out`: more groups, which were not compared.
+    `expected`: they have different GPUs, and there is no `remedy`. `varies`: the values are the first kernel's; others have
+    their own. `left_out`: the number of further groups, which were not compared.
     """
 
     factors: tuple[str, ...]
@@ -94,20 +88,20 @@ class Divergence:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """One for each that there would be if the keys agreed."""
+        """The kernels that there would be if the keys agreed."""
         return self.groups[0].kernels
 
     @property
     def seconds(self) -> float:
-        """Of the compiles that there would not be."""
+        """The seconds of the compiles that equal keys would have spared."""
         return sum(kernel.seconds for group in self.groups[1:] for kernel in group.kernels)
 
 
 @dataclass
 class _Case:
-    """A divergence in the making. The first of `groups` is what the others were compared to; `keys` are each group's.
+    """A divergence in the making. The others of `groups` were compared with the first; `keys` are each group's.
 
-    `whole`: in each kernel a key of the one group answers to each of the other's.
+    `whole`: in each kernel every key of one group has its counterpart in the other.
     """
 
     kind: str
@@ -123,7 +117,7 @@ class _Case:
         return {rank: values for values, ranks in self.groups.items() for rank in ranks}
 
     def add(self, other: _Case, renamed: Mapping[_Values, _Values] | None = None) -> None:
-        """`renamed`: what the other's values are called here."""
+        """`renamed`: this case's values for those of `other`."""
         for values, ranks in other.groups.items():
             here = renamed[values] if renamed else values
             self.groups.setdefault(here, set()).update(ranks)
@@ -135,9 +129,9 @@ class _Case:
 
 
 def divergences_of(timeline: Timeline, found: Findings, manifests: Iterable[Manifest]) -> list[Divergence]:
-    """What makes groups of ranks compile apart from one another: faults first, and of them what costs most.
+    """Faults first, the costliest of them first.
 
-    Takes time in proportion to the spans, and to the keys of kernels in which groups are apart.
+    Takes time in proportion to the spans, and to the keys of kernels with several groups.
     """
     asked = asked_of(timeline)
     separate = list(apart(asked))
@@ -147,17 +141,17 @@ def divergences_of(timeline: Timeline, found: Findings, manifests: Iterable[Mani
     wanted = {asked.keys[number][2] for number in seen}
     length = max(map(len, wanted))
     by_key = {m.key.digest[:length]: m for m in manifests if m.key.digest[:length] in wanted}
-    there = {number: by_key[asked.keys[number][2]] for number in seen if asked.keys[number][2] in by_key}
-    cases = [case for name, groups in separate for case in _compared(name, groups, there)]
+    kept = {number: by_key[asked.keys[number][2]] for number in seen if asked.keys[number][2] in by_key}
+    cases = [case for name, groups in separate for case in _compared(name, groups, kept)]
     kernels = {(k.backend, k.name, k.key): k for k in found.kernels}
     judged = ((case, _remedy(case, asked)) for case in _varying(_alike(cases)))
-    told = [_divergence(case, remedy, kernels, asked) for case, remedy in judged if remedy is not None]
-    return sorted(told, key=lambda d: (d.expected, -d.seconds, -len(d.kernels), d.factors))
+    shown = [_divergence(case, remedy, kernels, asked) for case, remedy in judged if remedy is not None]
+    return sorted(shown, key=lambda d: (d.expected, -d.seconds, -len(d.kernels), d.factors))
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A key with all its details, and what of it differs between keys, flat."""
+    """A manifest with its key's details unpacked, and the key's factors as a flat set of names and digests."""
 
     manifest: Manifest
     facts: frozenset[tuple[str, str]]
@@ -185,15 +179,15 @@ def _flat(prefix: str, factors: Iterable[Factor]) -> Iterator[tuple[str, str]]:
             yield prefix + factor.name, factor.digest
 
 
-def _compared(name: Name, groups: Sequence[Ranks], there: Mapping[int, Manifest]) -> Iterator[_Case]:
-    """How each group differs from the largest one whose keys are known, a case for each set of factors."""
-    comparable = [(group.ranks, [n for n in group.keys if n in there], len(group.keys)) for group in groups]
+def _compared(name: Name, groups: Sequence[Ranks], kept: Mapping[int, Manifest]) -> Iterator[_Case]:
+    """The differences of each group from the largest one whose keys are known, a case for each set of factors."""
+    comparable = [(group.ranks, [n for n in group.keys if n in kept], len(group.keys)) for group in groups]
     comparable = [(who, keys, count) for who, keys, count in comparable if keys]
     if len(comparable) < 2:
         return
     (base, theirs, base_count), *others = comparable
     compared = [number for _, keys, _ in comparable[: _MOST_GROUPS + 1] for number in keys[:_MOST_COMPARED]]
-    known = {number: _Known.of(there[number]) for number in compared}
+    known = {number: _Known.of(kept[number]) for number in compared}
     cases: dict[tuple[str, tuple[str, ...]], _Case] = {}
     for who, keys, count in others[:_MOST_GROUPS]:
         pairs = _nearest(keys[:_MOST_COMPARED], theirs[:_MOST_COMPARED], known)
@@ -216,7 +210,7 @@ def _compared(name: Name, groups: Sequence[Ranks], there: Mapping[int, Manifest]
                 cases[kind, factors] = fresh
             elif ours in case.groups:
                 case.add(fresh)
-            else:  # the nearest key of the base is another one this time, and so is its value
+            else:  # the base's nearest key is another one this time, with another value
                 case.add(fresh, {ours: next(iter(case.groups)), mine: mine})
     yield from cases.values()
 
@@ -224,7 +218,7 @@ def _compared(name: Name, groups: Sequence[Ranks], there: Mapping[int, Manifest]
 def _nearest(
     mine: Sequence[int], theirs: Sequence[int], known: Mapping[int, _Known]
 ) -> list[tuple[int, int, list[FactorDiff]]]:
-    """Each of `mine`, the one of `theirs` that differs least, and how; the nearest pair first. Without explanation: []."""
+    """Each of `mine`, the one of `theirs` that differs least, and the differences ([]: unknown); the nearest pair first."""
     found = []
     for number in mine:
         facts = known[number].facts
@@ -245,13 +239,13 @@ def _kind(differences: Sequence[FactorDiff]) -> str:
 
 
 def _of_kind(differences: Sequence[FactorDiff], kind: str) -> list[FactorDiff]:
-    """With the surroundings, or the GPU, other factors (options, say) differ as a consequence."""
+    """The differences of this kind. Where surroundings or the GPU differ, other factors (options, say) follow."""
     words = {"surroundings": _SURROUNDINGS, "gpu": _GPU}.get(kind)
     return [d for d in differences if words is None or _first_word(d) in words]
 
 
 def _alike(cases: Iterable[_Case]) -> Iterator[_Case]:
-    """Cases of several kernels that are one: the same factors, with the same values for each rank."""
+    """Merges the cases of several kernels that have the same factors, with the same values for each rank."""
     found: dict[object, list[tuple[_Case, dict[int, _Values]]]] = defaultdict(list)
     for case in cases:
         values = case.values_of()
@@ -268,7 +262,7 @@ def _alike(cases: Iterable[_Case]) -> Iterator[_Case]:
 
 
 def _varying(cases: Iterable[_Case]) -> Iterator[_Case]:
-    """Cases of several kernels between the same ranks, whose values are each kernel's own: the hash of a source, say."""
+    """Merges the cases of several kernels between the same ranks whose values are each kernel's own: a source's hash, say."""
     found: dict[object, _Case] = {}
     for case in cases:
         identity = (case.kind, case.factors, frozenset(frozenset(ranks) for ranks in case.groups.values()))
@@ -280,7 +274,7 @@ def _varying(cases: Iterable[_Case]) -> Iterator[_Case]:
 
 
 def _remedy(case: _Case, asked: Asked) -> str | None:
-    """What to do about it; nothing if it is expected, None if it is not to be told."""
+    """A fault's remedy; empty if the case is expected, None if it is not shown."""
     if len(case.groups) < 2:
         return None
     if case.kind == "gpu":
@@ -294,7 +288,7 @@ def _remedy(case: _Case, asked: Asked) -> str | None:
     every = asked.names({rank for ranks in case.groups.values() for rank in ranks})
     everywhere = several and all(name in case.names for name in every if name[0] in backends)
     if not case.varies and _follows_the_rank(case, asked):
-        # in a warm-up alone ranks share nothing, and a variant may have its rank's number by coincidence
+        # ranks of a mere warm-up share nothing, and a variant may have its rank's number by coincidence
         elsewhere = (several or len(case.groups) > _EVIDENCE) and asked.share(case.groups.values())
         return _OWN if everywhere or elsewhere else None
     of_the_call = any(factor.partition(" ")[0] in _OF_THE_CALL for factor in case.factors)
@@ -302,7 +296,7 @@ def _remedy(case: _Case, asked: Asked) -> str | None:
 
 
 def _follows_the_rank(case: _Case, asked: Asked) -> bool:
-    """Whether a factor's value is each rank's own number, in the job or on its node: ``3``, ``cuda:3``."""
+    """True if a factor's value is each rank's own number, in the job or on its node: ``3``, ``cuda:3``."""
     for place in range(len(case.factors)):
         numbers = {values: _NUMBER.fullmatch(values[place]) for values in case.groups}
         for of_rank in ({rank: rank for rank in case.values_of()}, asked.local):

@@ -1,4 +1,4 @@
-"""What a report's script draws: the spans of a job as arrays, and the rows, nodes and keys that they belong to."""
+"""The data that a report's script draws: spans as arrays, and the rows, nodes and keys that they belong to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from kcoord.report.findings import Findings, places
-from kcoord.report.trace import Row, Timeline, lanes
+from kcoord.report.timeline import Row, Timeline
+from kcoord.report.trace import lanes
 from kcoord.telemetry.spans import KINDS, OUTCOMES, Span
 
-_MOST_DRAWN = 1_500_000  # spans; of more, the shortest are left out: loads, then fetches, then waits, then compiles
+_MOST_DRAWN = 1_500_000  # spans; beyond, the shortest are left out: loads, then fetches, then waits, then compiles
 _MOST_LANES = 8
 _MOST_NOTES = 20_000
 _MOST_EPISODES = 100
 
 
 def drawing(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
-    """What the script draws, and the number of spans that it does not. Arrays are little-endian."""
+    """The script's data, and the number of spans that were left out of it. Arrays are little-endian."""
     origin, wall = timeline.begin, timeline.end - timeline.begin
     number = {f"{k.key}:{k.backend}:{k.name}": n for n, k in enumerate(found.kernels)}
     shortest, left_out = _shortest_drawn(timeline), 0
-    # a clock that is years off must not make the others' rows coarse: begins are exact to less than a microsecond
-    offset, begin, length, what = array("I", [0]), array("d"), array("f"), array("I")
+    # begins are doubles: a clock that is years off must not make the other rows coarse
+    offset, begin, length, packed = array("I", [0]), array("d"), array("f"), array("I")
     notes: dict[int, str] = {}
     rows = []
     for row in timeline.rows:
@@ -39,7 +40,7 @@ def drawing(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
                 notes[len(begin)] = span.note
             begin.append(span.begin - origin)
             length.append(span.seconds)
-            what.append(key << 8 | lane << 5 | OUTCOMES.index(span.outcome) << 2 | KINDS.index(span.kind))
+            packed.append(key << 8 | lane << 5 | OUTCOMES.index(span.outcome) << 2 | KINDS.index(span.kind))
         offset.append(len(begin))
         title = f"{row.process.node}, {timeline.title(row.process)}, pid {row.process.pid}"
         rows.append({"label": timeline.title(row.process), "title": title, "lanes": several})
@@ -49,14 +50,14 @@ def drawing(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
     data = {
         "seconds": wall, "rows": rows, "nodes": _nodes(timeline.rows), "outcomes": OUTCOMES, "notes": notes,
         "keys": [{"name": k.name, "backend": k.backend, "key": k.key, "by": places(k.compiles)} for k in found.kernels],
-        "offset": _packed(offset), "begin": _packed(begin), "length": _packed(length), "what": _packed(what),
+        "offset": _base64(offset), "begin": _base64(begin), "length": _base64(length), "what": _base64(packed),
         "episodes": episodes[:_MOST_EPISODES], "busiest": counts.index(max(counts)),
     }  # fmt: skip
     return data, left_out
 
 
 def _shortest_drawn(timeline: Timeline) -> dict[str, float]:
-    """The seconds that a span of each kind has at least if it is drawn; empty if all are."""
+    """By kind, the seconds of the shortest span that is drawn; empty if all spans are."""
     too_many = sum(len(row.spans) for row in timeline.rows) - _MOST_DRAWN
     if too_many <= 0:
         return {}
@@ -73,7 +74,7 @@ def _shortest_drawn(timeline: Timeline) -> dict[str, float]:
 
 
 def _lanes(spans: list[Span]) -> tuple[dict[int, int], int]:
-    """The lane of each span by its number, where it is not the first; and the number of lanes."""
+    """The lane of each span that is not in the first one, by the span's number; and the number of lanes."""
     found = lanes(spans, nested=False)
     if len(found) == 1:
         return {}, 1
@@ -90,7 +91,7 @@ def _nodes(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def _packed(numbers: array[Any]) -> str:
+def _base64(numbers: array[Any]) -> str:
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()

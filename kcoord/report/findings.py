@@ -1,4 +1,4 @@
-"""What a job's time line says: sums, its slowest kernels, what was compiled again, what failed, whose clocks disagree."""
+"""Findings of a job's time line: sums, kernels by compile time, duplicate and failed compiles, clocks that disagree."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kcoord.report.trace import Timeline
+from kcoord.report.tables import first_few
+from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import Process, Span
 
-_LONGEST_PAUSE = 30.0  # seconds without a span: what follows is another episode
-_CLOCKS_AGREE = 0.010  # seconds; a process notes its clock once, and steps of it are no news
+_LONGEST_PAUSE = 30.0  # seconds without a span; a longer pause begins another episode
+_CLOCKS_AGREE = 0.010  # seconds; a process reads its clock once, and small steps of it mean nothing
 
 Placed = tuple[Process, Span]
 
 
 @dataclass
 class Kernel:
-    """One key: who compiled it, and what that spared and cost the others. Times are in seconds."""
+    """One key: its compiles, and the waits and loads of the other processes. Times are in seconds."""
 
     backend: str
     name: str
@@ -40,28 +41,15 @@ class Kernel:
 
     @property
     def more_than_once(self) -> float:
-        """What its compiles took more than the longest one alone."""
+        """The seconds of all its compiles but the longest one."""
         return self.seconds - max((span.seconds for _, span in self.compiles), default=0.0)
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Kernels that were compiled for one reason. `differences` from an earlier artifact's key to theirs: factor, before, now."""
-
-    reason: str
-    differences: tuple[tuple[str, str, str], ...]
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(k.seconds for k in self.kernels)
 
 
 @dataclass
 class Findings:
-    """Sums are those of the counters of ``kcoord stats``, of what the time line holds: memory hits leave no span.
+    """The sums equal the counters of ``kcoord stats``, but for memory hits, which leave no span.
 
-    Of Triton's own C modules (`Kernel.aside`) and the like there are spans, and they are in no sum but `seconds_of`.
+    Spans aside (`Kernel.aside`: Triton's own C modules and the like) are in no sum but `seconds_of`.
     """
 
     kernels: list[Kernel]
@@ -69,7 +57,7 @@ class Findings:
     count_of: dict[str, int]
     episodes: list[tuple[float, float]]
     clocks: list[tuple[str, str, float]]
-    """Node of the compile, node of the wait that ended before it, and by how many seconds at least."""
+    """Node of a compile, node of a wait that ended before it by its own clock, and the least difference in seconds."""
 
     @property
     def compiled(self) -> list[Kernel]:
@@ -102,7 +90,7 @@ class Findings:
 
     @property
     def failures(self) -> list[Kernel]:
-        """What failed, or was lost with its process."""
+        """Kernels with a compile that failed, or was lost with its process."""
         return [k for k in self.kernels if k.failures or k.lost]
 
 
@@ -133,10 +121,9 @@ def findings_of(timeline: Timeline) -> Findings:
                 waits[identity].append((process, span))
     for identity, asked in led.items():
         kernel = kernels[identity]
-        for process, span in (
-            asked if kernel.lost or kernel.failures else ()
-        ):  # else its agent was slow to say that it leads
-            _add_wait(kernel, process, span)
+        if kernel.lost or kernel.failures:  # else the agent was slow to answer that this rank leads
+            for process, span in asked:
+                _add_wait(kernel, process, span)
     disagreements = _clocks(kernels, waits)
     return Findings(list(kernels.values()), dict(seconds), dict(counts), _episodes(timeline), disagreements)
 
@@ -157,7 +144,7 @@ def _add_compile(kernel: Kernel, process: Process, span: Span) -> None:
 
 
 def why_again(kernel: Kernel) -> list[str]:
-    """Why `kernel` was compiled more than once, as far as the spans say, each reason once."""
+    """The reasons, each once, for which `kernel` was compiled more than once, as far as its spans show them."""
     found: dict[str, None] = {}
     compiles = sorted((span for _, span in kernel.compiles), key=lambda span: span.begin)
     for span in compiles:
@@ -175,13 +162,13 @@ def why_again(kernel: Kernel) -> list[str]:
         found[
             "its lease ended before the compile did (KCOORD_LEASE_LIMIT), or its nodes did not see one another's lease or store"
             if overlap
-            else "what had been published was gone, or could not be fetched"
+            else "the published artifact was gone, or could not be fetched"
         ] = None
     return list(found)
 
 
 def _episodes(timeline: Timeline) -> list[tuple[float, float]]:
-    """The times in which anything was under way, apart by more than `_LONGEST_PAUSE` seconds."""
+    """Begin and end of each stretch of spans, with more than `_LONGEST_PAUSE` seconds between two."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted((span.begin, span.end) for _, span in timeline.spans()):
         if found and begin - found[-1][1] <= _LONGEST_PAUSE:
@@ -192,12 +179,12 @@ def _episodes(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 def _clocks(kernels: dict[str, Kernel], waits: dict[str, list[Placed]]) -> list[tuple[str, str, float]]:
-    """Pairs of nodes of which one has waited, by its clock, for less long than the other compiled; worst first."""
+    """Pairs of nodes: by their clocks a wait on one ended before the compile that it waited for on the other; worst first."""
     worst: dict[tuple[str, str], float] = {}
     for identity, waiting in waits.items():
         kernel = kernels[identity]
         if len(kernel.compiles) != 1 or kernel.lost or kernel.failures:
-            continue  # it would not be clear for which one they waited
+            continue  # the waits could be for any of them
         process, compile = kernel.compiles[0]
         for waiter, wait in waiting:
             early = compile.end - wait.end
@@ -208,20 +195,11 @@ def _clocks(kernels: dict[str, Kernel], waits: dict[str, list[Placed]]) -> list[
 
 
 def where(process: Process) -> str:
-    """``node-3, rank 17``, for people."""
+    """``node-3, rank 17``."""
     return f"{process.node}, {process.label()}"
 
 
 def places(placed: Iterable[Placed]) -> str:
-    """Where they were, for people: the first three in time."""
+    """Their processes, the first three in time."""
     found = list(dict.fromkeys(where(process) for process, _ in sorted(placed, key=lambda p: p[1].begin)))
-    return "; ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-def grouped(misses: Iterable[tuple[str, tuple[tuple[str, str, str], ...], Kernel]]) -> list[Miss]:
-    """Kernels with one and the same reason together; those that took longest first."""
-    groups: dict[tuple[str, tuple[tuple[str, str, str], ...]], list[Kernel]] = defaultdict(list)
-    for reason, differences, kernel in misses:
-        groups[reason, differences].append(kernel)
-    found = [Miss(reason, differences, tuple(kernels)) for (reason, differences), kernels in groups.items()]
-    return sorted(found, key=lambda m: -m.seconds)
+    return first_few(found, 3, "; ")

@@ -1,6 +1,6 @@
-"""Groups of a job's ranks that have nothing in common of a kernel, though they all have asked for it.
+"""Groups of ranks that asked for the same kernel and share no key of it.
 
-Ranks that have asked for a key of a kernel in common belong together, and so do those that are linked by others.
+Ranks that asked for one key of a kernel are in one group, and so are ranks that other ranks link.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from kcoord.report.trace import Timeline
+from kcoord.report.timeline import Timeline
 
 Name = tuple[str, str]
 """A kernel's backend and name."""
@@ -18,7 +18,7 @@ Name = tuple[str, str]
 
 @dataclass
 class Ranks:
-    """A group: its ranks, and the keys of one kernel that they have asked for, by their numbers in `Asked.keys`."""
+    """A group: its ranks, and the numbers in `Asked.keys` of the keys of one kernel that they asked for."""
 
     ranks: set[int]
     keys: list[int]
@@ -26,18 +26,18 @@ class Ranks:
 
 @dataclass
 class Asked:
-    """What each rank of a job has asked for. Ranks that asked for the same are of one *kind*."""
+    """The keys that each rank of a job asked for. Ranks that asked for the same keys are of one *kind*."""
 
     keys: list[tuple[str, str, str]]
     """Backend, name and key."""
     kinds: list[tuple[tuple[int, ...], list[int]]]
-    """Numbers of keys, and the ranks that asked for these."""
+    """Numbers of keys, and the ranks that asked for exactly these."""
     nodes: dict[int, dict[str, None]]
-    """Where each rank was, in the order of its processes."""
+    """The nodes of each rank, in the order of its processes."""
 
     @cached_property
     def local(self) -> dict[int, int]:
-        """Each rank's number on its node, as far as it can be told: from the lowest."""
+        """Each rank's number on its node, counted from the node's lowest rank."""
         lowest: dict[str, int] = {}
         for rank, nodes in self.nodes.items():
             for node in nodes:
@@ -46,20 +46,20 @@ class Asked:
 
     @cached_property
     def _names(self) -> list[frozenset[Name]]:
-        """The kernels that each kind of ranks has asked for."""
+        """The kernels that each kind of ranks asked for."""
         return [frozenset(self.keys[number][:2] for number in numbers) for numbers, _ in self.kinds]
 
     def names(self, ranks: set[int]) -> set[Name]:
-        """The kernels that any of `ranks` has asked for."""
+        """The kernels that any of `ranks` asked for."""
         kinds = zip(self._names, self.kinds, strict=True)
         return set().union(*{names for names, (_, who) in kinds if not ranks.isdisjoint(who)})
 
     def share(self, groups: Iterable[set[int]]) -> bool:
-        """Whether any key was asked for by ranks of two of the groups."""
+        """True if ranks of two of the groups asked for one key."""
         group_of = {rank: number for number, ranks in enumerate(groups) for rank in ranks}
         first: dict[int, int] = {}
         for numbers, who in self.kinds:
-            group = group_of.get(who[0])  # who asked for the same is of one group
+            group = group_of.get(who[0])  # a kind is of one group
             if group is not None and any(first.setdefault(number, group) != group for number in numbers):
                 return True
         return False
@@ -83,7 +83,7 @@ def asked_of(timeline: Timeline) -> Asked:
 
 
 def apart(asked: Asked) -> Iterator[tuple[Name, list[Ranks]]]:
-    """Each kernel in which there are several groups, the largest first. Takes time in proportion to what was asked for."""
+    """Each kernel with several groups, the largest first. Takes time in proportion to the keys that were asked for."""
     numbers_of: dict[Name, int] = {}
     name_of = [numbers_of.setdefault((backend, name), len(numbers_of)) for backend, name, _ in asked.keys]
     parent = list(range(len(asked.keys)))
@@ -94,7 +94,7 @@ def apart(asked: Asked) -> Iterator[tuple[Name, list[Ranks]]]:
         return number
 
     for numbers, _ in asked.kinds:
-        first: dict[int, int] = {}  # of each kernel, the first key that these ranks have asked for
+        first: dict[int, int] = {}  # of each kernel, the first key that these ranks asked for
         for number in numbers:
             known = first.setdefault(name_of[number], number)
             if known != number:

@@ -1,7 +1,7 @@
 """A job's report: one HTML page that needs nothing but itself.
 
-The page may hold any text that a rank has sent. Every text is escaped, data travels as JSON without a ``<``, the script puts it
-into the page as text only, and the page's own policy lets no other script run and nothing be fetched.
+The page may hold any text that a rank has sent. Every text is escaped. Data travels as JSON without a ``<``, and the script puts
+it into the page as text only. The page's own policy lets no other script run and nothing be fetched.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from importlib.resources import files
 import kcoord
 from kcoord.report.divergence import Divergence
 from kcoord.report.drawing import drawing
-from kcoord.report.findings import Findings, Miss
+from kcoord.report.findings import Findings
+from kcoord.report.misses import Miss
 from kcoord.report.sections import sections
-from kcoord.report.tables import percent, seconds, several
-from kcoord.report.trace import Timeline
+from kcoord.report.tables import first_few, percent, seconds, several
+from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import KINDS, plain_text
 
 _LONGEST_PROBLEM = 1200
@@ -43,7 +44,7 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergence
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data, left_out = drawing(timeline, found)
     job = plain_text(timeline.job)
-    label = f"The time line of job {job}: {len(timeline.rows)} rows; the tables below say what is in it."
+    label = f"The time line of job {job}: {len(timeline.rows)} rows; the tables below have its content."
     values = {
         "script_hash": f"sha256-{digest}",
         "script": script,
@@ -67,9 +68,9 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergence
 
 
 def waiting_share(timeline: Timeline, found: Findings) -> float:
-    """All waits, as a share of the ranks × the time in which anything was under way."""
-    there = timeline.ranks * sum(end - begin for begin, end in found.episodes)
-    return min(1.0, found.wait_seconds / there) if there > 0 else 0.0
+    """All waits, as a share of the ranks × the seconds of the episodes."""
+    rank_seconds = timeline.ranks * sum(end - begin for begin, end in found.episodes)
+    return min(1.0, found.wait_seconds / rank_seconds) if rank_seconds > 0 else 0.0
 
 
 def _when(timeline: Timeline) -> str:
@@ -87,7 +88,7 @@ def _sentence(timeline: Timeline, found: Findings) -> str:
     n = len(found.compiled)
     failed, lost = sum(bool(k.failures) for k in found.kernels), sum(bool(k.lost) for k in found.kernels)
     if not timeline.rows:
-        return "Nothing that this job left could be read."
+        return "None of this job's files could be read."
     if not n:
         text = "Nothing was compiled." if failed or lost else "Nothing had to be compiled."
     else:
@@ -96,11 +97,11 @@ def _sentence(timeline: Timeline, found: Findings) -> str:
     if found.duplicates:
         text += f" {several(len(found.duplicates), 'of them was', 'of them were')} compiled more than once."
     if failed:
-        text += f" {several(failed, 'kernel', 'kernels')} failed to compile."
+        text += f" {several(failed, 'kernel')} failed to compile."
     if lost:
-        text += f" {several(lost, 'kernel', 'kernels')} had a compile that was lost with its process."
+        text += f" {several(lost, 'kernel')} had a compile that was lost with its process."
     if found.loads:
-        text += f" {several(found.loads, 'load', 'loads')} saved {seconds(found.saved_seconds)} of compiling."
+        text += f" {several(found.loads, 'load')} saved {seconds(found.saved_seconds)} of compiling."
     if timeline.ranks > 1:
         text += f" The ranks waited for one another {percent(waiting_share(timeline, found))} of the time."
     return text
@@ -110,8 +111,8 @@ def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
     nodes, parts = len(timeline.nodes), len(found.episodes)
     in_parts = "" if parts == 1 else f", in {parts} parts"
     return [
-        (several(nodes, "node", "nodes", number=False), f"{nodes:,}"),
-        (several(timeline.ranks, "rank", "ranks", number=False), f"{timeline.ranks:,}"),
+        ("node" if nodes == 1 else "nodes", f"{nodes:,}"),
+        ("rank" if timeline.ranks == 1 else "ranks", f"{timeline.ranks:,}"),
         (f"from the first request to the last{in_parts}", seconds(timeline.end - timeline.begin)),
         ("compiles", f"{found.compiles:,}"),
         ("spent compiling", seconds(found.compile_seconds)),
@@ -133,7 +134,7 @@ def _notes(timeline: Timeline, found: Findings) -> str:
 
 
 def _clocks(differences: Sequence[tuple[str, str, float]]) -> list[str]:
-    """A line for each node that differs, those first that differ from the most others."""
+    """A line for each node whose clock differs; the node that differs from the most others first."""
     notes: list[str] = []
     left = list(differences)
     while left and len(notes) < _MOST_CLOCKS:
@@ -144,11 +145,11 @@ def _clocks(differences: Sequence[tuple[str, str, float]]) -> list[str]:
         else:
             node, how, others = early, "ahead of", {b: by for a, b, by in left if a == early}
         left = [pair for pair in left if node not in pair[:2]]
-        named = ", ".join(list(others)[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+        named = first_few(list(others), 3)
         that = "that" if len(others) == 1 else "those"
         notes.append(
             f"The clock of {node} is at least {seconds(max(others.values()))} {how} {that} of {named}: by these clocks a wait "
-            "ended before the compile that it waited for. Each row is drawn by its own node's clock."
+            "ended before its compile. Each row is drawn by its own node's clock."
         )
     if left:
         notes.append("The clocks of more nodes differ.")
@@ -176,7 +177,7 @@ def _swatch(name: str) -> str:
 
 def _caption(left_out: int) -> str:
     hands = (
-        "Drag over a part to see it closer, double-click for all of it; Shift and drag, or the arrow keys, move; Ctrl and the "
+        "Drag over a part to zoom in, double-click to see all of it; Shift and drag, or the arrow keys, move; Ctrl and the "
         "wheel, or + and −, zoom."
     )
     text = (
@@ -192,9 +193,6 @@ def _of_divergences(divergences: Sequence[Divergence]) -> str:
     n = len({id(kernel) for d in divergences if not d.expected for kernel in d.kernels})
     if not n:
         return ""
-    what = several(
-        n,
-        "kernel was not shared by all ranks, because its key",
-        "kernels were not shared by all ranks, because their keys",
-    )
-    return f" {what} differ{'s' if n == 1 else ''} between ranks that are to agree: see below."
+    kernels = several(n, "kernel was", "kernels were")
+    keys = "its key differs" if n == 1 else "their keys differ"
+    return f" {kernels} not shared by all ranks, because {keys} between ranks that are to agree: see below."

@@ -1,4 +1,4 @@
-"""Why a kernel was not there yet: its nearest earlier relative, and the factors in which their keys differ."""
+"""The nearest earlier artifact of the same kernel, and the factors in which two keys differ."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 
-_OPAQUE = ("triton_key", "source")
+_OPAQUE = ("triton_key", "source")  # hashes of what other factors explain
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 
 
 def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
-    """The earlier key of the same kernel that differs least; the later of two that differ equally."""
+    """The earlier artifact of the same kernel whose key differs least; the later of two that differ equally."""
     relatives = [
         m
         for m in found
@@ -26,10 +26,9 @@ def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
 
 
 def telling_differences(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
-    """From `theirs` to `mine`, without a compiler's own hash if what it is made of differs as well."""
+    """The differences from `theirs` to `mine`, without opaque hashes if other factors differ as well."""
     differences = _diff(theirs, mine)
-    told = [d for d in differences if d.name not in _OPAQUE]
-    return told or differences
+    return [d for d in differences if d.name not in _OPAQUE] or differences
 
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:

@@ -1,4 +1,4 @@
-"""The sections of a job's report below its time line, each a piece of HTML with a table; empty if there is nothing to say."""
+"""The sections of a job's report below its time line, each HTML with a table; a section without content is empty."""
 
 from __future__ import annotations
 
@@ -8,33 +8,21 @@ from collections.abc import Sequence
 from html import escape
 
 from kcoord.report.divergence import Divergence
-from kcoord.report.findings import (
-    Findings,
-    Kernel,
-    Miss,
-    places,
-    why_again,
-)
-from kcoord.report.tables import (
-    nodes_text,
-    ranks_text,
-    seconds,
-    several,
-    table,
-)
-from kcoord.report.trace import Timeline
+from kcoord.report.findings import Findings, Kernel, places, why_again
+from kcoord.report.misses import Miss
+from kcoord.report.tables import nodes_text, ranks_text, seconds, several, table
+from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import plain_text
 
 _MOST_ROWS = 200  # of a table
-_SLOWEST = 20  # kernels that are shown without being asked for
-_FEW = 6  # kernels whose names need not be asked for
+_SLOWEST = 20  # kernels that are shown unfolded
+_FEW = 6  # names that are shown unfolded
 _LONGEST_VALUE = 300  # characters of a factor
 _MOST_DIVERGENCES = 50
 _MOST_FACTORS = 6
 
 
 def sections(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergences: Sequence[Divergence]) -> str:
-    """All of them."""
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
     return "".join((
         _divergences(divergences, keys),
@@ -42,7 +30,7 @@ def sections(timeline: Timeline, found: Findings, misses: Sequence[Miss], diverg
         _misses(misses, keys),
         _duplicates(found, keys),
         _failures(found, keys),
-        _said(timeline),
+        _events(timeline),
     ))  # fmt: skip
 
 
@@ -72,7 +60,7 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
     shown = table(heads, rows[:_SLOWEST])
     if len(rows) > _SLOWEST:
         left = len(compiled) - len(rows)
-        more = f'<p class="quiet">and {left:,} more that took less</p>' if left else ""
+        more = _quiet(f"and {left:,} more that took less") if left else ""
         shown += f"<details><summary>The next {len(rows) - _SLOWEST}</summary>{table(heads, rows[_SLOWEST:])}{more}</details>"
     return f"<section><h2>Slowest kernels</h2>{shown}</section>"
 
@@ -82,7 +70,7 @@ def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
         return ""
     parts = []
     for miss in misses[:_MOST_ROWS]:
-        parts.append(f"<h3>{escape(several(len(miss.kernels), 'kernel', 'kernels'))}, {seconds(miss.seconds)}: ")
+        parts.append(f"<h3>{several(len(miss.kernels), 'kernel')}, {seconds(miss.seconds)}: ")
         parts.append(f"{escape(miss.reason)}</h3>")
         if miss.differences:
             texts = [[plain_text(text, _LONGEST_VALUE) for text in difference] for difference in miss.differences]
@@ -90,34 +78,34 @@ def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
             parts.append(table(("factor", "before", "now"), rows))
         parts.append(_names(miss.kernels, keys))
     about = (
-        "Each kernel is compared to the most similar one of its name that was compiled earlier and is still in the store or on "
+        "Each kernel is compared with the most similar one of its name that was compiled earlier and is still in the store or on "
         "this node. A factor is anything that the compiled code depends on; if one differs, the kernel has to be compiled again."
     )
-    return f'<section><h2>Why they were compiled</h2><p class="quiet">{about}</p>{"".join(parts)}</section>'
+    return f"<section><h2>Why they were compiled</h2>{_quiet(about)}{''.join(parts)}</section>"
 
 
 def _divergences(divergences: Sequence[Divergence], keys: dict[int, int]) -> str:
     parts = []
     for each in divergences[:_MOST_DIVERGENCES]:
-        what = several(len(each.kernels), "kernel", "kernels")
+        kernels = several(len(each.kernels), "kernel")
         more = "for different GPUs, as expected" if each.expected else f"{seconds(each.seconds)} more of compiling"
-        parts.append(f"<h3>{what}, {more}: {_texts(each.factors[:_MOST_FACTORS])}</h3>")
+        parts.append(f"<h3>{kernels}, {more}: {_texts(each.factors[:_MOST_FACTORS])}</h3>")
         rows = [
             [escape(ranks_text(g.ranks)), escape(nodes_text(g.nodes)), _texts(g.values[:_MOST_FACTORS])]
             for g in each.groups[:_MOST_ROWS]
         ]
         parts.append(table(("ranks", "nodes", "value" if len(each.factors) == 1 else "values, in this order"), rows))
-        parts += [f'<p class="quiet">{escape(note)}</p>' for note in _notes_on(each)]
+        parts += [_quiet(escape(note)) for note in _notes_on(each)]
         parts.append(_names(each.kernels, keys))
     if not parts:
         return ""
     left = len(divergences) - _MOST_DIVERGENCES
-    more = f'<p class="quiet">and {left:,} more</p>' if left > 0 else ""
+    more = _quiet(f"and {left:,} more") if left > 0 else ""
     about = (
-        "These ranks asked for the same kernels, and share none of them: a factor of their keys has another value in each of the "
-        "lines, so the ranks of each line compiled them for themselves. No line waited for another."
+        "These ranks asked for the same kernels and share none of them: a factor of their keys has another value in each of the "
+        "lines, so the ranks of each line compiled for themselves. No line waited for another."
     )
-    return f'<section><h2>Ranks whose keys differ</h2><p class="quiet">{about}</p>{"".join(parts)}{more}</section>'
+    return f"<section><h2>Ranks whose keys differ</h2>{_quiet(about)}{''.join(parts)}{more}</section>"
 
 
 def _texts(texts: Sequence[str]) -> str:
@@ -150,43 +138,44 @@ def _duplicates(found: Findings, keys: dict[int, int]) -> str:
         for k in duplicates[:_MOST_ROWS]
     ]  # fmt: skip
     spare = sum(k.more_than_once for k in duplicates)
-    about = f"{several(len(duplicates), 'kernel', 'kernels')}, {seconds(spare)} more of compiling than once each."
+    about = f"{several(len(duplicates), 'kernel')}, {seconds(spare)} more of compiling than once each."
     shown = table(("kernel", "#times", "#seconds more", "compiled by", "why"), rows)
-    return f'<section><h2>Compiled more than once</h2><p class="quiet">{about}</p>{shown}</section>'
+    return f"<section><h2>Compiled more than once</h2>{_quiet(about)}{shown}</section>"
 
 
 def _failures(found: Findings, keys: dict[int, int]) -> str:
     rows = []
     for kernel in found.failures[:_MOST_ROWS]:
-        for what, placed in (
+        for event, placed in (
             ("the compiler raised an exception", kernel.failures),
             ("the process ended while it compiled", kernel.lost),
         ):
             if placed:
                 total = sum(span.seconds for _, span in placed)
-                rows.append(
-                    (_button(kernel, keys), escape(what), f"{len(placed)}", seconds(total), escape(places(placed)))
-                )
+                rows.append((_button(kernel, keys), event, f"{len(placed)}", seconds(total), escape(places(placed))))
     if not rows:
         return ""
     shown = table(("kernel", "what happened", "#times", "#seconds", "where"), rows)
     return f"<section><h2>Failed or lost</h2>{shown}</section>"
 
 
-def _said(timeline: Timeline) -> str:
-    """Nothing if there is only that each node's one agent began and ended."""
-    said = timeline.said
-    begun = Counter(each.node for each in said if each.what == "begins")
-    if max(begun.values(), default=0) < 2 and not any(each.what == "told" for each in said):
+def _events(timeline: Timeline) -> str:
+    """Empty if each node's one agent began and ended, and nothing else happened."""
+    events = timeline.events
+    begun = Counter(each.node for each in events if each.moment == "begins")
+    if max(begun.values(), default=0) < 2 and not any(each.moment == "told" for each in events):
         return ""
     rows = [
         (time.strftime("%H:%M:%S", time.gmtime(each.when)), escape(each.node), escape(each.text))
-        for each in said[:_MOST_ROWS]
+        for each in events[:_MOST_ROWS]
     ]
-    more = f'<p class="quiet">and {len(said) - _MOST_ROWS:,} more</p>' if len(said) > _MOST_ROWS else ""
-    about = "Each node's agent, by its own clock (UTC); a line is told once, however often it happens."
-    shown = table(("when", "node", "what"), rows)
-    return f'<section><h2>What the agents said</h2><p class="quiet">{about}</p>{shown}{more}</section>'
+    more = _quiet(f"and {len(events) - _MOST_ROWS:,} more") if len(events) > _MOST_ROWS else ""
+    about = "Each node's agent, by its own clock (UTC); a line is logged once, however often it happens."
+    return f"<section><h2>The agents</h2>{_quiet(about)}{table(('when', 'node', 'event'), rows)}{more}</section>"
+
+
+def _quiet(html: str) -> str:
+    return f'<p class="quiet">{html}</p>'
 
 
 def _names(kernels: Sequence[Kernel], keys: dict[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Tables in HTML, and figures for people."""
+"""Tables in HTML, and figures and lists as people read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_NODES = 3
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`rows` are HTML; a head that begins with # is of numbers."""
+    """`rows` are HTML; a head that begins with # is a column of numbers."""
     kinds = [' class="n"' if head.startswith("#") else "" for head in heads]
     top = "".join(f'<th scope="col"{k}>{escape(h.lstrip("#"))}</th>' for h, k in zip(heads, kinds, strict=True))
     body = "".join(
@@ -20,7 +20,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def seconds(amount: float) -> str:
-    """For people: three digits or so."""
+    """About three digits."""
     if amount < 0.0995:
         return f"{amount * 1e3:.0f} ms" if amount >= 0.0095 or amount == 0 else f"{amount * 1e3:.1f} ms"
     if amount < 120:
@@ -34,9 +34,15 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
 
 
-def several(count: int, one: str, many: str, *, number: bool = True) -> str:
-    word = one if count == 1 else many
-    return f"{count:,} {word}" if number else word
+def several(count: int, one: str, many: str = "") -> str:
+    """``1 kernel``, ``2,000 kernels``. `many`: by default `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """``a, b and 1,998 more``."""
+    left = len(texts) - most
+    return separator.join(texts[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def ranges(numbers: Sequence[int]) -> list[str]:
@@ -51,14 +57,11 @@ def ranges(numbers: Sequence[int]) -> list[str]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``ranks 0-7, 9``, for people."""
+    """``ranks 0-7, 9``."""
     found = ranges(ranks)
     more = f" and more, {len(ranks):,} in all" if len(found) > _MOST_RANGES else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(found[:_MOST_RANGES])}{more}"
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """The first three, for people."""
-    return ", ".join(nodes[:_MOST_NODES]) + (
-        f" and {len(nodes) - _MOST_NODES:,} more" if len(nodes) > _MOST_NODES else ""
-    )
+    return first_few(nodes, _MOST_NODES)

@@ -1,13 +1,13 @@
 """Garbage collection of a node's local tier: one pass, safe beside ranks that load from it.
 
-A rank reads an artifact's files by their names, some of them a moment after it has verified them. So what was read lately
-stays: that is known from the access times of its files, which Linux keeps to within a day (``relatime``), and which cost no
-write. Any of them counts: a compiler without kcoord reads its own files in its own cache, and no manifest. After the rename into
-the trash they are looked at once more; what somebody opened meanwhile is put back.
+A rank reads an artifact's files by their names, some of them a moment after it has verified them. So an artifact that was read
+lately stays: the access times of its files tell, which Linux keeps to within a day (``relatime``), and which cost no write. Any
+file counts: a compiler without kcoord reads its own files in its own cache, and no manifest. After the rename into the trash
+the times are looked at once more; an artifact that somebody opened meanwhile is put back.
 
-Not guaranteed: on a file system without access times (``noatime``) nothing is removed at all, which is told. What `kcoord
-ls` and others read counts as used. A rank that opens an artifact for the first time in a day in the very microseconds
-between the rename and the second look may miss a file.
+Not guaranteed: on a file system without access times (``noatime``) nothing is removed at all, which is told. Reads by `kcoord
+ls` and others count as use. A rank that opens an artifact for the first time in a day in the very microseconds between the
+rename and the second look may miss a file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from kcoord.files.naming import (
 )
 from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
+from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.limits import Entry, Limits, choose
-from kcoord.retention.store_collector import (
-    BLOCK,
-    Collected,
-    Tidying,
-    tidy_quarantine,
-)
+from kcoord.retention.tidying import Tidying, tidy_tier
 
 LEAST_UNUSED = 26 * 3600.0  # seconds: an access time may lag by a day
 
@@ -54,27 +50,25 @@ def collect_local(
     """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look, and write
     nothing.
 
-    Raises `StoreError`, also where nobody can tell what is in use. What has no manifest of kcoord's is left alone.
+    Raises `StoreError`, also where the use of artifacts cannot be known. Directories without kcoord's manifest stay.
     """
     tidying = tidying or Tidying()
     found = Collected()
     try:
-        there = tiers(local_dir)
+        existing = tiers(local_dir)
         if not dry_run:
-            for tier in there:
-                _tidy(tier, tidying, found)
-        if not there or not (limits.any or dry_run):
+            for tier in existing:
+                tidy_tier(tier, tidying, found)
+        if not existing or not (limits.any or dry_run):
             return found
-        entries = [entry for tier in there for entry in _entries(tier)]
-        found.artifacts, found.size = len(entries), sum(e.size for e in entries)
-        found.inodes = sum(e.inodes for e in entries)
+        entries = [entry for tier in existing for entry in _entries(tier)]
+        keep = {str(local_dir / place) for place in pinned}
+        found.add_found(entries, keep)
         if limits.any:
-            _check_access_times(there, dry_run)
-        now = time.time() if dry_run else max(touched(tier) for tier in there)
+            _check_access_times(existing, dry_run)
+        now = time.time() if dry_run else max(touched(tier) for tier in existing)
         used_lately = {e.name for e in entries if now - e.used < least_unused}
-        kept = {str(local_dir / place) for place in pinned}
-        found.pinned = sum(e.name in kept for e in entries)
-        plan = choose(entries, limits, now, kept | used_lately)
+        plan = choose(entries, limits, now, keep | used_lately)
         found.over = plan.over
         for doomed in plan.doomed[:most]:
             if dry_run or _take(Path(doomed.entry.name), doomed.entry.used):
@@ -90,19 +84,19 @@ def _entries(tier: Path) -> Iterator[Entry]:
             with suppress(FileNotFoundError, NotADirectoryError):  # no artifact of ours; or it goes in this very moment
                 if home.is_dir(follow_symlinks=False) and not home.name.startswith("."):
                     made = Path(home.path, MANIFEST_NAME).lstat().st_mtime
-                    there = _below(home.path)
-                    size = sum(-(-found.st_size // BLOCK) * BLOCK for found in there)
-                    yield Entry(home.path, size + BLOCK, len(there) + 1, made, _used(there))
+                    files = _below(home.path)
+                    size = sum(blocks(status.st_size) for status in files) + BLOCK
+                    yield Entry(home.path, size, len(files) + 1, made, _used(files))
 
 
 def _below(home: str | Path) -> list[os.stat_result]:
-    """Of all files and directories. Raises FileNotFoundError if one goes meanwhile."""
+    """The status of each file and directory below `home`. Raises FileNotFoundError if one goes meanwhile."""
     return [os.lstat(f"{parent}/{name}") for parent, folders, names in os.walk(home) for name in folders + names]
 
 
-def _used(there: list[os.stat_result]) -> float:
-    """When one of the files was last read, as far as is known."""
-    return max((max(f.st_atime, f.st_mtime) for f in there if stat.S_ISREG(f.st_mode)), default=0.0)
+def _used(files: list[os.stat_result]) -> float:
+    """The time at which one of the files was last read, as far as is known."""
+    return max((max(f.st_atime, f.st_mtime) for f in files if stat.S_ISREG(f.st_mode)), default=0.0)
 
 
 def _take(home: Path, used: float) -> bool:
@@ -111,15 +105,15 @@ def _take(home: Path, used: float) -> bool:
         if _used(_below(home)) != used:
             return False
         (home.parent / ".kcoord").mkdir(exist_ok=True)
-        there = trash.take(home)
-        if there is None:
+        in_trash = trash.take(home)
+        if in_trash is None:
             return False
-        return _used(_below(there)) == used or not trash.put_back(there, home)
+        return _used(_below(in_trash)) == used or not trash.put_back(in_trash, home)
     return False
 
 
-def _check_access_times(there: list[Path], dry_run: bool) -> None:
-    devices = {tier.stat().st_dev: tier for tier in there}
+def _check_access_times(existing: list[Path], dry_run: bool) -> None:
+    devices = {tier.stat().st_dev: tier for tier in existing}
     for tier in devices.values():
         noatime = os.statvfs(tier).f_flag & os.ST_NOATIME
         if noatime or not (dry_run or keeps_access_times(tier)):
@@ -130,7 +124,7 @@ def _check_access_times(there: list[Path], dry_run: bool) -> None:
 
 
 def keeps_access_times(tier: Path) -> bool:
-    """Tried, since a mount's options do not tell all. Raises OSError."""
+    """True if reading a file of `tier` moves its access time. Tried, since a mount's options do not tell all. Raises OSError."""
     staging = tier / ".kcoord" / "staging"
     staging.mkdir(parents=True, exist_ok=True)
     probe = staging / f"{staging_name()}.probe"
@@ -141,16 +135,3 @@ def keeps_access_times(tier: Path) -> bool:
         return probe.stat().st_atime > 0
     finally:
         probe.unlink(missing_ok=True)
-
-
-def _tidy(tier: Path, tidying: Tidying, found: Collected) -> None:
-    ours = tier / ".kcoord"
-    try:
-        if not stat.S_ISDIR(ours.lstat().st_mode):
-            return
-        now = touched(ours)
-    except FileNotFoundError:
-        return
-    trash = Trash(ours / "trash")
-    found.count("deleted for good", trash.empty(tidying.grace))
-    found.count("quarantined", tidy_quarantine(ours / "quarantine", trash, tidying, now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.profiles.requested import Need, all_needs, needs_directory
+from kcoord.profiles.requested import RequestedArtifact, all_requested, requested_directory
 from kcoord.retention.pins import load_pins, pin
 
 
@@ -14,7 +14,7 @@ def pin_profile(store: Path, profile: str) -> set[str]:
 
     Raises `StoreError` if they cannot be read, and then nothing is pinned. Not guaranteed: that each is in the store.
     """
-    return pin(store, profile, {need.digest for need in all_needs(needs_directory(store, profile))})
+    return pin(store, profile, {need.digest for need in all_requested(requested_directory(store, profile))})
 
 
 def pinned_digests(store: Path, *, note: bool = True) -> set[str]:
@@ -24,17 +24,17 @@ def pinned_digests(store: Path, *, note: bool = True) -> set[str]:
     """
     kept: set[str] = set()
     for profile, held in load_pins(store).items():
-        asked = {need.digest for need in all_needs(needs_directory(store, profile))}
+        asked = {need.digest for need in all_requested(requested_directory(store, profile))}
         kept |= held | asked
         if note and not asked <= held:
             pin(store, profile, asked, anew=False)
     return kept
 
 
-def pinned_needs(store: Path) -> set[Need]:
+def pinned_needs(store: Path) -> set[RequestedArtifact]:
     """As `pinned_digests`, with the places in the local tier; of what can be read of `needs` now. Nothing is written.
 
     Raises `StoreError`, also where there is no store: its mount may have vanished, and its pins with it.
     """
     check_is_store(store)
-    return {need for profile in load_pins(store) for need in all_needs(needs_directory(store, profile))}
+    return {need for profile in load_pins(store) for need in all_requested(requested_directory(store, profile))}

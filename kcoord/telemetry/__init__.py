@@ -1,1 +1,1 @@
-"""What happened, counted and told."""
+"""Counters, notices, spans, progress and logs: the telemetry that ranks and agents emit."""

@@ -1,6 +1,6 @@
 """The counters of a job.
 
-Each request for a key ends in exactly one of `OUTCOMES`, so their sum is `requests` once nothing is under way.
+Each request for a key ends in exactly one of `OUTCOMES`, so their sum is `requests` when no request is under way.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ import threading
 from collections.abc import Mapping
 
 OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
-"""memory: a loaded handle; local: on the node already; store: fetched; waits: another rank compiled it meanwhile."""
+"""memory: a loaded handle; local: on this node already; store: fetched; waits: another rank compiled it meanwhile."""
 
 COUNTERS = ("requests", *OUTCOMES, "alone", "compile_seconds", "wait_seconds", "saved_seconds")
-"""``alone``: of the compiles and failures, those that nobody coordinated. ``saved_seconds``: the compile seconds recorded
-in each artifact that was loaded instead of compiled."""
+"""``alone``: compiles and failures that nobody coordinated. ``saved_seconds``: the recorded compile seconds of each artifact that
+was loaded instead of compiled."""
 
 
 def by_backend(outcome: str, backend: str) -> str:
-    """The name under which a process reports an outcome of one backend, beside the sum: for metrics, and in no job's sums."""
+    """The counter of one backend's outcome, which a process delivers beside the sum. Metrics use it, a job's sums do not."""
     return f"{outcome}@{backend}"
 
 
 class Counters:
-    """Thread-safe sums. Not guaranteed: that a reader sees two counters of one moment."""
+    """Thread-safe sums. Not guaranteed: that two counters are of one moment."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # protects both; a signal's handler may count while its thread is in here
+        self._lock = (
+            threading.RLock()
+        )  # protects both; reentrant, since a signal handler may count while its thread holds it
         self._sums: dict[str, float] = {}
         self._delivered: dict[str, float] = {}
 
@@ -35,7 +37,7 @@ class Counters:
                 self._sums[name] = self._sums.get(name, 0) + amount
 
     def undelivered(self) -> dict[str, float]:
-        """What was added and not yet marked as `delivered`."""
+        """The amounts that were added and not yet marked as `delivered`."""
         with self._lock:
             rest = {n: v - self._delivered.get(n, 0) for n, v in list(self._sums.items())}
         return {n: v for n, v in rest.items() if v}
@@ -46,13 +48,13 @@ class Counters:
                 self._delivered[name] = self._delivered.get(name, 0) + amount
 
     def read(self) -> dict[str, float]:
-        """All sums since this process began, the absent ones as 0."""
+        """All sums since this process began; 0 for a counter without amounts."""
         with self._lock:
             return complete(self._sums)
 
 
 def complete(sums: Mapping[str, float]) -> dict[str, float]:
-    """`sums` with every counter there is; whole numbers as int, seconds rounded to a millisecond."""
+    """`sums` with every counter; whole numbers as int, seconds rounded to a millisecond."""
     found: dict[str, float] = {}
     for name in COUNTERS:
         value = sums.get(name, 0)
@@ -61,7 +63,7 @@ def complete(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def summary(sums: Mapping[str, float]) -> str:
-    """One line for people."""
+    """One line for the user."""
     c = complete(sums)
     loaded = int(c["memory_hits"] + c["local_hits"] + c["store_hits"] + c["waits"])
     line = (

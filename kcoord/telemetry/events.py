@@ -1,14 +1,20 @@
-"""Warnings that say something once."""
+"""Notices: warnings for the user, each logged once."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
 
 log = logging.getLogger("kcoord")
 
 
 class Notices:
-    """Lines for the user, each told once however often it happens; at most `_MOST` are remembered.
+    """Lines for the user, each logged once however often it is told; at most `_MOST` lines.
 
     Thread-safe and fork-safe without a lock: `dict.setdefault` is atomic, and a dict keeps its order.
     """
@@ -16,10 +22,10 @@ class Notices:
     _MOST = 200
 
     def __init__(self) -> None:
-        self._told: dict[str, list[str]] = {}  # what it is about → the line, in a list of its own
+        self._told: dict[str, list[str]] = {}  # subject → the line, in a list whose identity shows who came first
 
     def tell(self, line: str, *, about: str | None = None) -> bool:
-        """Log `line` unless something `about` the same was told before; True if it was logged."""
+        """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged."""
         mine = [line]
         if len(self._told) >= self._MOST or self._told.setdefault(about or line, mine) is not mine:
             return False
@@ -30,3 +36,23 @@ class Notices:
         """The lines told after `position`, and the position after them."""
         lines = [line for (line,) in list(self._told.values())]
         return lines[position:], len(lines)
+
+
+def tell_bug(error: BaseException, consequence: str, tell: Callable[[str], object] | None = None) -> None:
+    """Tell of an `error` of the agent that its code does not expect: its traceback and the `consequence` go to the log, and one
+    line to the user by `tell`.
+    """
+    bug = "an error in the agent, please report it"
+    if tell is not None:
+        tell(f"{bug}: {type(error).__name__}: {error}")
+    log.error("%s: %s", bug, consequence, exc_info=error)
+
+
+def tell_if_failed(
+    task: asyncio.Future[Any] | Future[Any], consequence: str, tell: Callable[[str], object] | None = None
+) -> bool:
+    """`tell_bug` if `task`, which is done, has ended with an error; True then. To be cancelled is none."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        tell_bug(error, consequence, tell)
+    return error is not None

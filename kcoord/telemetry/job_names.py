@@ -1,4 +1,4 @@
-"""A job's name as the name of a directory, whatever the job is called."""
+"""Names of directories for jobs of any name."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ _LONGEST = 200
 
 
 def directory_name(job: str) -> str:
-    """`job` as the name of a directory: never hidden, never ``..``, never too long.
-
-    Of the job that `job_of` makes of a directory's name it is that name again.
-    """
+    """The name of a job's directory: never hidden, never ``..``, never too long. ``directory_name(job_of(d)) == d.name``."""
     name = _quoted(job)
     if len(name) > _LONGEST or not name:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         begin = job[:_LONGEST]
-        while len(_quoted(begin)) > _LONGEST - 20:  # at a character's end: half a character has no name of its own
+        while len(_quoted(begin)) > _LONGEST - 20:  # whole characters: half of one cannot be quoted
             begin = begin[:-1]
         name = f"{_quoted(begin)}-{digest}"
     return name
 
 
 def job_of(directory: Path) -> str:
-    """The job whose directory this is; of a long name, what the directory's holds of it."""
+    """The job of a directory. A long name is cut, as the directory's is."""
     try:
         return unquote(directory.name, errors="surrogatepass")
     except UnicodeDecodeError:  # a directory that kcoord did not make

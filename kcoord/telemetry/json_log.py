@@ -1,16 +1,16 @@
-"""The agent's log as JSON, one object a line, for what collects logs: KCOORD_LOG_FORMAT=json.
+"""The agent's log as JSON, one object a line, for log collectors: KCOORD_LOG_FORMAT=json.
 
 =========== ========================================================================================================
 ``time``    RFC 3339, UTC, milliseconds
 ``level``   debug, info, warning, error, critical
-``message`` what the text log says
-``logger``  whose message it is
-``job``     of the request that it came of, where it came of one; so ``rank``, ``pid``, ``key`` (a digest), ``backend``, ``name``
+``message`` the line of the text log
+``logger``  the logger's name
+``job``     of the request behind the line, if there is one; so ``rank``, ``pid``, ``key`` (a digest), ``backend``, ``name``
 ``error``   the traceback, where there is one
 =========== ========================================================================================================
 
-`about` sets what the fields of a request are, for the task that serves it and for all tasks that it begins. Of a flight with many
-claimants it is the one whose claim began it.
+`about` sets the fields of a request for the task that serves it and for all tasks that it begins. A flight with many claimants
+has the fields of the claim that began it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from kcoord.telemetry.spans import plain_text
 
 FORMATS = ("text", "json")
 FIELDS = ("job", "rank", "pid", "key", "backend", "name")
-"""Of a request; also taken from a record that was logged with them as `extra`, but ``name``, which is the logger's there."""
+"""The fields of a request. A record's `extra` may have them, too, but for ``name``, which is the logger's there."""
 _LONGEST = 64 << 10  # characters of a message or a traceback
 _about: ContextVar[Mapping[str, Any] | None] = ContextVar("about", default=None)
 
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Lines that are logged inside, and in tasks that are begun inside, have `fields`; those that are None are left out.
+    """Give `fields` to the lines that are logged in the block and in tasks that begin in it. None is left out.
 
-    Values may be a stranger's: what is neither a number nor text that prints is replaced, or left out.
+    Values may be untrusted: unprintable characters are replaced, and a value that is neither a number nor text is left out.
     """
     token = _about.set(fields)
     try:
@@ -48,7 +48,7 @@ def about(**fields: Any) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. Never raises for a message's sake."""
+    """One JSON object a line. Never raises because of a message."""
 
     def format(self, record: logging.LogRecord) -> str:
         try:
@@ -62,22 +62,22 @@ class JsonFormatter(logging.Formatter):
             "message": message.removeprefix("kcoord: ")[:_LONGEST],
             "logger": record.name,
         }
-        said = _about.get() or {}
+        fields = _about.get() or {}
         for name in FIELDS:
             value = getattr(record, name, None) if name != "name" else None
-            value = said.get(name) if value is None else value
+            value = fields.get(name) if value is None else value
             if isinstance(value, str):
                 value = plain_text(value)
             if isinstance(value, (str, int)) and not isinstance(value, bool):
                 line[name] = value
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)[-_LONGEST:]
-        return json.dumps(line)  # ASCII, and no line ends in it: whatever reads this knows where it ends
+        return json.dumps(line)  # ASCII without line ends: one line for every reader
 
 
 def use(log_format: str) -> None:
-    """Let what this process logs be of this format from now on; ``text`` changes nothing. Warnings, and an error that ends the
-    process, are logged then too."""
+    """Log in this format from now on. ``text`` changes nothing; ``json`` also logs Python's warnings and an error that ends the
+    process."""
     if log_format != "json":
         return
     logging.captureWarnings(True)

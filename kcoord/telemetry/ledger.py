@@ -1,4 +1,4 @@
-"""A job's counters on this node, kept in files so that they outlast the agents that added them up."""
+"""A job's counters on this node, in files that outlive the agents that added them up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = 1e15  # of a counter
 
 
 class Ledger:
-    """``<local dir>/stats/<job>/<agent>.json``: what each agent counted. `agent` writes only its own. Thread-safe.
+    """The counters of each agent, in ``<local dir>/stats/<job>/<agent>.json``. Writes only those of `agent`. Thread-safe.
 
     Every method but `add` and `mine` blocks for as long as the disk does.
     """
@@ -32,7 +32,7 @@ class Ledger:
         self._unsaved: set[str] = set()
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
-        """Add counters that a client reported; what is no counter is left out."""
+        """Add counters from a client; ignores unknown names and malformed amounts."""
         with self._lock:
             sums = self._mine.setdefault(job, {})
             for name, amount in sums_of(counters).items():
@@ -44,7 +44,7 @@ class Ledger:
         return bool(self._unsaved)
 
     def save(self) -> list[str]:
-        """Write what has changed; returns those jobs. Raises OSError, and then the next call writes what this one did not."""
+        """Write changed counters; returns their jobs. Raises OSError; then the next call writes the rest."""
         with self._lock:
             changed, self._unsaved = sorted(self._unsaved), set()
             sums = {job: dict(self._mine[job]) for job in changed}
@@ -79,13 +79,13 @@ class Ledger:
         with self._lock:
             mine = {directory_name(job): job for job in self._mine}
         on_disk = {path.name: job_of(path) for path in _listed(self._root) if path.is_dir()}
-        return sorted((on_disk | mine).values())  # of a long name the directory's holds only a part
+        return sorted((on_disk | mine).values())  # a directory holds only a part of a long name
 
     def forget_old(self) -> None:
-        """Remove the jobs that have not changed for a week. What cannot be removed stays."""
+        """Remove jobs without a change for a week, as far as possible."""
         for directory in _listed(self._root):
             with suppress(OSError):  # another agent may be forgetting the same files
-                if time.time() - directory.stat().st_mtime > _KEPT:  # a change is a rename into it
+                if time.time() - directory.stat().st_mtime > _KEPT:  # each change renames a file into it
                     for path in directory.iterdir():
                         path.unlink(missing_ok=True)
                     directory.rmdir()
@@ -97,7 +97,7 @@ class Ledger:
 
 
 def _listed(directory: Path) -> list[Path]:
-    """What is there, sorted; nothing if it is not there itself. Raises OSError, where a glob of Python 3.13 finds nothing."""
+    """The entries, sorted; none if `directory` does not exist. Raises OSError, where a glob of Python 3.13 finds nothing."""
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def sums_of(counters: Mapping[Any, Any]) -> dict[str, float]:
-    """The counters among what a client, a file or another node says; what is no counter is left out."""
+    """The valid counters of untrusted input: a client's, a file's or another node's."""
     found = {}
     for name in COUNTERS:
         amount = counters.get(name)
@@ -129,7 +129,7 @@ def add_up(by_job: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """The counters in a file; empty if it cannot be read, or is none."""
+    """The counters in a file; empty if it cannot be read or is malformed."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_FILE:
             return {}

@@ -1,4 +1,4 @@
-"""A warm-up's progress, for people: one bar for the whole job on a terminal, else a line now and then."""
+"""A warm-up's progress: one bar for the whole job on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-_FIRST = 1.0  # seconds; a warm-up that is over by then says nothing
+_FIRST = 1.0  # seconds; a shorter warm-up shows nothing
 _ON_TERMINAL = 0.25  # seconds between two looks
 _IN_A_LOG = 10.0  # seconds between two lines
 
 
 @dataclass(frozen=True)
 class Look:
-    """Where a job is: keys done, those of them that were compiled now, and who is at what: ``rank 3: rms_norm 2.1 s``."""
+    """A job's state: keys done, those of them that it compiled, and the compiles under way: ``rank 3: rms_norm 2.1 s``."""
 
     done: int
     compiled: int
@@ -24,7 +24,7 @@ class Look:
 
 
 def seconds_left(seconds: Sequence[float], done: int, ranks: int) -> float:
-    """What is left of keys that took `seconds`, if `ranks` share it and the longest are done first, as a warm-up does them."""
+    """The time for the keys that are left, if `ranks` share them. A warm-up does the longest keys first."""
     left = sorted(seconds)[: max(0, len(seconds) - done)]
     return max(sum(left) / max(1, ranks), left[-1]) if left else 0.0
 
@@ -42,19 +42,18 @@ def line_of(title: str, look: Look, seconds: Sequence[float], ranks: int) -> str
 def shown(
     title: str, seconds: Sequence[float], ranks: int, look: Callable[[], Look], stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Show what `look` sees while the block runs, in a thread of its own; `look` may block, and delays nothing.
+    """Show the state that `look` returns while the block runs, in a thread of its own; `look` may block, and delays nothing.
 
-    The first look is at once, and shows nothing. `seconds` are the recorded seconds of each key. Goes to stderr; what cannot be
-    written there is not shown.
+    The first look is at once, and shows nothing. `seconds` are the recorded seconds of each key. The stream is stderr by default;
+    lines that cannot be written are dropped.
     """
     stream = sys.stderr if stream is None else stream
     if stream is None or getattr(stream, "closed", False) or not seconds:
         yield
         return
     over = threading.Event()
-    show = (
-        _bar if hasattr(stream, "isatty") and stream.isatty() else _lines
-    )  # a script's own may have no more than `write`
+    terminal = hasattr(stream, "isatty") and stream.isatty()  # a script's own stream may have only `write`
+    show = _bar if terminal else _lines
     thread = threading.Thread(target=show, args=(title, seconds, ranks, look, stream, over), daemon=True)
     thread.start()
     try:
@@ -73,7 +72,7 @@ def _lines(
         wait = _IN_A_LOG
         try:
             print(f"kcoord: {line_of(title, look(), seconds, ranks)}", file=stream, flush=True)
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # the stream is closed
             return
 
 
@@ -92,8 +91,7 @@ def _bar(
         TextColumn("{task.completed}/{task.total}"),
     ]
     columns += [TextColumn("{task.fields[more]}", markup=False), TimeElapsedColumn()]
-    # what the job prints, and whatever keeps sys.stderr while its module is imported, stays as it is
-    console = Console(file=stream)
+    console = Console(file=stream)  # sys.stdout and sys.stderr stay the job's
     try:
         with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
             task = bar.add_task(title, total=len(seconds), more="")

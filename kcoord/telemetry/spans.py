@@ -1,16 +1,16 @@
-"""What a rank did for each key, and when: the spans that the time line of a job is made of.
+"""Spans: the compiles, waits, fetches and loads of a rank, of which a job's time line is made.
 
 ======= ============================================================= =====================================================
 kind    from … to                                                     outcomes
 ======= ============================================================= =====================================================
-compile the compiler begins … it is done (publishing is not in it)    ok, alone, private, failed, given up, lost
-wait    the rank asks … what another rank compiled is on this node    ok, lead, failed, alone
+compile the compiler begins … it ends (without publishing)            ok, alone, private, failed, given up, lost
+wait    the rank asks … another rank's artifact is on this node       ok, lead, failed, alone
 fetch   the rank asks … the store's artifact is on this node          ok
 load    the rank opens the node's artifact … every byte is verified   ok
 ======= ============================================================= =====================================================
 
-A handle that is in memory leaves none. ``alone``: nobody coordinated it. ``private``: not shared with anybody. ``lost``: the
-process ended while it compiled; its agent says so. A wait that ends in ``lead`` is one after which this rank compiles.
+A hit in memory leaves no span. ``alone``: nobody coordinated the compile. ``private``: it was not shared. ``lost``: its process
+ended while it compiled, as its agent noted. After a wait that ends in ``lead`` this rank compiles.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from kcoord.keys.cache_key import CacheKey
 KINDS = ("load", "fetch", "wait", "compile")
 OUTCOMES = ("ok", "alone", "private", "failed", "given up", "lost", "lead")
 COMPILED = ("ok", "alone", "private")
-"""The outcomes of a compile that made something."""
+"""The outcomes of a compile that made an artifact."""
 
 MOST_AT_ONCE = 1000  # spans in a frame or a record; the longest are far below a frame's size together
-SHORTEST_WAIT = 0.01  # seconds: an agent that says sooner that this rank is to compile was asked, and not waited for
+SHORTEST_WAIT = 0.01  # seconds; an agent that answers `Lead` sooner was asked, not waited for
 KEY_DIGITS = 16
 _LONGEST_TEXT = 200
 _MOST_KEPT = 4096
@@ -43,8 +43,8 @@ _LAST_SECOND = 1e11  # Unix time in the year 5138
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`begin` is in Unix seconds by the rank's own clock; `key` is the start of a digest; `saved` are the compile seconds that a
-    load spared; `aside` marks what is no kernel of the job; `note` says why, to people."""
+    """`begin`: Unix seconds by the rank's own clock. `key`: the start of a digest. `saved`: compile seconds that a load spared.
+    `aside`: no kernel of the job. `note`: a reason, for people."""
 
     kind: str
     outcome: str
@@ -63,7 +63,7 @@ class Span:
 
     @property
     def compiled(self) -> bool:
-        """Whether this compile made something."""
+        """True if this is a compile that made an artifact."""
         return self.kind == "compile" and self.outcome in COMPILED
 
     def to_wire(self) -> list[Any]:
@@ -71,7 +71,7 @@ class Span:
 
     @classmethod
     def from_wire(cls, wire: Any) -> Span:
-        """Raises ValueError if `wire` is not what `to_wire` gives. Long texts are cut, and what does not print is replaced."""
+        """Raises ValueError unless `wire` is as `to_wire` gives it. Texts are cut, and unprintable characters replaced."""
         if not isinstance(wire, (list, tuple)) or len(wire) < 10:  # a later version may add to it
             raise ValueError("a span is a list of ten values")
         kind, outcome, backend, name, key, begin, seconds, saved, aside, note = wire[:10]
@@ -86,23 +86,23 @@ class Span:
 
 
 class Spans:
-    """The spans of one process until they are delivered. Thread-safe; after a fork the child needs its own.
+    """The undelivered spans of one process. Thread-safe; after a fork the child needs its own.
 
-    At most `_MOST_KEPT` are kept; those after them are counted as dropped. Recording one costs about a microsecond.
+    Keeps at most `_MOST_KEPT` and counts further ones as dropped. Recording a span costs about a microsecond.
     """
 
     def __init__(self) -> None:
-        # protects the two below; a signal's handler may add one while its thread is in here
+        # protects the two below; reentrant, since a signal handler may add a span while its thread holds it
         self._lock = threading.RLock()
         self._kept: list[tuple[Any, ...]] = []
         self._dropped = 0
-        self._epoch = time.time() - time.perf_counter()  # one for all: a stepped clock does not bend a row
+        self._epoch = time.time() - time.perf_counter()  # read once: a clock that steps does not distort a row
 
     def add(
         self, kind: str, outcome: str, key: CacheKey, started: float, seconds: float,
         saved: float = 0.0, aside: bool = False, note: str = "",
     ) -> bool:  # fmt: skip
-        """Record one that began at `started` by `time.perf_counter`. True: many have gathered, deliver them."""
+        """Record a span that began at `started` by `time.perf_counter`. True: many have gathered, deliver them."""
         begin = self._epoch + started
         span = (kind, outcome, key.backend, key.name, key.digest[:KEY_DIGITS], begin, seconds, saved, aside, note)
         with self._lock:
@@ -113,20 +113,20 @@ class Spans:
             return len(self._kept) % _MANY == 0
 
     def undelivered(self, most: int = _MOST_KEPT) -> tuple[list[list[Any]], int]:
-        """The oldest, at most `most`, as `Span.to_wire` gives them; and the number of those that were dropped."""
+        """The oldest spans, at most `most`, as `Span.to_wire` gives them, and the number of dropped ones."""
         with self._lock:
             oldest, dropped = self._kept[:most], self._dropped
         return [_short(span) for span in oldest], dropped
 
     def batches(self) -> Iterator[tuple[list[list[Any]], int]]:
-        """`undelivered`, `MOST_AT_ONCE` by `MOST_AT_ONCE`; at least one batch. Mark each as `delivered` before the next."""
+        """`undelivered` in batches of `MOST_AT_ONCE`, at least one. Mark each as `delivered` before the next."""
         for _ in range(_MOST_KEPT // MOST_AT_ONCE + 1):
             yield self.undelivered(MOST_AT_ONCE)
             if not self:
                 return
 
     def delivered(self, count: int, dropped: int) -> None:
-        """The `count` oldest have arrived, and so has the news that `dropped` were dropped."""
+        """Forget the `count` oldest spans and `dropped` of the dropped ones: the agent has both."""
         with self._lock:
             del self._kept[:count]
             self._dropped -= dropped
@@ -137,7 +137,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Process:
-    """Whose spans they are: a process of `node`, `rank` if it has one."""
+    """A process of `node`, with its rank if it has one."""
 
     node: str
     pid: int
@@ -156,7 +156,7 @@ def _short(span: tuple[Any, ...]) -> list[Any]:
 
 
 def checked(wire: Any, most: int = MOST_AT_ONCE) -> tuple[list[Span], int]:
-    """The spans of a list that a stranger sent, and the number of those left out: more than `most`, or no spans."""
+    """The spans of an untrusted list, and the number of entries left out: malformed ones, and those beyond `most`."""
     if not isinstance(wire, list):
         return [], 0
     found = []
@@ -169,13 +169,13 @@ def checked(wire: Any, most: int = MOST_AT_ONCE) -> tuple[list[Span], int]:
 
 
 def plain_text(value: Any, most: int = _LONGEST_TEXT) -> str:
-    """A stranger's text, at most `most` characters, all of which print. Raises ValueError if it is no text."""
+    """Untrusted text, cut to `most` characters and made printable. Raises ValueError if it is no text."""
     if not isinstance(value, str):
         raise ValueError(f"{type(value).__name__} is no text")
     text = value if len(value) <= most else value[: most - 1] + "…"
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return sys.intern(text)  # a job's files name the same kernel a thousand times
+    return sys.intern(text)  # a job's files name one kernel a thousand times
 
 
 def _number(value: Any, most: float) -> float:

@@ -198,7 +198,7 @@ class Bundle:
             try:
                 there = store.files(digest) is not None
             except ArtifactDistrusted as error:
-                there = error.foreign  # not ours to replace
+                there = error.unknown_key  # not ours to replace
             except ArtifactInvalid:
                 there = False
             if there:

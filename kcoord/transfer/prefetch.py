@@ -1,15 +1,17 @@
-"""Filling the local tier before a job starts: what its profile's jobs needed is fetched from the store, in one bounded go.
+"""Prefetch: the artifacts that a profile's jobs needed are fetched into the local tier before the next job starts.
 
 For an init container, or a prologue. It speaks to no agent and no Redis: it reads the store, and installs into the local tier
-what verifies, as an agent would when a rank asks. What it leaves out is fetched when it is asked for, as ever: so whatever it
-meets (no store, a store that hangs, a full disk) ends it early, and no job with it.
+the artifacts that verify, as an agent would when a rank asks. An artifact that it leaves out is fetched when a rank asks: so any
+fault (no store, a store that hangs, a full disk) ends the prefetch early, and no job with it.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,20 +22,21 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
+from kcoord.files.daemon import in_daemon
 from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.requested import Need, load_needs, needs_directory
+from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
-_IN_MEMORY = 3  # times the bytes of its files: what an artifact takes while it is unpacked and checked
+_IN_MEMORY = 3  # an artifact takes so many times the bytes of its files while it is unpacked and checked
 _MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
 _EVERY = 5.0  # seconds between two lines of progress
 
 
 @dataclass
 class Fetched:
-    """What came of it: counts of artifacts, and bytes of their files. `why` it ended early; empty: it did not."""
+    """Counts of artifacts, and bytes of their files. `there` were in the local tier. `why` it ended early; empty: it did not."""
 
     needed: int = 0
     fetched: int = 0
@@ -54,28 +57,30 @@ class Fetched:
 
 
 def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[str], object]) -> Fetched:
-    """Fetch what the profile `settings.profile` needs: for at most `timeout` seconds, and `most` bytes.
+    """Fetch the artifacts that the profile `settings.profile` needs, for at most `timeout` seconds, and at most `most` bytes.
 
-    It holds what it fetches in memory for a moment, half of a container's free memory at most: an init container that is killed
-    for its memory fails its pod. What is larger is left out.
+    An artifact is in memory for a moment; all together take half of a container's free memory at most, since an init container
+    that is killed for its memory fails its pod. A larger artifact is left out.
 
     Returns in time also from a store that hangs: its threads are left behind, so end the process by `os._exit`. Raises nothing
-    for the sake of the store, the profile or the disk; ``say(line)`` hears of progress. The profile's recipes are copied to this
-    node, too: then a warm-up beside the agent needs no store of its own.
+    for the sake of the store, the profile or the disk. ``say(line)`` is called with lines of progress. The profile's recipes are
+    copied to this node, too: then a warm-up beside the agent needs no store of its own.
     """
     begun = time.monotonic()
     work = _Prefetch(settings, most)
-    threading.Thread(target=work.run, daemon=True).start()
+    working = in_daemon(work.run)
     next_line = begun + _EVERY
-    while not work.done.wait(max(0.0, min(begun + timeout, next_line) - time.monotonic())):
+    while not wait({working}, timeout=max(0.0, min(begun + timeout, next_line) - time.monotonic())).done:
         now = time.monotonic()
         if now >= begun + timeout:
             work.stop(f"{timeout:g} s are over")
             break
         if now >= next_line:
             next_line = now + _EVERY
-            told = work.so_far()
-            say(f"{told.fetched + told.there} of {told.needed} artifacts are on this node, {told.size / 1e6:.1f} MB")
+            found = work.so_far()
+            say(
+                f"{found.fetched + found.there} of {found.needed} artifacts are on this node, {found.size / 1e6:.1f} MB"
+            )
     found = work.so_far()
     found.seconds = time.monotonic() - begun
     return found
@@ -83,12 +88,11 @@ def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[st
 
 class _Prefetch:
     def __init__(self, settings: Settings, most: int) -> None:
-        self.done = threading.Event()
         self._settings, self._most, self._trust = settings, most, OFF
         self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
-        self._changed = threading.Condition()  # protects those below; and there may be room again
+        self._changed = threading.Condition()  # protects the fields below; notified when there may be room again
         self._found = Fetched()
-        self._left: list[Need] = []
+        self._left: list[RequestedArtifact] = []
         self._taken = 0  # bytes of memory
         self._begun = 0  # bytes of artifacts that are being fetched
 
@@ -107,8 +111,6 @@ class _Prefetch:
             self._run()
         except (KcoordError, OSError) as error:
             self.stop(str(error))
-        finally:
-            self.done.set()
 
     def _run(self) -> None:
         root, name = self._settings.store_root, self._settings.profile
@@ -118,16 +120,12 @@ class _Prefetch:
             return
         self._trust = Trust.of(self._settings)
         private.make_private(self._settings.local_dir)
-        self._copy_profile(name)  # first: it is small, and what is left out below can be compiled together
-        needs = load_needs(needs_directory(root, name))
+        self._copy_profile(name)  # first: it is small, and artifacts that are left out below can be compiled together
+        needs = load_requested(requested_directory(root, name))
         with self._changed:
             self._found.needed = len(needs)
             self._left = needs[::-1]
-        threads = [threading.Thread(target=self._fetch_all, args=(root,), daemon=True) for _ in range(_AT_ONCE)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        wait([in_daemon(functools.partial(self._fetch_all, root)) for _ in range(_AT_ONCE)])
 
     def _copy_profile(self, name: str) -> None:
         """A first job has none."""
@@ -147,11 +145,11 @@ class _Prefetch:
         except (StoreError, OSError) as error:
             self.stop(str(error))
 
-    def _next(self) -> Need | None:
+    def _next(self) -> RequestedArtifact | None:
         with self._changed:
             return self._left.pop() if self._left else None
 
-    def _fetch(self, store: Store, need: Need) -> None:
+    def _fetch(self, store: Store, need: RequestedArtifact) -> None:
         home = self._settings.local_dir / need.place
         if local.is_whole(home, need.digest):
             self._count(there=1)
@@ -168,7 +166,7 @@ class _Prefetch:
                     local.install(found[0], found[1], home)
                     self._count(fetched=1, size=size)
             finally:
-                self._gives_back(size)
+                self._give_back(size)
         except ArtifactInvalid:
             found = None  # a rank that needs it compiles it, and is told why
         if found is None:
@@ -190,7 +188,7 @@ class _Prefetch:
             self._taken, self._begun = self._taken + needed, self._begun + size
             return True
 
-    def _gives_back(self, size: int) -> None:
+    def _give_back(self, size: int) -> None:
         with self._changed:
             self._taken, self._begun = self._taken - _IN_MEMORY * size, self._begun - size
             self._changed.notify_all()

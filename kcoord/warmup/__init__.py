@@ -1,6 +1,9 @@
-"""Many keys over many ranks: what a job compiled, recorded, and compiled again together.
+"""Warm-up: the ranks of a job compile a recorded profile's keys together, before they need them.
 
-The package is also what users call: ``kcoord.warmup("NAME")`` is `kcoord.warmup.runner.warmup`.
+The way of a profile: `profile_access` decides where a process may read it, `tasks` turns each recipe into a task for each GPU,
+`order` deals the tasks out to the ranks, and `runner` walks them. `ahead_process` compiles upcoming keys while a rank waits.
+
+The package is callable: ``kcoord.warmup("NAME")`` is `kcoord.warmup.runner.warmup`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 
 
 class _Callable(types.ModuleType):
-    """A package of this name is in the way of a function of this name, as soon as it is imported: so it is called itself."""
+    """The imported package hides the function of the same name in `kcoord`, so it must be callable itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from kcoord.warmup.runner import warmup

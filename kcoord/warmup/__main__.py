@@ -1,4 +1,4 @@
-"""``python -m kcoord.warmup NAME [TARGET …]``: one process of ``kcoord warmup``. Prints a line of JSON after each key."""
+"""``python -m kcoord.warmup NAME [TARGET …]``: one worker process of ``kcoord warmup``. Prints a line of JSON after each key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(name: str, *targets: str) -> int:
 
     try:
         report = warmup(
-            name, targets=targets, progress=lambda done, every: _say({"done": done, "compiled": compiled()})
+            name, targets=targets, progress=lambda done, total: _say({"done": done, "compiled": compiled()})
         )
     except (KcoordError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -1,18 +1,16 @@
-"""Cooperative warm-up: the ranks compile a profile's keys together, each another one, and then have them all.
+"""Cooperative warm-up: the ranks compile different keys of a profile at once, until each rank has all of them.
 
-Every rank has the same list, longest first, and goes through it in an order of its own (`kcoord.warmup.order`). A key that
-another rank is at is passed over, not waited for; so the ranks share the work by themselves, whatever their number, their speed
-and their fate. Nobody looks at caches to decide who does what. When nothing is left to begin, each rank waits, bounded, for what
-the others are still at.
+Every rank has the same list, longest first, and walks it in an order of its own (`kcoord.warmup.order`). It skips a key that
+another rank is compiling, so the ranks share the work whatever their number and speed, and whichever of them die. No rank looks
+at caches to divide the work. At the end of its list, each rank waits, bounded, for the keys that others are still compiling.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,27 +19,29 @@ from typing import TypeVar
 from kcoord.backends.base import notices
 from kcoord.backends.registry import install
 from kcoord.errors import KcoordError, StoreError
+from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.parts import load_profile, profile_names
+from kcoord.profiles.parts import profile_names
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.ranks import ranks_of
 from kcoord.telemetry.progress import shown
 from kcoord.warmup.order import order
 from kcoord.warmup.overview import Overview
-from kcoord.warmup.profile_access import readable
+from kcoord.warmup.profile_access import readable, recorded
 from kcoord.warmup.tasks import Call, distinct, tasks_of
 from kcoord.warmup.tasks import Task as Task
 
 T = TypeVar("T")
-_LONGEST_READ = 30.0  # seconds; profiles are all that a rank itself reads in the store, which may hang
-_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # there if the machine has any
+_LONGEST_READ = 30.0  # seconds; a rank itself reads nothing but profiles in the store, which may hang
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # one exists if the machine has a GPU
 
 
 @dataclass
 class Report:
-    """What one rank did: keys that it compiled, and found compiled; keys that other ranks were still at when it gave up waiting;
-    `failed` names what could not be imported or compiled, with the reason; `seconds` of wall time."""
+    """The work of one rank: keys that it compiled, that it found compiled, and that other ranks were still compiling when it
+    stopped waiting; `failed` has the name of each task that could not be imported or compiled, and the reason; `seconds` of wall
+    time."""
 
     compiled: int = 0
     loaded: int = 0
@@ -57,36 +57,38 @@ class Report:
 
 
 def warmup(
-    what: str | Iterable[Recipe | Call],
+    profile_or_recipes: str | Iterable[Recipe | Call],
     *,
     targets: Sequence[str] = (),
     progress: Callable[[int, int], None] | bool = True,
 ) -> Report:
     """Compile, together with the other ranks, a profile by name, or recipes, or ``(function, arguments)`` pairs.
 
-    Every rank may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace those that
-    were recorded, and need no GPU. While it lasts, rank 0 shows on stderr how far the whole job is; not with
-    ``progress=False``, and with a function ``progress(done, all)`` each rank calls that after each key instead. A recipe that
-    does not import or compile here is reported and skipped, and so is a profile that is not there yet, or cannot be read: nothing
-    of it can fail a job. It hooks Triton if a recipe is Triton's, and does nothing where kcoord is off. Raises ValueError for a
-    target that is none. Not guaranteed: that everything is compiled when it returns; what is missing is compiled when it is used.
+    All ranks may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace the recorded
+    ones, and need no GPU. Rank 0 shows the whole job's progress on stderr, unless ``progress=False``; with a function
+    ``progress(done, total)`` each rank calls that after each key instead. A recipe that does not import or compile here is
+    skipped with a notice, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a job. Hooks
+    Triton if a recipe is Triton's; does nothing where kcoord is off. Raises ValueError for a malformed target. Not guaranteed:
+    that everything is compiled when it returns; the rest is compiled when it is used.
     """
     begun = time.perf_counter()
     parsed = [GPUTarget.parse(target) for target in targets]
     coordinator = connect()
     if not coordinator.usable:
-        return Report()  # what is compiled now would be lost
-    if what == coordinator.settings.profile:
+        return Report()  # nothing would keep the artifacts
+    if not isinstance(profile_or_recipes, str):
+        return _warm_up("warm-up", list(profile_or_recipes), parsed, progress, begun)
+    name = profile_or_recipes
+    if name == coordinator.settings.profile:
         coordinator.ahead.retire()
-    title, items = (f"warm-up {what}", _recipes(what)) if isinstance(what, str) else ("warm-up", list(what))
-    return _compiled(title, items, parsed, progress, begun)
+    return _warm_up(f"warm-up {name}", _recipes(name), parsed, progress, begun)
 
 
 def replay() -> Report | None:
     """Warm up the profile that this job records, before its script begins; None if nothing was recorded yet.
 
-    Without what is compiled for the current device, on a machine with GPUs: which device that is the script has yet to say, and
-    asking initializes CUDA, after which what the script sets (``CUDA_VISIBLE_DEVICES``) comes too late.
+    On a machine with GPUs it skips recipes for the current device: the script has yet to choose one, and a look initializes CUDA,
+    after which the script sets ``CUDA_VISIBLE_DEVICES`` too late.
     """
     begun = time.perf_counter()
     coordinator = connect()
@@ -103,10 +105,10 @@ def replay() -> Report | None:
     recipes = _recipes(name)
     if any(Path(gpu).exists() for gpu in _GPUS):
         recipes = [recipe for recipe in recipes if recipe.target]
-    return _compiled(f"warm-up {name}", recipes, [], True, begun)
+    return _warm_up(f"warm-up {name}", recipes, [], True, begun)
 
 
-def _compiled(
+def _warm_up(
     title: str,
     items: Sequence[Recipe | Call],
     targets: Sequence[GPUTarget],
@@ -115,17 +117,17 @@ def _compiled(
 ) -> Report:
     rank, world = _rank_and_world()
     tasks = [task for item in distinct(_shareable(items), targets) for task in tasks_of(item, targets)]
-    with _told(progress, title, tasks, rank, world) as tell:
-        report = walk(tasks, rank, world, connect().settings.max_wait, tell)
+    with _shown(progress, title, tasks, rank, world) as advance:
+        report = walk(tasks, rank, world, connect().settings.max_wait, advance)
     report.seconds = time.perf_counter() - begun
     return report
 
 
 @contextmanager
-def _told(
+def _shown(
     progress: Callable[[int, int], None] | bool, title: str, tasks: Sequence[Task], rank: int, world: int
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """Yields what the walk is to call after each key."""
+    """Yields a function that the walk calls after each key."""
     if not isinstance(progress, bool):
         yield progress
         return
@@ -133,48 +135,43 @@ def _told(
         yield None
         return
     overview = Overview(connect(), len(tasks))
-
-    def walked(done: int, every: int) -> None:
-        overview.walked = done
-
     with shown(title, [task.seconds for task in tasks], world, overview.look):
-        yield walked
+        yield overview.advance
 
 
 def walk(
     tasks: Sequence[Task], rank: int, world: int, max_wait: float, progress: Callable[[int, int], None] | None = None
 ) -> Report:
-    """One rank's way through `tasks`, which all ranks have, longest first.
+    """Run `tasks`, which all ranks have, longest first, in the order of `rank`; at the end, wait for the other ranks.
 
-    At its end it waits for others, and begins no wait after `max_wait` seconds; each may last as long.
+    No wait begins after `max_wait` seconds; each may last as long. ``progress(done, total)`` is called after each key.
     """
     report, done = Report(), 0
 
-    def tell() -> None:
+    def advance() -> None:
+        nonlocal done
+        done += 1
         if progress is not None:
             progress(done, len(tasks))
 
     busy = []
     for task in order(tasks, rank, world):
-        how = _try(task, False, report)
-        if how == "busy":
+        if _try(task, False, report) == "busy":
             busy.append(task)
         else:
-            done += 1
-            tell()
+            advance()
     deadline = time.monotonic() + max_wait
     for task in busy:
         if time.monotonic() > deadline or _try(task, True, report) == "busy":
             report.left += 1
-        done += 1
-        tell()
+        advance()
     return report
 
 
 def _recipes(name: str) -> list[Recipe]:
     settings = connect().settings
     try:
-        return _read(lambda: load_profile(readable(settings, name), name, notices))
+        return _read(lambda: recorded(settings, name, notices))
     except KcoordError as error:
         notices.tell(f"nothing is warmed up: {error}")
         return []
@@ -182,32 +179,20 @@ def _recipes(name: str) -> list[Recipe]:
 
 def _read(read: Callable[[], T]) -> T:
     """What `read` returns, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
-    answers: queue.SimpleQueue[tuple[T] | KcoordError] = queue.SimpleQueue()
-
-    def begin() -> None:
-        try:
-            answers.put((read(),))
-        except KcoordError as error:
-            answers.put(error)
-
-    threading.Thread(target=begin, daemon=True).start()
-    try:
-        answer = answers.get(timeout=_LONGEST_READ)
-    except queue.Empty:
-        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?") from None
-    if isinstance(answer, KcoordError):
-        raise answer
-    return answer[0]
+    reading = in_daemon(read)
+    if not wait({reading}, timeout=_LONGEST_READ).done:
+        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?")
+    return reading.result()
 
 
 def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:
-    """Without Triton's recipes where Triton's compiles are not shared: each rank would compile all of them."""
+    """Drops Triton's recipes where Triton's compiles are not shared: each rank would compile all of them."""
     others = [item for item in items if not (isinstance(item, Recipe) and item.backend.startswith("triton"))]
     return items if len(others) == len(items) or "triton" in install() else others
 
 
 def _try(task: Task, waits: bool, report: Report) -> str:
-    """Where a recipe's own troubles end: its module may raise anything, even SystemExit, and so may its compiler."""
+    """Run a task; an error ends here. A recipe's module may raise anything, even SystemExit, and so may its compiler."""
     try:
         how = task.run(waits)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - see above

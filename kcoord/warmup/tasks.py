@@ -1,4 +1,4 @@
-"""What a warm-up is to do, one task a key: recipes, for the GPUs that they are wanted for, and calls of compile functions."""
+"""Tasks of a warm-up, one for each key: a recipe and a GPU, or a call of a compile function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPLAYERS = {
     "triton_autotune": "kcoord.backends.triton.autotune",
     "python": "kcoord.backends.python.recipes",
 }
-_OF_ITS_GPU = ("triton_autotune",)  # what was chosen for one says nothing about another
+_OF_ITS_GPU = ("triton_autotune",)  # a choice for one GPU says nothing about another
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""
@@ -25,9 +25,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Task:
-    """``run(waits)`` is ``compiled``, ``loaded`` or, unless it waits, ``busy``; it raises what importing and compiling raise.
+    """``run(waits)`` returns ``compiled``, ``loaded`` or, unless it waits, ``busy``; raises what importing and compiling raise.
 
-    `seconds` is what its compile took when it was recorded, 0 if that is not known.
+    `seconds` is the recorded time of its compile, 0 if unknown.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Task:
 
 
 def distinct(items: Sequence[T], targets: Sequence[object]) -> list[T]:
-    """`items`; where `targets` take the place of what was recorded, without the recipes that differ in nothing but that."""
+    """`items`; if `targets` replace the recorded ones, without recipes that differ only in their target."""
     found: dict[object, T] = {}
     for number, item in enumerate(items):
         same: object = number
@@ -47,7 +47,7 @@ def distinct(items: Sequence[T], targets: Sequence[object]) -> list[T]:
 
 
 def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Task]:
-    """The tasks of `item`, for `targets` or, if there are none, for what was recorded or for the current device."""
+    """The tasks of `item`, for `targets` or, without any, for the recorded target or the current device."""
     replay: Callable[[GPUTarget | None, bool], str]
     if isinstance(item, Recipe):
         name, seconds, recorded, recipe = f"{item.module}.{item.qualname}", item.seconds, item.target, item
@@ -68,7 +68,7 @@ def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Tas
 
 
 def _task(name: str, seconds: float, target: str, replay: Callable[[GPUTarget | None, bool], str]) -> Task:
-    """A recorded target is text, and as little trusted as the rest of its recipe; none: the current device."""
+    """A recorded target is untrusted text, like the rest of its recipe; empty: the current device."""
 
     def run(waits: bool) -> str:
         return replay(GPUTarget.parse(target) if target else None, waits)

@@ -1,42 +1,42 @@
 """Several launchers of one node, one agent: ``srun --ntasks-per-node=8 kcoord exec -- …``, ``mpirun -n 8 kcoord exec -- …``.
 
-The first one starts the agent. The others attend it for as long as they run, so that it outlives the first one if that ends
-earlier, and ends with the last. Nobody waits for another launcher: a task's exit code is never held back.
+The first launcher starts the agent. The others attend it while they run, so that it outlives the first launcher and ends with the
+last. No launcher waits for another one: a task's exit code is never delayed.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
+from kcoord.protocol.messages import Attend, Done, HandOver, Leave, Left
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
 
 class Attendance:
-    """Keeps an agent that was found here; its connection is all there is to it. Not guaranteed: that there is still an agent."""
+    """Keeps a running agent from ending, by an open connection. Not guaranteed: that the agent is still alive."""
 
     def __init__(self, settings: Settings) -> None:
-        self._client = AgentClient(replace(settings, spawn=False), Notices())  # it keeps its one connection
-        self._client.ask({"op": "attend"}, quietly=True)
+        self._client = AgentClient(replace(settings, spawn=False), Notices())  # keeps one open connection
+        self._client.ask(Attend(), Done, quietly=True)
         self._ends = 0
 
     def is_last(self) -> bool:
-        """Whether no other launcher attends the agent, or owns it."""
-        reply = self._client.ask({"op": "leave"}, quietly=True)
-        if reply is None or reply.get("op") != "left":
-            return False  # there is no summary to be had from an agent that has gone
-        ends = reply.get("ends")
-        self._ends = ends if isinstance(ends, int) else 0
-        return reply.get("last") is True
+        """True if no other launcher attends or owns the agent."""
+        answer = self._client.ask(Leave(), Left, quietly=True)
+        if answer is None:
+            return False  # a dead agent has no summary
+        self._ends = answer.ends
+        return answer.last
 
     def end(self, timeout: float) -> None:
-        """Leave. If that ends the agent, wait, at most `timeout` seconds, until it has finished its publishes.
+        """Leave. If that ends the agent, wait at most `timeout` seconds for its last publishes.
 
-        A launcher's end may be the end of the Slurm step, and then of every process in it.
+        The end of a launcher may end the Slurm step, and every process in it.
         """
         ended = None
         if self._ends:
@@ -51,11 +51,7 @@ class Attendance:
 
 
 def hand_over(settings: Settings) -> bool | None:
-    """Tell our agent that we end. True: other launchers attend it, and it goes on for them. None: it does not answer."""
-    client = AgentClient(replace(settings, spawn=False), Notices())
-    try:
-        reply = client.ask({"op": "hand_over"}, quietly=True)
-    finally:
-        client.close()
-    stays = None if reply is None else reply.get("stays")
-    return stays if isinstance(stays, bool) else None
+    """Announce the end of this launcher to its agent. True: the agent stays, for other launchers. None: it does not answer."""
+    with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
+        answer = client.ask(HandOver(), Left, quietly=True)
+    return None if answer is None else not answer.last

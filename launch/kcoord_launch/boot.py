@@ -1,7 +1,7 @@
-"""``python boot.py -m MODULE …`` or ``python boot.py - SCRIPT …``: hook this rank's compilers, then run what torchrun would.
+"""``python boot.py -m MODULE …`` or ``python boot.py - SCRIPT …``: hook this rank's compilers, then run the module or script.
 
-The script runs in the real ``__main__``, as under ``python SCRIPT``: what it defines can be pickled after it has returned,
-`__file__` stays true after a `chdir`, and `sys.path` is what it would be.
+The script runs in the real ``__main__``, as under ``python SCRIPT``: its definitions can be pickled after it has returned,
+`__file__` stays valid after a `chdir`, and `sys.path` is the usual one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _run(path: str) -> None:
     names = sys.modules["__main__"].__dict__
     loader = SourceFileLoader("__main__", path)
     for name in [n for n in names if n not in ("__name__", "__builtins__")]:
-        del names[name]  # from here on, nothing of this module's globals is there
+        del names[name]  # from here on, this module has no globals
     names.update(__file__=path, __loader__=loader, __spec__=None, __package__=None, __doc__=None, __cached__=None)
     exec(code, names)
 
@@ -59,7 +59,7 @@ def _hook() -> None:
 
 
 def _warm_up() -> None:
-    """What the profile holds, compiled together with the other ranks, before the script begins. A first job has none."""
+    """Compile the profile together with the other ranks, before the script begins. A first job has none."""
     if not os.environ.get("KCOORD_PROFILE"):
         return
     from kcoord.backends.base import fails_open

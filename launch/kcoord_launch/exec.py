@@ -7,8 +7,10 @@ import signal
 import subprocess
 from types import FrameType
 
-from kcoord.settings import SECRETS, Settings, variable
-from kcoord_launch.supervise import job_name, say, supervised
+from kcoord.settings import Settings
+from kcoord_launch.console import say
+from kcoord_launch.environment import SECRET_VARIABLES, job_name
+from kcoord_launch.supervise import supervised
 
 _FORWARDED = (
     signal.SIGINT,
@@ -23,36 +25,33 @@ _FORWARDED = (
 def run(settings: Settings, command: list[str]) -> int:
     """Run `command` under an agent; returns its exit code, 128 + n if signal n ended it, 127 if it is not found.
 
-    Signals that this process gets go on to the command.
+    Forwards signals to the command.
     """
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # so it was inherited, and nobody hears how a process ended
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; it would hide a process's exit code
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.disable:
         return _run(command, dict(os.environ))
     with supervised(settings, job_name(settings)) as extra:
-        hidden = {variable(name) for name in SECRETS} if extra else set()
-        environment = {k: v for k, v in os.environ.items() if k not in hidden} | extra
-        return _run(command, environment)
+        return _run(command, {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | extra)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
     process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []  # signals that came before there was a process to have them
+    early: list[int] = []  # signals that came before the process had started
 
     def forward(number: int, frame: FrameType | None) -> None:
         if process is None:
             early.append(number)
-        # a terminal's Ctrl-C reaches the whole foreground group: the command has had it already
+        # a terminal's Ctrl-C reaches the whole foreground group, so also the command
         elif number != signal.SIGINT or not _shares_terminal():
             process.send_signal(number)
 
-    heard = [
-        n for n in _FORWARDED if signal.getsignal(n) is not signal.SIG_IGN
-    ]  # under nohup the command ignores it, too
-    before = {number: signal.signal(number, forward) for number in heard}
+    # under nohup the command ignores SIGHUP, too
+    forwarded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in forwarded}
     try:
         try:
-            # what was left open for the command stays open: MPICH's ranks speak to mpiexec on the descriptor PMI_FD
+            # inherited descriptors stay open: MPICH's ranks talk to mpiexec on the descriptor PMI_FD
             process = subprocess.Popen(command, env=environment, close_fds=False)
         except OSError as error:
             say(f"{command[0]}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""``kcoord-torchrun``: torchrun, with kcoord's agent beside it. Every argument of torchrun is torchrun's own."""
+"""``kcoord-torchrun``: torchrun, with kcoord's agent beside it. It takes all arguments of torchrun."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 
 from kcoord.errors import SettingsError
 from kcoord.settings import FIELDS, variable
-from kcoord_launch.supervise import applied, checked_settings, job_name, say, supervised
+from kcoord_launch.checks import checked_settings
+from kcoord_launch.console import say
+from kcoord_launch.environment import applied, job_name
+from kcoord_launch.supervise import supervised
 
 _FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key")]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run torchrun with `argv`. Exit codes are torchrun's; 2 if a setting of kcoord cannot be used."""
+    """Run torchrun with `argv`. Returns torchrun's exit code, or 2 if a setting of kcoord cannot be used."""
     try:
         from torch.distributed import run as torchrun
     except ImportError as error:
@@ -34,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         _launch(torchrun, args)
         return 0
-    # another interpreter may not have kcoord; its Triton is hooked by the environment if it has
+    # another interpreter may lack kcoord; if it has kcoord, the environment hooks its Triton
     if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
     with (

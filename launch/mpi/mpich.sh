@@ -1,7 +1,7 @@
 #!/bin/bash
 # mpiexec of MPICH or Intel MPI (Hydra), each rank under `kcoord exec`: mpich.sh [mpiexec's options] -- COMMAND …
 #   launch/mpi/mpich.sh -n 16 -f hosts -- python train.py
-# Hydra takes the whole environment along.
+# Hydra passes the whole environment on.
 set -euo pipefail
 export KCOORD_JOB="${KCOORD_JOB:-${SLURM_JOB_ID:-mpi-$(hostname)-$$}}" # equal on all nodes
 options=()

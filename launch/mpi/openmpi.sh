@@ -1,8 +1,8 @@
 #!/bin/bash
 # mpirun of Open MPI, each rank under `kcoord exec`: openmpi.sh [mpirun's options] -- COMMAND …
 #   launch/mpi/openmpi.sh -n 16 --hostfile hosts -- python train.py
-# Open MPI takes only those variables along to other nodes that it is told to: kcoord's are, and what an activated environment
-# is made of, for kcoord and the command to be found there, too.
+# Open MPI passes only named variables to other nodes: kcoord's, and those of an activated environment, by which kcoord and the
+# command are found there.
 set -euo pipefail
 export KCOORD_JOB="${KCOORD_JOB:-${SLURM_JOB_ID:-mpi-$(hostname)-$$}}" # equal on all nodes
 options=()

@@ -1,7 +1,7 @@
 #!/bin/bash
 # For slurm.conf's Epilog=, on clusters whose ProctrackType does not end a job's processes with the job (proctrack/cgroup does).
-# Tells the ended job's agents, and nobody else's, to end: those that its ranks started themselves would stay for
-# KCOORD_IDLE_TIMEOUT. They finish their publishes meanwhile; nothing here waits for them, and it never fails.
+# Tells the agents of the ended job alone to end: those that ranks started would stay for KCOORD_IDLE_TIMEOUT. They finish their
+# publishes; this script does not wait for them, and never fails.
 job=${SLURM_JOB_ID:-}
 case $job in '' | *[!0-9]*) exit 0 ;; esac
 for process in /proc/[0-9]*; do

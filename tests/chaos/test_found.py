@@ -17,7 +17,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid
 from kcoord.leases import failover
-from kcoord.leases.base import Won
+from kcoord.leases.base import Lease
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
@@ -144,14 +144,15 @@ def test_a_compile_that_ends_while_redis_comes_back_leaves_no_lease_there(monkey
     async def scenario(server: RedisServer) -> None:
         service = Failover(RedisLeases(server.url, "kcoord:test", **times), LocalLeases(**times), lambda line: None)
         server.kill()
-        for key in ("published", "given up"):
-            assert isinstance(await service.acquire(key, "a", "host"), Won)
+        published, given_up = [await service.acquire(key, "a", "host") for key in ("published", "given up")]
+        assert isinstance(published, Lease)
+        assert isinstance(given_up, Lease)
         server.start()
         while not all(b":1" in server.command("EXISTS", f"{prefix}:{key}") for key in ("published", "given up")):
             await asyncio.sleep(0.01)
         assert service.open
-        await service.ready("published", "a", "m")
-        await service.release("given up", "a")
+        await published.ready("m")
+        await given_up.release()
         assert service.open, "Redis served again too soon for this test to say anything"
         found.append(server.command("HGET", f"{prefix}:published", "state"))
         found.append(server.command("EXISTS", f"{prefix}:given up"))

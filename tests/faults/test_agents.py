@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from kcoord.protocol import endpoint, frames
-from kcoord.rank import connection_pool as links
-from kcoord.rank import spawn
+from kcoord.rank import connection_pool, spawn
 from kcoord.rank.client import Alone, Lead, Ready
 from tests.support.agents import (
     Node,
@@ -55,7 +54,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was found dead is asked again after less than the 5 seconds of every day."""
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.3)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.3)
 
 
 def timed(work: Future[Any]) -> tuple[Any, float]:
@@ -126,7 +125,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     reports = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
     assert [len(r["served"]) for r in reports] == [keys] * ranks
     assert sum(len(r["compiled"]) for r in reports) <= keys + kills * ranks
-    assert done.stderr.count("is started again") == kills
+    assert done.stderr.count("is restarted") == kills
     assert not list(sandbox.local.glob("*.sock"))
 
 
@@ -146,7 +145,7 @@ def test_whoever_asks_while_one_agent_ends_and_the_next_one_starts_is_served(nod
     """Daemons, which ranks start: the old one removes its socket while the new one's is made."""
     clients = [node.client() for _ in range(4)]
     for round_ in range(4):
-        assert clients[0].ask({"op": "status"})
+        assert clients[0].status()
         (pid,) = node.agent_pids()
         names = [f"{round_}.{n}" for n in range(len(clients))]
         asked = [node.claiming(c, name) for c, name in zip(clients, names, strict=True)]
@@ -157,7 +156,7 @@ def test_whoever_asks_while_one_agent_ends_and_the_next_one_starts_is_served(nod
             assert isinstance(answer, Lead), (name, answer)
             assert node.publish(client, answer, name)
         until(lambda: len(node.agent_pids()) == 1)
-    assert clients[0].ask({"op": "status"})
+    assert clients[0].status()
 
 
 # Paused.
@@ -183,7 +182,7 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
     assert time.monotonic() - begun < BOUND
     agent.send_signal(signal.SIGCONT)
     until(lambda: node.status()["flights"] == [])  # those who gave up are gone from it
-    until(lambda: asker.ask({"op": "status"}, quietly=True) is not None)
+    until(lambda: asker.status(quietly=True) is not None)
     again = node.claim(asker, "new")
     assert isinstance(again, Lead), "it is used again"
     assert node.publish(asker, again, "new")
@@ -220,7 +219,7 @@ def test_what_a_rank_counts_while_the_agent_is_paused_arrives_later_and_once(nod
     assert rank.expect("has") == {"text": "a kernel"}
     rank.tell()
     assert rank.end() == 0
-    stats = node.client().ask({"op": "stats", "job": "paused"})
+    stats = node.client().stats("paused")
     assert stats is not None
     counters = stats["counters"]
     assert (counters["requests"], counters["compiles"], counters["alone"]) == (3, 3, 1)
@@ -311,7 +310,7 @@ def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Nod
 def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node: Node) -> None:
     agent = psutil.Process(node.start().pid)
     other = node.client()
-    assert other.ask({"op": "status"})
+    assert other.status()
     before = agent.memory_info().rss
     with node.wire() as wire:
         wire.hello()
@@ -400,7 +399,7 @@ def test_two_launchers_at_one_path_share_an_agent_or_follow_each_other(sandbox: 
 def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Node) -> None:
     node.path.with_suffix(".log").symlink_to("/dev/full")
     client = node.client()
-    assert client.ask({"op": "status"})
+    assert client.status()
     (pid,) = node.agent_pids()
     log = Path(f"/proc/{pid}/fd/2").readlink()
     assert str(log) == "/dev/full"
@@ -431,7 +430,7 @@ def test_a_supervised_agent_whose_log_is_on_a_full_disk_ends_with_code_0(node: N
 def test_an_agent_whose_log_cannot_be_made_is_started_without(node: Node) -> None:
     node.path.with_suffix(".log").mkdir()
     client = node.client()
-    assert client.ask({"op": "status"})
+    assert client.status()
     (pid,) = node.agent_pids()
     assert os.fspath(Path(f"/proc/{pid}/fd/2").readlink()) == os.devnull
 
@@ -439,7 +438,7 @@ def test_an_agent_whose_log_cannot_be_made_is_started_without(node: Node) -> Non
 def test_a_node_s_directory_that_vanishes_lets_its_agent_end_and_its_ranks_go_on() -> None:
     with Node(idle_timeout="0.5") as node:
         client = node.client()
-        assert client.ask({"op": "status"})
+        assert client.status()
         (pid,) = node.agent_pids()
         with watching(pid) as ended:
             shutil.rmtree(node.directory)

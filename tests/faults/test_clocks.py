@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, kept_alive
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait
 from kcoord.leases.redis import RedisLeases
+from kcoord.testing.leases import won
 from tests.support.agents import Node, Rank, until
 from tests.support.interpose import Interposer
 from tests.support.redis_server import RedisServer, find_redis_server
@@ -300,15 +301,15 @@ def run(server: RedisServer, scenario: Callable[[LeaseService], Awaitable[None]]
 
 def test_the_hard_limit_holds_though_redis_s_clock_is_set_back(server: RedisServer, redis_clock: Interposer) -> None:
     async def scenario(service: LeaseService) -> None:
-        assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+        lease = await won(service, "k")
         for number in range(1, 4):
             redis_clock.clock(-STEP * number)
-            assert await service.renew("k", "a")
-        while await service.renew("k", "a"):
+            assert await lease.renew()
+        while await lease.renew():
             await asyncio.sleep(0.05)
-        while not isinstance(await service.acquire("k", "b", "host-b"), Won):
+        while not isinstance(await service.acquire("k", "b", "host-b"), Lease):
             await asyncio.sleep(0.05)
-        assert not await service.renew("k", "a")
+        assert not await lease.renew()
 
     run(server, scenario, ttl=0.5, limit=2.0)
 
@@ -317,17 +318,16 @@ def test_a_holder_has_its_lease_again_after_redis_s_clock_was_set_forward(
     server: RedisServer, redis_clock: Interposer
 ) -> None:
     async def scenario(service: LeaseService) -> None:
-        await service.acquire("k", "a", "host-a")
-        losses: list[str] = []
-        async with kept_alive(service, "k", "a", TTL, on_lost=lambda: losses.append("lost")):
-            for number in range(1, 4):
-                redis_clock.clock(STEP * number)
-                while not int(server.command("EXISTS", service._key("k"))[1:]):  # type: ignore[attr-defined]
-                    await asyncio.sleep(0.01)
+        lease = await won(service, "k")
+        lease.keep_alive(TTL)
+        for number in range(1, 4):
+            redis_clock.clock(STEP * number)
+            while not int(server.command("EXISTS", service._key("k"))[1:]):  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
         answer = await service.acquire("k", "b", "host-b")
         assert isinstance(answer, Wait)
         assert answer.holder == "host-a"
-        assert not losses
+        assert await lease.release(), "it is not lost"
 
     run(server, scenario)
 
@@ -337,8 +337,8 @@ def test_a_ready_is_told_however_redis_s_clock_is_set(
     server: RedisServer, redis_clock: Interposer, offset: float
 ) -> None:
     async def scenario(service: LeaseService) -> None:
-        await service.acquire("k", "a", "host-a")
-        await service.ready("k", "a", "m")
+        lease = await won(service, "k")
+        await lease.ready("m")
         redis_clock.clock(offset)
         assert await service.acquire("k", "b", "host-b") == Ready("m")
         assert int(server.command("PTTL", service._key("k"))[1:]) <= 7 * 86400_000  # type: ignore[attr-defined]
@@ -352,11 +352,11 @@ def test_agents_with_different_ttls_do_not_shorten_one_another_s_leases(server: 
     async def scenario() -> None:
         long, short = leases(server, ttl=60.0), leases(server, ttl=0.5)
         try:
-            await long.acquire("k", "a", "host-a")
+            lease = await won(long, "k")
             answer = await short.acquire("k", "b", "host-b")
             assert isinstance(answer, Wait)
             assert answer.ttl > 30
-            await long.fail("k", "a", "log", "where")
+            await lease.fail("log", "where")
             assert isinstance(await short.acquire("k", "b", "host-b"), Failed)
         finally:
             await long.close()

@@ -78,7 +78,7 @@ def test_an_agent_ends_within_its_bound_though_the_store_and_redis_hang_at_once(
         late = leads(node, "late")
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
-        node.client().ask({"op": "report", "counters": {"requests": 1.0}, "spans": [], "dropped": 1})
+        node.client().deliver({"requests": 1.0}, dropped=1)
         until(lambda: any(stall.hits for stall in stalls), 30)
         redis.pause()
         took = seconds_to_end(agent)
@@ -154,9 +154,9 @@ def test_an_agent_whose_loop_is_held_up_as_it_ends_is_ended_by_a_timer(tmp_path:
     held_up = """
 import time
 import kcoord.agent.__main__
-from kcoord.agent.chores.sweeping import Sweeper
+from kcoord.agent.chores.chore import Chores
 kcoord.agent.__main__.ENDS_WITHIN = 1.0
-Sweeper.close = lambda self: time.sleep(600)
+Chores.drain = lambda self, seconds: time.sleep(600)
 """
     with Node(store=str(tmp_path / "store")) as node:
         agent = start_agent(node, held_up)

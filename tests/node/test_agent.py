@@ -21,7 +21,7 @@ import pytest
 from kcoord.agent.server import Agent
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.leases.base import Wait, Won
+from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import endpoint
 from kcoord.rank.client import (
@@ -35,7 +35,6 @@ from kcoord.telemetry.events import Notices
 from tests.support.agents import (
     Node,
     Rank,
-    closed_port,
     end_agent,
     in_thread,
     key_of,
@@ -44,6 +43,7 @@ from tests.support.agents import (
     watching,
 )
 from tests.support.cluster import start_agent
+from tests.support.ports import reserve_port
 
 BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
@@ -444,7 +444,7 @@ def test_a_redis_that_does_not_answer_delays_no_heartbeat() -> None:
         with Node(agent_timeout="1.5", redis_url=url, store=store) as node:
             node.start()
             client = node.client()
-            assert client.report({"requests": 1})
+            assert client.deliver({"requests": 1})
             silent.settimeout(20)
             asked, _ = silent.accept()  # the agent shares counters with Redis now, and waits
             assert isinstance(lead := node.claim(client, "k"), Lead), "heartbeats came until the breaker opened"
@@ -489,20 +489,20 @@ def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
 def test_stats_add_up_what_ranks_report(node: Node) -> None:
     for job in ("one", "one", "two"):
         client = node.client(job=job)
-        assert client.report({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
-    reply = node.client().ask({"op": "stats", "job": "one"})
+        assert client.deliver({"requests": 2, "compile_seconds": 0.5, "nonsense": 9, "waits": -1})
+    reply = node.client().stats("one")
     assert reply is not None
     assert (reply["counters"]["requests"], reply["counters"]["compile_seconds"]) == (4, 1.0)
     assert reply["counters"]["waits"] == 0
     assert "nonsense" not in reply["counters"]
-    everything = node.client().ask({"op": "stats"})
+    everything = node.client().stats()
     assert everything is not None
     assert everything["counters"]["requests"] == 6
 
 
 NOTICES = """
 client.publish(None, key_of("k"), local.new_staging(home_of("k")), home_of("k"), 0.5, "")
-client.ask({"op": "status"})
+client.status()
 say("notices", lines=notices.since(0)[0])
 """
 
@@ -513,7 +513,7 @@ def test_a_notice_reaches_the_ranks_that_are_first_on_their_node() -> None:
         assert "not published" in line
         assert node.rank(NOTICES, RANK="1", LOCAL_RANK="1").expect("notices")["lines"] == []
         assert node.status()["notices"] == [line]
-        status = node.client().ask({"op": "status"})
+        status = node.client().status()
         assert status is not None
         assert status["notices"] == [line], "what people ask for is not mixed up with what they are told unasked"
 
@@ -556,7 +556,7 @@ def test_another_user_is_refused(node: Node) -> None:
 
 
 def test_an_agent_is_small() -> None:
-    with Node(redis_url=f"redis://127.0.0.1:{closed_port()}/0") as node:
+    with Node(redis_url=f"redis://127.0.0.1:{reserve_port()}/0") as node:
         store = node.directory / "store"
         node.settings = node.with_flags(store=str(store))  # the socket's default name depends on it
         agent = node.start()
@@ -665,7 +665,7 @@ def test_an_agent_that_is_told_to_stop_gives_its_leases_back() -> None:
         assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Wait)
         agent.stop()
         await asyncio.wait_for(serving, 20)
-        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won)
+        assert isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease)
         lead.connection.close()
 
     with Node(spawn="0") as node:
@@ -676,7 +676,8 @@ def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_com
     async def scenario(node: Node) -> None:
         leases, key = LocalLeases(60, 60, 60), key_of("k")
         agent, serving = await served(node, leases)
-        assert isinstance(await leases.acquire(key.digest, "other", "another node"), Won)
+        other = await leases.acquire(key.digest, "other", "another node")
+        assert isinstance(other, Lease)
         hurried = node.client()
         for _ in range(3):
             assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
@@ -690,7 +691,7 @@ def test_a_claim_that_does_not_wait_leaves_nothing_behind_while_another_node_com
         while not any(f["waiting"] for f in agent.status()["flights"]):
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(hurried.claim, key, node.home("k"), wait=False) is BUSY
-        assert await leases.release(key.digest, "other")
+        assert await other.release()
         lead = await asyncio.wait_for(waiting, 20)
         assert isinstance(lead, Lead), "who waits is heir to the lease"
         agent.stop()
@@ -718,7 +719,7 @@ def test_a_lease_ends_although_its_artifact_cannot_be_announced_for_a_reason_nob
         lead = await asyncio.to_thread(node.claim, client, "k")
         assert await asyncio.to_thread(node.publish, client, lead, "k")
         start = time.monotonic()
-        while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Won):
+        while not isinstance(await leases.acquire(key_of("k").digest, "other", "another node"), Lease):
             assert time.monotonic() < start + BOUND, "it is renewed for ever"
             await asyncio.sleep(0.01)
         assert any("ZeroDivisionError" in n for n in agent.status()["notices"])
@@ -733,7 +734,7 @@ def test_stop_is_a_request_too() -> None:
     with Node() as node:
         agent = node.start()
         client = node.client()
-        assert client.ask({"op": "stop"}) == {"op": "done", "id": 1}
+        assert client.stop()
         assert agent.wait(20) == 0
 
 

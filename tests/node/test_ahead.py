@@ -115,7 +115,7 @@ def kernels(sandbox: Sandbox) -> list[Path]:
 
 def waiting(sandbox: Sandbox) -> int:
     client = AgentClient(Settings.from_environ(sandbox.env()), Notices())
-    status = client.ask({"op": "status"})
+    status = client.status()
     client.close()
     assert status is not None
     return sum(len(f["waiting"]) for f in status["flights"])

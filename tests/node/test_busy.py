@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from kcoord.leases.base import Wait, Won, await_turn
+from kcoord.leases.base import Lease, Wait, await_turn
 from kcoord.leases.redis import RedisLeases
 from kcoord.rank.client import (
     BUSY,
@@ -111,15 +111,16 @@ def test_who_does_not_stay_has_asked_once_and_holds_nothing() -> None:
     async def scenario(url: str) -> None:
         service = RedisLeases(url, "test", ttl=30.0, limit=60.0, failure_ttl=30.0)
         try:
-            assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+            lease = await service.acquire("k", "a", "host-a")
+            assert isinstance(lease, Lease)
             subscribed = subscriptions(server)
             seen: list[Wait] = []
             answer = await await_turn(service, "k", "b", "host-b", stays=lambda wait: bool(seen.append(wait)))
             assert answer is None
             assert [wait.holder for wait in seen] == ["host-a"]
             assert subscriptions(server) == subscribed
-            await service.release("k", "a")
-            assert isinstance(await service.acquire("k", "c", "host-c"), Won), "nothing stands in the next one's way"
+            await lease.release()
+            assert isinstance(await service.acquire("k", "c", "host-c"), Lease), "nothing stands in the next one's way"
         finally:
             await service.close()
 

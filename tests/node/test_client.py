@@ -14,7 +14,7 @@ import pytest
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank import connection_pool as links
+from kcoord.rank import connection_pool
 from kcoord.rank.client import (
     AgentClient,
     Alone,
@@ -55,7 +55,7 @@ client = AgentClient(Settings.from_environ(), Notices())
 ours, theirs = socket.socketpair()
 theirs.close()
 client._links.give_back(OwnSocket(ours))
-print(client.ask({"op": "status"}))
+print(client.status())
 """
 
 
@@ -120,7 +120,7 @@ def test_a_long_wait_holds_up_no_other_thread(node: Node) -> None:
 FORK = """
 import os, time
 lead = claim(client, "k")
-client.ask({"op": "status"})  # an idle connection, too
+client.status()  # an idle connection, too
 child = os.fork()
 if child == 0:
     %s
@@ -219,7 +219,7 @@ def test_a_forked_child_may_wait_for_its_parent(node: Node) -> None:
 CLOSES_ALL = """
 import os, socket
 lead = claim(client, "k")
-client.ask({"op": "status"})  # an idle connection, too
+client.status()  # an idle connection, too
 os.closerange(3, 4096)
 mine = [end for _ in range(8) for end in socket.socketpair()]  # by the numbers that were ours
 well = publish(client, lead, "k")
@@ -245,7 +245,7 @@ def test_a_forked_child_keeps_no_connection_of_its_parent_open(node: Node) -> No
         """
         import os, stat, threading
         lead = claim(client, "k")
-        client.ask({"op": "status"})
+        client.status()
         waiter = threading.Thread(target=lambda: claim(client, "k"))
         waiter.start()
         listen()
@@ -304,8 +304,8 @@ def test_without_an_agent_every_claim_is_alone_and_one_notice_says_so() -> None:
         assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(20))
         (line,) = notices.since(0)[0]
         assert "KCOORD_SPAWN=0" in line
-        assert not client.report({"requests": 1})
-        assert client.ask({"op": "status"}) is None
+        assert not client.deliver({"requests": 1})
+        assert client.status() is None
         assert node.agent_pids() == []
 
 
@@ -322,13 +322,13 @@ def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
 
 
 def test_an_agent_that_is_back_is_found_however_often_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.5)
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.5)
     with Node(spawn="0") as node:
         client = node.client()
         assert isinstance(node.claim(client, "k"), Alone)
         node.start()
         dead_since = time.monotonic()
-        until(lambda: client.report({"requests": 1}), within=5)  # asks every 10 ms
+        until(lambda: client.deliver({"requests": 1}), within=5)  # asks every 10 ms
         assert time.monotonic() - dead_since < 2
         assert isinstance(lead := node.claim(client, "k"), Lead)
         assert node.publish(client, lead, "k")
@@ -428,8 +428,10 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
         end_agent(first.pid)
         client.close()
         looked: list[float] = []
-        look = links.spawn.find_or_start
-        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        look = connection_pool.spawn.find_or_start
+        monkeypatch.setattr(
+            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
+        )
         begun = in_thread(lambda: node.claim(client, "b"))
         until(lambda: len(looked) > 1)  # it finds nobody, and does not give up
         node.start()
@@ -440,7 +442,7 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
 
 def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[float] = []
-    look = links.spawn.find_or_start
+    look = connection_pool.spawn.find_or_start
     with Node(spawn="0", agent_timeout="2") as node:
         first = node.start()
         client = node.client()
@@ -450,7 +452,9 @@ def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypat
         end_agent(first.pid)
         node.path.unlink()
         client.close()
-        monkeypatch.setattr(links.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw))
+        monkeypatch.setattr(
+            connection_pool.spawn, "find_or_start", lambda *a, **kw: looked.append(0.0) or look(*a, **kw)
+        )
         assert isinstance(node.claim(client, "b"), Alone)
         assert len(looked) > 5, "it looked for two seconds"
         looked.clear()

@@ -155,7 +155,7 @@ def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(
         leads = threads.submit(coordinator.get_or_compile, key(), slow)
         assert began.wait(20)
         asks = threads.submit(other.get_or_compile, key(), afterwards)
-        eventually(lambda: [f["waiting"] for f in (coordinator.ask({"op": "status"}) or {})["flights"]] != [[]])
+        eventually(lambda: [f["waiting"] for f in (coordinator.status() or {})["flights"]] != [[]])
         waits.set()
         assert (leads.result(20).path / "kernel.bin").read_bytes() == b"lost", "from memory"
         lost.set()
@@ -196,7 +196,7 @@ def test_what_vanishes_between_its_announcement_and_its_loading_is_compiled_by_o
         leads = threads.submit(coordinator.get_or_compile, key(), slow, scope=TARGET)
         assert began.wait(20)
         asked = [threads.submit(other.get_or_compile, key(), write(b"code"), scope=TARGET) for other in others]
-        eventually(lambda: [len(f["waiting"]) for f in (coordinator.ask({"op": "status"}) or {})["flights"]] == [3])
+        eventually(lambda: [len(f["waiting"]) for f in (coordinator.status() or {})["flights"]] == [3])
         waits.set()
         for done in asked:
             assert (done.result(20).path / "kernel.bin").read_bytes() == b"code"

@@ -1,4 +1,4 @@
-"""A rank's reports: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
+"""A rank's deliveries: one that is sent again, since its answer came too late, is counted once, by the job and by the metrics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 
 import pytest
 
-from kcoord.agent.chores import delivered as reports
+from kcoord.agent.chores import delivered
 from kcoord.agent.chores.delivered import Reports
 from kcoord.errors import ProtocolError
-from kcoord.rank import connection_pool as links
+from kcoord.protocol.messages import Deliver, parse_request
+from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient
-from kcoord.rank.reporting import Account
+from kcoord.rank.reporting import Recorder
+from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from tests.support.agents import (
@@ -24,8 +26,8 @@ from tests.support.agents import (
 from tests.support.scrape import Scraped, address_of
 
 
-def account_of(client: AgentClient, node: Node) -> Account:
-    return Account(node.settings, client, Notices(), lambda: True)
+def recorder_of(client: AgentClient, node: Node) -> Recorder:
+    return Recorder(node.settings, client, Notices(), lambda: True)
 
 
 def counted(node: Node) -> dict[str, float]:
@@ -35,45 +37,45 @@ def counted(node: Node) -> dict[str, float]:
         return found
 
 
-def test_a_report_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_RETRY_AFTER", 0.1)
+def test_a_delivery_that_a_paused_agent_answers_late_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_pool, "_RETRY_AFTER", 0.1)
     with Node(agent_timeout="1", metrics="0") as node:
         agent = node.start()
         address = address_of(node)
-        account = account_of(node.client(), node)
-        account.counters.add(requests=1, compiles=1)
-        assert account.deliver(), "there is a connection now"
-        account.counters.add(requests=2, compiles=2)
-        account.spans.add("compile", "ok", key_of("k"), time.perf_counter(), 1.0)
+        recorder = recorder_of(node.client(), node)
+        recorder.counters.add(requests=1, compiles=1)
+        assert recorder.deliver(), "there is a connection now"
+        recorder.counters.add(requests=2, compiles=2)
+        recorder.spans.add("compile", "ok", key_of("k"), time.perf_counter(), 1.0)
         agent.send_signal(signal.SIGSTOP)
-        assert not account.deliver()
-        account.counters.add(requests=4, compiles=4)
+        assert not recorder.deliver()
+        recorder.counters.add(requests=4, compiles=4)
         agent.send_signal(signal.SIGCONT)
-        until(account.deliver)
-        assert not account.counters.undelivered()
+        until(recorder.deliver)
+        assert not recorder.counters.undelivered()
         assert (counted(node)["requests"], counted(node)["compiles"]) == (7, 7)
         assert Scraped(address).sum("kcoord_requests_total") == 7
         end_agent(agent.pid)
         (line,) = span_files.roots(None, node.directory)[0].glob(f"*/*{span_files.SUFFIX}")
-        assert sum(len(spans) for _, spans in span_files.read(line).reports) == 1
+        assert sum(len(spans) for _, spans in span_reader.read(line).deliveries) == 1
 
 
-def test_a_report_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
+def test_a_delivery_that_an_agent_never_had_is_counted_by_the_next_one() -> None:
     with Node() as node:
         agent = node.start()
-        account = account_of(node.client(), node)
-        account.counters.add(requests=1)
-        assert account.deliver()
+        recorder = recorder_of(node.client(), node)
+        recorder.counters.add(requests=1)
+        assert recorder.deliver()
         end_agent(agent.pid)
-        account.counters.add(requests=2)
-        assert not account.deliver()
-        account.counters.add(requests=4)
+        recorder.counters.add(requests=2)
+        assert not recorder.deliver()
+        recorder.counters.add(requests=4)
         node.start()
-        until(account.deliver)
+        until(recorder.deliver)
         assert counted(node)["requests"] == 7
 
 
-def test_a_forked_child_s_reports_are_its_own() -> None:
+def test_a_forked_child_s_deliveries_are_its_own() -> None:
     with Node() as node:
         node.start()
         rank = node.rank(
@@ -83,14 +85,14 @@ def test_a_forked_child_s_reports_are_its_own() -> None:
             import os
             coordinator = Coordinator(Settings.from_environ())
             coordinator.counters.add(requests=1)
-            coordinator._account.deliver()
+            coordinator._recorder.deliver()
             if os.fork() == 0:
                 coordinator.counters.add(requests=2)
-                assert coordinator._account.deliver()
+                assert coordinator._recorder.deliver()
                 os._exit(0)
             os.wait()
             coordinator.counters.add(requests=4)
-            assert coordinator._account.deliver()
+            assert coordinator._recorder.deliver()
             say("delivered")
             """,
             PYTHONWARNINGS="ignore",
@@ -99,29 +101,29 @@ def test_a_forked_child_s_reports_are_its_own() -> None:
         assert counted(node)["requests"] == 7
 
 
-def test_a_number_is_known_by_its_process_and_a_report_without_one_counts() -> None:
+def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
     arrived = Reports()
-    assert arrived.new({"process": "a", "number": 1})
-    assert arrived.new({"process": "b", "number": 1})
-    assert arrived.new({"process": "a", "number": 2})
-    assert not arrived.new({"process": "a", "number": 1})
-    assert not arrived.new({"process": "a", "number": 2})
-    assert arrived.new({})
-    assert arrived.new({})
+    assert arrived.new(Deliver({}, process="a", number=1))
+    assert arrived.new(Deliver({}, process="b", number=1))
+    assert arrived.new(Deliver({}, process="a", number=2))
+    assert not arrived.new(Deliver({}, process="a", number=1))
+    assert not arrived.new(Deliver({}, process="a", number=2))
+    assert arrived.new(Deliver({}))
+    assert arrived.new(Deliver({}))
 
 
 @pytest.mark.parametrize(
     "message", [{"process": "x" * 65, "number": 1}, {"process": 1, "number": 1}, {"process": "a", "number": "1"}]
 )
-def test_a_report_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
+def test_a_delivery_that_is_numbered_wrongly_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        Reports().new(message)
+        parse_request({"op": "deliver", "id": 1, "counters": {}, **message})
 
 
 def test_the_memory_of_processes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "_REMEMBERED", 3)
+    monkeypatch.setattr(delivered, "_REMEMBERED", 3)
     arrived = Reports()
     for process in "abcd":
-        assert arrived.new({"process": process, "number": 1})
-    assert not arrived.new({"process": "d", "number": 1})
-    assert arrived.new({"process": "a", "number": 1}), "it reported longest ago"
+        assert arrived.new(Deliver({}, process=process, number=1))
+    assert not arrived.new(Deliver({}, process="d", number=1))
+    assert arrived.new(Deliver({}, process="a", number=1)), "it delivered longest ago"

@@ -22,7 +22,7 @@ from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.reporting import Account
+from kcoord.rank.reporting import Recorder
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, key_of
@@ -104,7 +104,7 @@ def test_a_script_that_bounds_a_step_by_an_alarm_hears_it_while_it_waits_for_ano
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
             waiter.claim(key, home, meanwhile=timer.start)
         timer.join()
-        assert waiter.ask({"op": "status"}) is not None, "and the agent is not taken for dead"
+        assert waiter.status() is not None, "and the agent is not taken for dead"
         leader.give_up(lead, key)
 
 
@@ -117,7 +117,7 @@ def test_an_alarm_that_goes_off_while_an_agent_is_looked_for_is_the_scripts_too(
 
     monkeypatch.setattr(spawn, "connect", connect)
     client = AgentClient(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), Notices())
-    for ask in (lambda: client.claim(key_of("kernel"), tmp_path / "kernel"), lambda: client.ask({"op": "status"})):
+    for ask in (lambda: client.claim(key_of("kernel"), tmp_path / "kernel"), lambda: client.status()):
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
             ask()
 
@@ -242,7 +242,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(Account, "waited"), (local, "_has_room"), (Path, "read_bytes")],
+    [(Recorder, "waited"), (local, "_has_room"), (Path, "read_bytes")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(

@@ -44,6 +44,7 @@ from tests.support.agents import (
     until,
 )
 from tests.support.cluster import start_agent
+from tests.support.ports import reserve_port
 from tests.support.sandbox import Sandbox, finish
 from tests.support.scrape import (
     KEYS,
@@ -214,9 +215,7 @@ def test_a_port_in_use_is_one_notice_and_the_job_goes_on_and_the_port_is_had_lat
 
 
 def test_a_restarted_agent_counts_from_0_at_the_same_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with Node(metrics=f"127.0.0.1:{port}") as node:
+    with Node(metrics=f"127.0.0.1:{reserve_port()}") as node:
         first = node.start()
         address, client = address_of(node), node.client()
         assert node.publish(client, node.claim(client, "a"), "a")
@@ -347,7 +346,7 @@ def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Pat
     note_holdings(store.root, 5, 61440, 15)
     with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
         for node in (one, other):
-            start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.READ_FIRST = 0.0\n")
+            start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.READ_FIRST = 0.0\n")
         for node in (one, other):
             until(lambda node=node: held_by(node).get("kcoord_store_artifacts") == 5)
             assert Scraped(address_of(node)).value("kcoord_store_bytes") == 61440

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.agent.watch import signing_keys as key_watch
-from kcoord.agent.watch.signing_keys import KeyWatch
+from kcoord.agent.chores.chore import Chores
+from kcoord.agent.watch import signing_keys
+from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.artifacts.signing import MANIFEST, Trust, read_keys
 from kcoord.errors import SettingsError
 from kcoord.secret_files import LARGEST, is_left_out, read_secret
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord_launch.supervise import applied, checked_settings, rank_environment
+from kcoord_launch.checks import checked_settings
+from kcoord_launch.environment import applied, rank_environment
 from tests.support.redis_server import RedisServer, find_redis_server
-from tests.support.sandbox import Sandbox, eventually, finish
+from tests.support.sandbox import Sandbox, finish
 
 A, B = "a" * 64, "b" * 64  # keys, in hex
 URL = "redis://kcoord:tr0ub4dor@127.0.0.1:1/0"
@@ -316,7 +319,7 @@ def test_a_file_that_is_just_not_there_is_no_unset_one(tmp_path: Path) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_watch, "EVERY", 0.0)
+    monkeypatch.setattr(signing_keys, "EVERY", 0.0)
 
 
 def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_are_none(
@@ -326,33 +329,33 @@ def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_a
     path, notices = volume / "keys", Notices()
     trust = Trust.of(Settings.from_environ({"KCOORD_SIGNING_KEY_FILE": str(path)}))
     old = trust.seal(MANIFEST, b"text")
-    watch = KeyWatch(trust, path, notices)
-    try:
+    watch = SigningKeyWatch(trust, path, notices)
+    chores = Chores(watch.chores)
 
-        def look_until(condition: Callable[[], object]) -> None:
-            def looked() -> object:
-                watch.pulse()
-                return condition()
+    async def look_until(condition: Callable[[], object]) -> None:
+        while not condition():
+            chores.pulse()
+            await asyncio.sleep(0.005)
 
-            eventually(looked)
-
+    async def scenario() -> None:
         secret_volume(volume, {"keys": f"new {B}\nold {A}\n"})
-        look_until(lambda: list(trust.keys) == ["new", "old"])
+        await look_until(lambda: list(trust.keys) == ["new", "old"])
         assert trust.seal(MANIFEST, b"text") != old
         assert trust.doubt(MANIFEST, old) is None, "what was signed before still verifies"
         secret_volume(volume, {"keys": "torn"})
-        look_until(lambda: notices.since(0)[0])
+        await look_until(lambda: notices.since(0)[0])
         assert list(trust.keys) == ["new", "old"]
         path.unlink()
         (volume / "..data").unlink()
         before = watch._failures
-        look_until(lambda: watch._failures > before + 1)  # one look may have begun before
+        await look_until(lambda: watch._failures > before + 1)  # one look may have begun before
         assert list(trust.keys) == ["new", "old"]
         secret_volume(volume, {"keys": f"new {B}\n"})
-        look_until(lambda: list(trust.keys) == ["new"])
+        await look_until(lambda: list(trust.keys) == ["new"])
         assert trust.doubt(MANIFEST, old) is not None
-    finally:
-        watch.close()
+        await chores.drain(20)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     (line,) = notices.since(0)[0]
     assert "the keys that were read before stay in use" in line
     assert "torn" not in line

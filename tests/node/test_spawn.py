@@ -28,7 +28,7 @@ from tests.support.agents import (
 
 ASK = """
 listen()
-status = client.ask({"op": "status"})
+status = client.status()
 say("agent", id=status["agent"])
 listen()
 """
@@ -63,7 +63,7 @@ def test_threads_that_ask_at_once_get_one_agent() -> None:
     with Node() as node:
         client = node.client()
         with ThreadPoolExecutor(10) as pool:
-            replies = list(pool.map(lambda _: client.ask({"op": "status"}), range(10)))
+            replies = list(pool.map(lambda _: client.status(), range(10)))
         assert len({r["agent"] for r in replies if r}) == 1
         assert all(replies)
         assert len(node.agent_pids()) == 1
@@ -81,7 +81,7 @@ def test_an_agent_outlives_the_process_that_started_it() -> None:
 def test_an_agent_is_no_child_of_a_rank_s_session() -> None:
     with Node() as node:
         client = node.client()
-        assert client.ask({"op": "status"})
+        assert client.status()
         (pid,) = node.agent_pids()
         assert os.getsid(pid) != os.getsid(0)
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
@@ -106,7 +106,7 @@ import os, pathlib
 os.closerange(0, 3)
 from tests.support.agents import as_rank
 client, _ = as_rank()
-pathlib.Path({str(answered)!r}).write_text(str(client.ask({{"op": "status"}}) is not None))
+pathlib.Path({str(answered)!r}).write_text(str(client.status() is not None))
 """
         subprocess.run([sys.executable, "-c", code], env=node.environ(), cwd=ROOT, timeout=60, check=True)
         assert answered.read_text() == "True"
@@ -134,7 +134,7 @@ def test_without_permission_to_start_one_nobody_is_asked() -> None:
 def test_the_socket_is_for_this_user_alone() -> None:
     with Node() as node:
         client = node.client()
-        assert client.ask({"op": "status"})
+        assert client.status()
         assert stat.S_IMODE(node.path.stat().st_mode) == 0o600
 
 
@@ -238,22 +238,22 @@ def test_an_agent_that_ends_removes_its_own_socket_only() -> None:
         mine = endpoint.identity_of(node.path)
         for _ in range(50):  # the file system may give the same inode again
             with endpoint.bind(node.path):
-                endpoint.unlink_own(node.path, mine)
+                endpoint.unlink_own(node.path, mine, 5)
                 assert node.path.exists(), "it removed its successor's socket"
-        endpoint.unlink_own(node.path, endpoint.identity_of(node.path))
+        endpoint.unlink_own(node.path, endpoint.identity_of(node.path), 5)
         assert not node.path.exists()
         assert endpoint.identity_of(node.path) is None
-        endpoint.unlink_own(node.path, None)
+        endpoint.unlink_own(node.path, None, 5)
 
 
 def test_a_daemon_that_is_told_to_stop_removes_its_socket_and_the_next_one_takes_over() -> None:
     with Node() as node:
         client = node.client()
-        first = client.ask({"op": "status"})
+        first = client.status()
         (pid,) = node.agent_pids()
         end_agent(pid)
         assert not node.path.exists()
-        second = client.ask({"op": "status"})
+        second = client.status()
         assert first is not None
         assert second is not None
         assert first["agent"] != second["agent"]
@@ -275,7 +275,7 @@ def test_an_agent_that_cannot_start_is_told_with_its_log(monkeypatch: pytest.Mon
             spawn.find_or_start(node.settings)
         monkeypatch.undo()
         client = node.client()
-        assert client.ask({"op": "status"}), "and what it left is no obstacle"
+        assert client.status(), "and what it left is no obstacle"
 
 
 def test_an_agent_that_ends_as_soon_as_it_has_started_is_told_with_its_log(
@@ -296,10 +296,10 @@ def test_an_agent_that_ends_as_soon_as_it_has_started_is_told_with_its_log(
 def test_a_daemon_that_dies_is_seen_by_nobody_but_its_clients() -> None:
     with Node() as node:
         client = node.client()
-        assert client.ask({"op": "status"})
+        assert client.status()
         (pid,) = node.agent_pids()
         with watching(pid) as ended:
             os.kill(pid, 9)
             assert ended(20)
-        assert client.ask({"op": "status"})
+        assert client.status()
         until(lambda: len(node.agent_pids()) == 1)

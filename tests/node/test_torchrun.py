@@ -186,7 +186,7 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     ranks = witnesses(done.stdout)
     assert all(r["cubins"] == ranks[0]["cubins"] for r in ranks)
     assert sum(len(r["compiled"]) for r in ranks) <= 6 + 3, "what was under way may be compiled twice"
-    assert "started again" in done.stderr
+    assert "restarted" in done.stderr
     assert all(p.parent.joinpath("kcoord-manifest.msgpack").exists() for p in sandbox.local.glob("triton/*/*.cubin"))
 
 
@@ -220,7 +220,7 @@ def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> N
 
 def test_a_rendezvous_id_of_any_form_names_the_job() -> None:
     from kcoord.settings import Settings
-    from kcoord_launch.supervise import job_name
+    from kcoord_launch.environment import job_name
 
     name = job_name(Settings(), "x" * 1000 + "\n")
     assert Settings.from_environ({"KCOORD_JOB": name}).job == name, "the ranks accept it"

@@ -22,22 +22,22 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, parts, save_part
-from kcoord.profiles.requested import Need, needs_directory, save_needs
+from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import (
+    FILES,
+    KEY,
+    OTHER_KEY,
+    manifest_of,
+    quarantined,
+)
 from kcoord.transfer.prefetch import prefetch
 from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
 from tests.support.sandbox import Sandbox
-from tests.unit.artifacts.test_store import (
-    FILES,
-    KEY,
-    OTHER,
-    manifest_of,
-    quarantined,
-)
 from tests.unit.profiles.test_profile import recipe
 
 A, B = "a" * 64, "b" * 64  # secrets, in hex
@@ -70,7 +70,7 @@ def test_the_first_key_of_a_file_signs_and_all_verify(tmp_path: Path) -> None:
     assert both.doubt(MANIFEST, old.seal(MANIFEST, b"text")) is None
     doubt = old.doubt(MANIFEST, sealed)
     assert doubt is not None
-    assert doubt.foreign
+    assert doubt.unknown_key
 
 
 def test_a_secret_may_be_base64_and_is_shown_nowhere(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_signature_is_for_one_kind_one_key_id_and_one_content() -> None:
     ]:
         doubt = ours.doubt(kind, data)
         assert doubt is not None
-        assert not doubt.foreign
+        assert not doubt.unknown_key
 
 
 def test_no_change_of_one_byte_passes() -> None:
@@ -294,10 +294,10 @@ def test_publishing_over_a_forged_artifact_replaces_it(root: Path, attack: str) 
 def test_a_signed_artifact_under_another_keys_name_is_refused(root: Path) -> None:
     store = opened(root, OURS)
     store.publish(manifest_of(), FILES)
-    store.home(OTHER.digest).parent.mkdir(exist_ok=True)
-    shutil.copytree(store.home(KEY.digest), store.home(OTHER.digest))
+    store.home(OTHER_KEY.digest).parent.mkdir(exist_ok=True)
+    shutil.copytree(store.home(KEY.digest), store.home(OTHER_KEY.digest))
     with pytest.raises(ArtifactInvalid, match="another key"):
-        store.fetch(OTHER.digest)
+        store.fetch(OTHER_KEY.digest)
 
 
 def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(root: Path) -> None:
@@ -306,7 +306,7 @@ def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(ro
     for given in (announced, None):
         with pytest.raises(ArtifactDistrusted, match=r"key 'other'.*not known here: add that key") as caught:
             ours.fetch(KEY.digest, given)
-        assert caught.value.foreign
+        assert caught.value.unknown_key
     with pytest.raises(ArtifactDistrusted):
         ours.publish(manifest_of(host="again"), FILES)
     assert quarantined(ours) == []
@@ -316,11 +316,11 @@ def test_what_a_key_signed_that_is_not_known_here_stays_for_those_who_know_it(ro
 
 def test_with_warn_it_is_used_and_told_once_for_each_reason(root: Path) -> None:
     opened(root).publish(manifest_of(), FILES)
-    opened(root, THEIRS).publish(manifest_of(key=OTHER), FILES)
+    opened(root, THEIRS).publish(manifest_of(key=OTHER_KEY), FILES)
     notices = Notices()
     store = opened(root, OURS, policy="warn", notices=notices)
     for _ in range(3):
-        for key in (KEY, OTHER):
+        for key in (KEY, OTHER_KEY):
             assert store.fetch(key.digest) is not None
     told = notices.since(0)[0]
     assert len(told) == 2
@@ -632,7 +632,7 @@ def test_a_rank_loads_nothing_from_a_directory_that_everybody_may_write_to(open_
         assert not artifact.path.is_relative_to(open_to_all)
         assert coordinator.choice(KEY) is None
         assert coordinator.offer(KEY, b"chosen", 0.0) is None
-        assert coordinator.ask({"op": "status"}) is None
+        assert coordinator.status() is None
         (line,) = coordinator.notices.since(0)[0]
         assert "everybody may write to it" in line
     finally:
@@ -653,9 +653,9 @@ def test_nothing_is_prefetched_into_a_directory_that_everybody_may_write_to(
 ) -> None:
     store = Store(sandbox.root / "store")
     store.open()
-    store.publish(manifest_of(key=OTHER), FILES)
-    place = f"objects/{OTHER.digest[:2]}/{OTHER.digest}"
-    save_needs(needs_directory(store.root, "job"), [Need(OTHER.digest, place)])
+    store.publish(manifest_of(key=OTHER_KEY), FILES)
+    place = f"objects/{OTHER_KEY.digest[:2]}/{OTHER_KEY.digest}"
+    save_requested(requested_directory(store.root, "job"), [RequestedArtifact(OTHER_KEY.digest, place)])
     environment = {
         "KCOORD_LOCAL_DIR": str(open_to_all), "KCOORD_STORE": str(store.root), "KCOORD_PROFILE": "job",
     }  # fmt: skip

@@ -257,7 +257,7 @@ def test_a_file_system_that_hangs_does_not_hang_the_job(
     directory.mkdir(parents=True)
     (directory / "a.recipes").touch()
     let_go = threading.Event()
-    monkeypatch.setattr("kcoord.profiles.parts.read_plain", lambda *arguments, **named: let_go.wait() and b"")
+    monkeypatch.setattr("kcoord.profiles.profile_files.read_plain", lambda *arguments, **named: let_go.wait() and b"")
     try:
         assert kcoord.warmup("hangs").compiled == 0
         assert "does the file system hang" in caplog.text
@@ -445,7 +445,7 @@ def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sand
     done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS), KCOORD_SPAWN="0")
     assert done.returncode == 1
     assert done.stderr.count("kcoord: no agent (") == 1, "what its processes say, once"
-    assert re.search(r"\d of these compiles are shared with nobody", done.stderr.splitlines()[-1]), done.stderr
+    assert re.search(r"\d of these compiles are not shared", done.stderr.splitlines()[-1]), done.stderr
 
 
 def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandbox: Sandbox) -> None:

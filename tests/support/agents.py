@@ -13,7 +13,6 @@ import queue
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -81,7 +80,7 @@ def listen() -> str:
 
 def claim(client: AgentClient, name: str, tier: str = "homes") -> Answer:
     answer = client.claim(key_of(name), home_of(name, tier))
-    facts = {k: v for k, v in vars(answer).items() if isinstance(v, str)}
+    facts = {k: v for k, v in vars(getattr(answer, "granted", answer)).items() if isinstance(v, str)}
     say(type(answer).__name__, **facts)
     return answer
 
@@ -372,10 +371,3 @@ def end_agent(pid: int, number: int = signal.SIGTERM) -> None:
         os.kill(pid, number)
         os.kill(pid, signal.SIGCONT)
         assert ended(SOON), "the agent does not end"
-
-
-def closed_port() -> int:
-    """A TCP port of this host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.support.ports import reserve_port
+
 _READY_WITHIN = 20.0  # seconds
 
 
@@ -51,7 +53,7 @@ class RedisServer:
         self._environ = {**os.environ, **(environ or {})}
         self._directory = Path(tempfile.mkdtemp(prefix="kcoord-redis-"))
         self._socket = self._directory / "redis.sock"
-        self._port = _free_port() if tcp else 0
+        self._port = reserve_port() if tcp else 0
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
 
@@ -175,8 +177,7 @@ class RedisServer:
 @contextlib.contextmanager
 def one_of_a_cluster() -> Iterator[RedisServer]:
     """A server of a Redis Cluster, which has half of the keys and says of the other half whose they are: nobody's who runs."""
-    while (port := _free_port()) > 55_000:  # its bus has a port 10,000 above
-        pass
+    port = reserve_port()  # its bus has a port 10,000 above
     cluster = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "600000")
     server = RedisServer(options=("--port", str(port), *cluster))
     (server._directory / "nodes.conf").write_text(
@@ -199,7 +200,7 @@ class SentinelServer:
     service = "kcoord-test"
 
     def __init__(self, master: RedisServer, password: str) -> None:
-        self.port = _free_port()
+        self.port = reserve_port()
         self._directory = Path(tempfile.mkdtemp(prefix="kcoord-sentinel-"))
         self._settings = self._directory / "sentinel.conf"  # it writes to it
         self._settings.write_text(
@@ -236,9 +237,3 @@ def _exchange(connection: socket.socket, *words: str | bytes | int) -> bytes:
     parts = [w if isinstance(w, bytes) else str(w).encode() for w in words]
     connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
     return connection.recv(1 << 16)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -23,9 +23,10 @@ from tests.support.sandbox import PROGRAMS
 
 RANKS, KEYS = 3, 4
 LOOKS_OFTEN = """
-import kcoord.agent.chores.retention as keeper
-keeper.FIRST = keeper.READ_FIRST = 0.0
-keeper.EVERY = keeper.READ_EVERY = 0.5
+import kcoord.agent.chores.local_retention as local
+import kcoord.agent.chores.store_retention as store
+local.FIRST = store.FIRST = store.READ_FIRST = 0.0
+local.EVERY = store.EVERY = store.READ_EVERY = 0.5
 """
 """For an agent: it looks through the store, and at what others counted, as often as a test has time for."""
 _RANK = PROGRAMS / "generic_rank.py"

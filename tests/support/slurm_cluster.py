@@ -14,11 +14,12 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.ports import reserve_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -96,7 +97,7 @@ class SlurmCluster:
             '#!/bin/sh\n[ -z "$SLURM_STEP_ID" ] || echo "export KCOORD_LOCAL_DIR=$KCOORD_LOCAL_DIR/$SLURMD_NODENAME"\n'
         )
         prolog.chmod(0o755)
-        control, *ports = _free_ports(1 + len(NODES))
+        control, *ports = (reserve_port() for _ in range(1 + len(NODES)))
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={platform.node()} NodeAddr=127.0.0.1 Port={port} CPUs=8 State=UNKNOWN"
             for name, port in zip(NODES, ports, strict=True)
@@ -145,14 +146,6 @@ class SlurmCluster:
                 logs = "\n".join(p.read_text(errors="replace")[-2000:] for p in sorted(self._root.glob("log-*")))
                 raise RuntimeError(f"Slurm did not start ({what}; ended: {ended}):\n{logs}")
             time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @contextlib.contextmanager

@@ -1,43 +1,29 @@
-"""Which reports have arrived: one whose answer came too late is sent again, and counted once."""
+"""Deliveries that have arrived: one whose answer came too late is sent again, and counted once."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
 
-from kcoord.errors import ProtocolError
-from kcoord.protocol.fields import (
-    field,
-    optional,
-)
+from kcoord.protocol.messages import Deliver
 
 _REMEMBERED = 50_000  # processes
-_LONGEST_NAME = 64  # characters
 
 
 class Reports:
-    """The number of the last report of each process, of those that reported last.
+    """The number of each process's last delivery, for the processes that delivered last.
 
-    A process numbers its reports from 1, and sends one, unchanged, until it is answered, before the next. Not guaranteed: that
-    what an agent had counted, and kept, when it ended before it could answer is not counted by the next one, too.
+    A process numbers its deliveries from 1, and sends one, unchanged, until it is answered, before the next. Not guaranteed: a
+    delivery whose agent counts it, and ends before it answers, is counted by the next agent too.
     """
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, int] = (
-            OrderedDict()
-        )  # process → number; who reported longest ago is forgotten first
+        self._last: OrderedDict[str, int] = OrderedDict()  # process → number; the longest silent one is forgotten first
 
-    def new(self, message: Mapping[str, Any]) -> bool:
-        """Whether the report `message` is to be counted; from now on it has been. Raises `ProtocolError`.
-
-        One that says neither its process nor its number is.
-        """
-        process, number = optional(message, "process", str), optional(message, "number", int)
+    def new(self, message: Deliver) -> bool:
+        """True if the delivery is to be counted; from now on it has been. One without a process or a number always is."""
+        process, number = message.process, message.number
         if process is None or number is None:
             return True
-        if len(process) > _LONGEST_NAME:
-            raise ProtocolError(f"a process's name has at most {_LONGEST_NAME} characters")
         if number <= self._last.get(process, 0):
             return False
         self._last[process] = number
@@ -45,9 +31,3 @@ class Reports:
         if len(self._last) > _REMEMBERED:
             self._last.popitem(last=False)
         return True
-
-
-def emptied(report: dict[str, Any]) -> None:
-    """Take out of a report, which whoever reads it next is to find empty, what would be counted."""
-    field(report, "counters", dict)
-    report.update(counters={}, spans=[], dropped=0)

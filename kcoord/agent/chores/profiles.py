@@ -1,18 +1,14 @@
-"""The agent's part of each profile that its ranks record: merged in memory, and written while recipes arrive.
-
-The disk work has a thread of its own, which a store that hangs holds for ever: nothing else waits for it.
-"""
+"""The agent's part of each profile that its ranks record: merged in memory, and written while recipes arrive."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import (
@@ -20,36 +16,38 @@ from kcoord.files.faults import (
 )
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
+from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
-from kcoord.telemetry.events import Notices, log
+from kcoord.telemetry.events import Notices
 
 _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory
 _EVERY = 1.0  # seconds between two parts
-_SHARE = 20  # a part that took long to write is not written again for so many times as long
 
 
 @dataclass
 class _Profile:
     recipes: dict[str, Recipe] = field(default_factory=dict)
     size: int = 0  # bytes
-    part: Path | None = None  # where they were written last
+    part: Path | None = None  # the file with the latest of them
     unsaved: bool = False
 
 
 class Profiles:
-    """What this agent's ranks record. Losing any of it harms no job: no method raises for a disk's sake."""
+    """The profiles that this agent's ranks record. A loss harms no job: no method raises for a disk's sake."""
 
     def __init__(self, store: Path | None, local_dir: Path, notices: Notices, trust: Trust = OFF) -> None:
         self._roots, self._notices, self._trust = roots(store, local_dir), notices, trust
         self._profiles: dict[str, _Profile] = {}
-        self._io = ThreadPoolExecutor(1, "profiles")
-        self._saving: asyncio.Task[None] | None = None
-        self._rest_until = 0.0
+        self._lane = Lane("profiles")
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
+        self.chores = [
+            Chore("profiles", self._lane, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
+                  last=self._save, lost=f"{self._roots[0]}: it does not answer; what was recorded last is lost"),
+        ]  # fmt: skip
 
     def add(self, name: str, recipes: list[Any]) -> None:
-        """Merge what a client sent. Raises `ProtocolError`, and then nothing is merged."""
+        """Merge a client's recipes. Raises `ProtocolError`, and then nothing is merged."""
         try:
             profile_name(name)
             if len(recipes) > MOST_AT_ONCE:
@@ -70,12 +68,11 @@ class Profiles:
                 profile.unsaved = True
 
     async def recorded(self, name: str) -> list[Recipe]:
-        """What earlier jobs recorded under `name`, as far as it can be read. Takes as long as the store does."""
-        read = functools.partial(self._read, name)
-        return await asyncio.get_running_loop().run_in_executor(self._io, read)
+        """The recipes that earlier jobs recorded under `name`, as far as they can be read. Takes as long as the store does."""
+        return await self._lane.run(functools.partial(self._read, name))
 
-    async def bring(self, name: str, patience: float) -> dict[str, Any]:
-        """The answer to `profile`. Where signatures are required, the profile is on this node then, as far as it verifies:
+    async def bring(self, name: str, patience: float) -> ProfileState:
+        """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
         `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
 
         Raises `ProtocolError` if no profile can have that name.
@@ -88,10 +85,10 @@ class Profiles:
         if self._trust.required and len(self._roots) > 1:
             copy = self._copies.get(name)
             if copy is None:
-                copy = self._copies[name] = asyncio.get_running_loop().run_in_executor(self._io, self._copy, name)
+                copy = self._copies[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._copy, name)))
                 copy.add_done_callback(lambda _: self._copies.pop(name, None))
             late = not (await asyncio.wait({copy}, timeout=patience))[0]
-        return {"op": "profile", "checked": self._trust.required, "late": late}
+        return ProfileState(checked=self._trust.required, late=late)
 
     def _copy(self, name: str) -> None:
         recipes = self._read(name)
@@ -102,56 +99,26 @@ class Profiles:
                 self._notices.tell(f"a profile is not kept there: {error}", about=f"profiles in {self._roots[-1]}")
 
     def _checked_by(self, root: Path) -> Trust:
-        """What is this node's alone needs no signature."""
+        """The trust to judge files below `root` by: this node's own need no signature."""
         return self._trust if root != self._roots[-1] else OFF
 
-    def pulse(self) -> None:
-        """Begin to write what is unsaved, unless that is under way or was done a moment ago."""
-        idle = self._saving is None or self._saving.done()
-        if idle and time.monotonic() >= self._rest_until and any(p.unsaved for p in self._profiles.values()):
-            self._saving = asyncio.create_task(self._save())
-            self._saving.add_done_callback(self._done)
-
-    async def drain(self, timeout: float) -> None:
-        """Write what is left, within `timeout` seconds; then no more is written."""
-        rest = asyncio.create_task(self._finish())
-        rest.add_done_callback(self._done)
-        _, late = await asyncio.wait({rest}, timeout=timeout)
-        if late:
-            rest.cancel()
-            self._notices.tell(
-                f"{self._roots[0]}: it has not answered for {timeout:g} s; what was recorded last is lost"
-            )
-        self._io.shutdown(wait=False, cancel_futures=True)
-
-    async def _finish(self) -> None:
-        if self._saving is not None:
-            await asyncio.wait({self._saving})
-        await self._save()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("a profile was not saved", exc_info=error)
+    def _has_changes(self) -> bool:
+        return any(profile.unsaved for profile in self._profiles.values())
 
     async def _save(self) -> None:
-        begun = time.monotonic()
         for name, profile in list(self._profiles.items()):
             if profile.unsaved:
                 profile.unsaved = False  # what arrives meanwhile is for the next part
                 recipes = list(profile.recipes.values())
-                work = asyncio.get_running_loop().run_in_executor(self._io, self._write, name, recipes, profile.part)
-                part = await work
+                part = await self._lane.run(functools.partial(self._write, name, recipes, profile.part))
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
-        now = time.monotonic()
-        self._rest_until = now + max(_EVERY, _SHARE * (now - begun))
 
     def _read(self, name: str) -> list[Recipe]:
         found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
         return list(merge(recipe for recipes in found for recipe in recipes).values())
 
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
-        """Where they can be written: what the store refuses stays on this node, and goes there with a later part."""
+        """Write a part to the store, or if it is refused there to this node, for a later part to bring there. None: neither."""
         *_, here = self._roots
         for root in self._roots:
             try:

@@ -1,22 +1,18 @@
-"""When the agent removes what dead processes left in staging directories: of the store, and of this node's local tiers.
-
-The store has a thread of its own here, and the local disk another one, which either may hold for ever: nothing else waits for it.
-"""
+"""Sweeps of staging directories, in the store and on this node: files that dead processes left are removed."""
 
 from __future__ import annotations
 
 import os
 import random
 import select
-import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from kcoord.agent.chores.chore import SPREAD, Chore, Lane
 from kcoord.files.sweep import sweep, sweep_left_by
-from kcoord.telemetry.events import log
+from kcoord.telemetry.events import Notices, log
 
 T = TypeVar("T")
 
@@ -30,15 +26,22 @@ _ENDS_WITHIN = 5.0  # seconds from the end of a socket to the end of its process
 class Sweeper:
     """Every method returns at once. Not guaranteed: that anything is removed, only that nothing of a living process is."""
 
-    def __init__(self, store: Path | None, local_dir: Path) -> None:
-        self._store, self._local_dir = store, local_dir
+    def __init__(self, store: Path | None, local_dir: Path, notices: Notices) -> None:
+        self._local_dir = local_dir
         self._tiers: set[str] = set()
-        self._landing: set[str] = set()
-        self._local_io, self._store_io = ThreadPoolExecutor(1, "sweep"), ThreadPoolExecutor(1, "sweep-store")
-        now = time.monotonic()
-        self._local_at, self._local_next = now, SECOND
-        self._store_at = now + FIRST_IN_STORE * random.random()
-        self._under_way: dict[str, Future[int]] = {}
+        self._being_published: set[str] = set()  # names of staging directories
+        self._node_was_swept = False
+        self._lane = Lane("sweep")
+        self.chores = [
+            Chore("sweeping the local tiers", self._lane, self._lane.doing(self._sweep_tiers), notices,
+                  every=EVERY, spread=SPREAD),
+        ]  # fmt: skip
+        if store is not None:
+            lane, first = Lane("sweep-store"), FIRST_IN_STORE * random.random()
+            sweep_store = lane.doing(lambda: _sweep_store(store))
+            self.chores.append(
+                Chore("sweeping the store", lane, sweep_store, notices, first=first, every=EVERY, spread=SPREAD)
+            )
 
     def seen(self, home: str) -> None:
         """There is a local tier around `home`."""
@@ -46,46 +49,28 @@ class Sweeper:
             self._tiers.add(os.path.dirname(home))  # noqa: PTH120 - on every claim's way
 
     def sparing(self, staging: Path, publish: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
-        """`publish`, whose `staging` stays from now until it has ended, whatever becomes of its owner."""
-        self._landing.add(staging.name)
+        """`publish`, during which `staging` is not removed, also if its owner ends."""
+        self._being_published.add(staging.name)
 
         async def spared() -> T:
             try:
                 return await publish()
             finally:
-                self._landing.discard(staging.name)
+                self._being_published.discard(staging.name)
 
         return spared
 
     def ended(self, pid: int, home: str) -> None:
         """The connection of process `pid`, which led a compile for `home`, has ended. If the process has too, its files go."""
-        self._local_io.submit(self._remove_left, pid, Path(home).parent / ".kcoord" / "staging")
+        staging = Path(home).parent / ".kcoord" / "staging"
+        self._lane.submit(lambda: self._remove_left(pid, staging), "the files of an ended process stay for an hour")
 
-    def pulse(self) -> None:
-        """Begin what is due. Call it about once a second."""
-        now = time.monotonic()
-        if now >= self._local_at and self._begin("local", self._local_io, self._sweep_tiers):
-            self._local_at, self._local_next = now + _about(self._local_next), EVERY
-        if (
-            self._store is not None
-            and now >= self._store_at
-            and self._begin("store", self._store_io, self._sweep_store)
-        ):
-            self._store_at = now + _about(EVERY)
+    def _sweep_tiers(self) -> float | None:
+        _logged(self._remove_stale)
+        first, self._node_was_swept = not self._node_was_swept, True
+        return SECOND if first else None
 
-    def close(self) -> None:
-        self._local_io.shutdown(wait=False, cancel_futures=True)
-        self._store_io.shutdown(wait=False, cancel_futures=True)
-
-    def _begin(self, what: str, pool: ThreadPoolExecutor, work: Callable[[], int]) -> bool:
-        """False: the last one has not ended."""
-        before = self._under_way.get(what)
-        if before is not None and not before.done():
-            return False
-        self._under_way[what] = pool.submit(_told, work)
-        return True
-
-    def _sweep_tiers(self) -> int:
+    def _remove_stale(self) -> int:
         own = [self._local_dir / "triton", *self._local_dir.glob("objects/??")]
         tiers = {str(path) for path in own} | set(self._tiers)
         removed = 0
@@ -94,32 +79,27 @@ class Sweeper:
                 removed += sweep(Path(tier, ".kcoord", "staging"))
         return removed
 
-    def _sweep_store(self) -> int:
-        """Raises OSError."""
-        assert self._store is not None
-        return sweep(self._store / "v1" / "staging") if is_turn(self._store / "v1" / "swept", EVERY) else 0
-
-    def _remove_left(self, pid: int, staging: Path) -> int:
-        if not _has_ended(pid, _ENDS_WITHIN):
-            return 0
-        return _told(lambda: sweep_left_by(staging, pid, frozenset(self._landing)))
+    def _remove_left(self, pid: int, staging: Path) -> None:
+        if _has_ended(pid, _ENDS_WITHIN):
+            _logged(lambda: sweep_left_by(staging, pid, frozenset(self._being_published)))
 
 
-def _told(work: Callable[[], int]) -> int:
+def _sweep_store(store: Path) -> None:
+    _logged(lambda: sweep(store / "v1" / "staging") if is_turn(store / "v1" / "swept", EVERY) else 0)
+
+
+def _logged(work: Callable[[], int]) -> None:
     try:
         removed = work()
     except OSError as error:
         log.info("nothing was swept: %s", error)
-        return 0
+        return
     if removed:
         log.info("%d stale staging directories were removed", removed)
-    return removed
 
 
 def is_turn(stamp: Path, every: float) -> bool:
-    """Whether no node has touched `stamp` for half of `every` seconds, by the store's clock; then it is this one's turn.
-
-    Raises OSError."""
+    """True, and `stamp` is touched, if no node has done so for half of `every` seconds, by the store's clock. Raises OSError."""
     try:
         before = stamp.stat().st_mtime
     except FileNotFoundError:
@@ -134,7 +114,7 @@ def is_turn(stamp: Path, every: float) -> bool:
 
 
 def _has_ended(pid: int, within: float) -> bool:
-    """Wait for the end of a process, which closes its sockets a moment before. False: it lives, or nobody can tell."""
+    """Wait for the end of a process, which closes its sockets a moment before. False: it lives, or that is not known."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -147,7 +127,3 @@ def _has_ended(pid: int, within: float) -> bool:
         return bool(poll.poll(within * 1000))
     finally:
         os.close(descriptor)
-
-
-def _about(seconds: float) -> float:
-    return seconds * random.uniform(0.8, 1.2)

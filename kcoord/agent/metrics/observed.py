@@ -1,6 +1,6 @@
-"""What an agent counts for its metrics, seen from outside: its clients' requests and its answers, and its use of the store.
+"""The agent's metrics, seen from outside: requests and answers, the use of the store, and the gauges of this moment.
 
-Whoever answers does not know that it is counted. A claim's wait is measured from the request's last byte to the answer.
+A claim's wait is measured from the request's last byte to the answer.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import kcoord
-from kcoord.agent.chores.retention import Keeper
 from kcoord.agent.claims import Claims
-from kcoord.agent.connections import Connection, Connections
+from kcoord.agent.connections import Connections, Observer
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import Errands
@@ -24,6 +22,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.leases.base import LeaseService
+from kcoord.protocol.messages import Answer, Claim, Done, Lead, Publish, Ready, Request
 from kcoord.telemetry.counters import OUTCOMES
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.ledger import sums_of
@@ -31,51 +30,27 @@ from kcoord.telemetry.ledger import sums_of
 _ELSEWHERE = "elsewhere"  # the state of a flight that another node leads
 
 
-@dataclass(frozen=True)
-class _Asked:
-    op: str
-    backend: str
-    since: float
-    seconds: float = 0.0  # that a compile took
+class RequestMetrics(Observer):
+    """Counts answers and deliveries in `tally`."""
 
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
 
-class MeteredConnections(Connections):
-    """`Connections` that tell `tally` what goes to and fro."""
+    def answered(self, message: Request, answer: Answer, seconds: float) -> None:
+        if isinstance(message, Claim):
+            name = answer.op
+            if isinstance(answer, Ready):
+                name = answer.source
+            elif isinstance(answer, Lead) and answer.hedges:
+                name = "hedge"
+            self._tally.observe("kcoord_claim_wait_seconds", seconds, self._tally.backend(message.backend), name)
+        elif isinstance(message, Publish) and isinstance(answer, Done):
+            backend = self._tally.backend(message.key.backend)
+            self._tally.observe("kcoord_compile_seconds", message.compile_seconds, backend)
+        elif isinstance(message, Publish):
+            self._tally.add("kcoord_refused_publishes_total")
 
-    def __init__(
-        self,
-        tally: Tally,
-        agent: str,
-        notices: Notices,
-        tells_clients: bool,
-        asked: Callable[[Connection, dict[str, Any]], None],
-        gone: Callable[[Connection], None],
-    ) -> None:
-        super().__init__(agent, notices, tells_clients, self._note, self._forget)
-        self._tally, self._handle, self._left_us = tally, asked, gone
-        self._unanswered: dict[int, dict[int, _Asked]] = {}  # connection → request → what it was
-
-    def send(self, connection: Connection, message: dict[str, Any]) -> None:
-        self._answered(connection, message)
-        super().send(connection, message)
-
-    def _note(self, connection: Connection, message: dict[str, Any]) -> None:
-        """A request, which nobody has checked yet: what is none is for others to refuse."""
-        op, request, key = message.get("op"), message.get("id"), message.get("key")
-        if isinstance(request, int) and connection in self:
-            if op == "claim":
-                asked = _Asked("claim", self._tally.backend(message.get("backend")), time.monotonic())
-                self._unanswered.setdefault(connection.id, {})[request] = asked
-            elif op == "publish" and isinstance(key, dict):
-                took, backend = message.get("compile_seconds"), self._tally.backend(key.get("backend"))
-                if isinstance(took, (int, float)) and 0 <= took < 1e9:
-                    asked = _Asked("publish", backend, time.monotonic(), took)
-                    self._unanswered.setdefault(connection.id, {})[request] = asked
-        self._handle(connection, message)
-        if op == "report":
-            self._reported(message["counters"])
-
-    def _reported(self, counters: dict[Any, Any]) -> None:
+    def counted(self, counters: dict[Any, Any]) -> None:
         sums = sums_of(counters)
         for name, amount in counters.items():
             outcome, at, backend = name.partition("@") if isinstance(name, str) else ("", "", "")
@@ -84,37 +59,14 @@ class MeteredConnections(Connections):
                 sums[outcome] -= amount
                 self._tally.add("kcoord_requests_total", amount, outcome, self._tally.backend(backend))
         for outcome in OUTCOMES:
-            if sums.get(outcome):  # of a rank whose kcoord does not say
+            if sums.get(outcome):  # of a rank whose kcoord does not name the backend
                 self._tally.add("kcoord_requests_total", sums[outcome], outcome, OTHER)
         self._tally.add("kcoord_uncoordinated_total", sums.get("alone", 0.0))
         self._tally.add("kcoord_saved_seconds_total", sums.get("saved_seconds", 0.0))
 
-    def _answered(self, connection: Connection, message: dict[str, Any]) -> None:
-        op, requests = message.get("op"), self._unanswered.get(connection.id)
-        if op == "waiting" or requests is None:
-            return
-        asked = requests.pop(message.get("id", -1), None)
-        if asked is None:
-            return
-        if asked.op == "claim":
-            answer = str(op)
-            if op == "ready":
-                answer = "wait" if message.get("source") == "wait" else "store"
-            elif op == "lead":
-                answer = "hedge" if message.get("hedges") else "lead"
-            self._tally.observe("kcoord_claim_wait_seconds", time.monotonic() - asked.since, asked.backend, answer)
-        elif op == "published":
-            self._tally.observe("kcoord_compile_seconds", asked.seconds, asked.backend)
-        else:
-            self._tally.add("kcoord_refused_publishes_total")
-
-    def _forget(self, connection: Connection) -> None:
-        self._unanswered.pop(connection.id, None)
-        self._left_us(connection)
-
 
 class MeteredStore(Store):
-    """A `Store` that tells `tally` what it carries, and what it cannot."""
+    """A `Store` that counts its publishes, its fetches and its errors in `tally`."""
 
     tally: ClassVar[Tally]
 
@@ -147,7 +99,7 @@ class MeteredStore(Store):
 
 
 def metered_store(tally: Tally) -> type[Store]:
-    """The kind of store that counts for `tally`: made as any other."""
+    """A class of stores that count in `tally`."""
     return type("MeteredStore", (MeteredStore,), {"tally": tally})
 
 
@@ -157,28 +109,28 @@ def vitals(
     connections: Connections,
     flights: Flights,
     claims: Claims,
-    errands: Errands,
+    lease_tasks: Errands,
     leases: LeaseService,
     notices: Notices,
-    keeper: Keeper,
+    retention_gauges: Callable[[], dict[str, float]],
     *,
     has_store: bool,
 ) -> dict[tuple[str, Labels], float]:
-    """The agent's gauges now, for `kcoord.agent.metrics.prometheus.Page`. For the event loop; costs microseconds."""
+    """The agent's gauges now, for `kcoord.agent.metrics.prometheus.Page`. Call it on the event loop; it costs microseconds."""
     found: dict[tuple[str, Labels], float] = {
         ("kcoord_agent_info", (agent, namespace)): 1.0,
         ("kcoord_build_info", (kcoord.__version__, platform.python_version())): 1.0,
         ("kcoord_last_pulse_timestamp_seconds", ()): time.time(),
         ("kcoord_clients", ()): float(len(connections)),
-        ("kcoord_leases_held", ()): float(errands.held),
+        ("kcoord_leases_held", ()): float(lease_tasks.held),
         ("kcoord_coordinated_by", (_label(leases.name),)): 1.0,
         ("kcoord_notices_total", ()): float(notices.since(0)[1]),
         ("kcoord_hedges_total", ()): float(claims.hedged),
         ("kcoord_stalls_total", ()): float(claims.stalled_ones),
     }
     if has_store:
-        found["kcoord_store_usable", ()] = float(not errands.store_is_faulty)
-    found |= {(name, ()): value for name, value in keeper.vitals().items()}
+        found["kcoord_store_usable", ()] = float(not lease_tasks.store_is_faulty)
+    found |= {(name, ()): value for name, value in retention_gauges().items()}
     states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         found["kcoord_flights", (state,)] = float(states[state])
@@ -192,5 +144,5 @@ def vitals(
 
 
 def _label(name: str) -> str:
-    """Of a lease service, as a label has it: ``redis``, ``lease_files``."""
+    """The label of a lease service: ``redis``, ``lease_files``."""
     return name.lower().replace(" ", "_")

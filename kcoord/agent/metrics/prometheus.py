@@ -1,8 +1,8 @@
-"""What an agent tells Prometheus: every metric there is, what is added up for it, and the text of a page.
+"""The table of all metrics, the sums of one agent, and the text of a page for Prometheus.
 
-Names follow Prometheus' conventions: base units (seconds, bytes), ``_total`` on what only grows. Everything begins at 0 with its
-agent: what a restart cut off is Prometheus' to add up, by ``rate`` and ``increase``. An agent's own work touches `Tally` alone,
-which is plain Python; `prometheus_client` is imported with the first page.
+Names follow Prometheus' conventions: base units (seconds, bytes), ``_total`` on counters. Every agent begins at 0: ``rate`` and
+``increase`` add up over restarts. The agent's event loop uses `Tally` alone, which is plain Python; `prometheus_client` is
+imported with the first page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds in seconds: from an answer that cost no wait to what ends a process group."""
+"""Upper bounds in seconds: from an answer without a wait to a process group's timeout."""
 ANSWERS = ("wait", "store", "lead", "hedge", "failed", "busy", "alone")
 _MOST_BACKENDS = 16
 _LONGEST_LABEL = 40
@@ -30,7 +30,7 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Metric:
-    """`kind` is ``counter``, ``gauge`` or ``histogram``; `labels` are names; `starts` are labels' values that are 0 at first."""
+    """`kind` is ``counter``, ``gauge`` or ``histogram``; `labels` are names; `starts` are label values that begin at 0."""
 
     name: str
     kind: str
@@ -96,14 +96,13 @@ METRICS = (
 )  # fmt: skip
 """All metrics, but the ``process_*`` ones that `prometheus_client` reads from /proc."""
 
-_BY_NAME = {metric.name: metric for metric in METRICS}
 Labels = tuple[str, ...]
 Samples = Mapping[tuple[str, Labels], float]
 
 
 @dataclass
 class Histogram:
-    """`counts` has one number more than `BUCKETS`: what is above them all."""
+    """`counts` has one number more than `BUCKETS`, for values above them all."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     sum: float = 0.0
@@ -129,7 +128,7 @@ class Tally:
             (metric.name, start): 0.0 for metric in METRICS for start in metric.starts
         }
         self._histograms: dict[tuple[str, Labels], Histogram] = {}
-        self._backends: dict[str, str] = {}  # as a client says it → as a label says it
+        self._backends: dict[str, str] = {}  # name that a client sent → label
 
     def add(self, name: str, amount: float = 1.0, *labels: str) -> None:
         """Add to the counter `name`."""
@@ -145,7 +144,7 @@ class Tally:
             histogram.observe(seconds)
 
     def backend(self, name: object) -> str:
-        """A label for the backend that a client names: of a stranger's names only the first few get one of their own."""
+        """The label of a backend that a client names. A client may send any name: only the first few get a label of their own."""
         if not isinstance(name, str):
             return OTHER
         with self._lock:
@@ -164,10 +163,7 @@ class Tally:
 
 
 class Page:
-    """The text that Prometheus scrapes: `tally`'s sums, and what ``vitals()`` says of this moment.
-
-    Raises ImportError if `prometheus_client` is not installed.
-    """
+    """The text that Prometheus scrapes: the sums of `tally`, and the gauges that ``vitals()`` returns."""
 
     def __init__(self, tally: Tally, vitals: Callable[[], Samples]) -> None:
         from prometheus_client import CollectorRegistry, ProcessCollector

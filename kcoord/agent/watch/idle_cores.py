@@ -1,4 +1,4 @@
-"""Who may compile ahead: how many processes, while this node has cores that idle and memory that is free."""
+"""Permits to compile ahead: for so many processes as this node has idle cores and free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Permits:
         psutil.cpu_times_percent()  # the next call tells what happened since this one
 
     def ask(self, owner: int, memory: int) -> bool:
-        """Whether `owner` may compile one more key now. A refusal takes away what it had.
+        """True if `owner` may compile one more key now. A refusal ends the permit that it had.
 
         `memory`: bytes that are free where it runs, which may be another container than the agent's, with limits of its own.
         """
@@ -39,7 +39,7 @@ class Permits:
         self._since_look.discard(owner)
 
     def look(self) -> None:
-        """See how many cores have idled since the last look. Call it about once a second."""
+        """Count the cores that have idled since the last look. Call it about once a second."""
         times = psutil.cpu_times_percent()
         idle = times.idle + getattr(times, "iowait", 0.0)
         self._idle = min(cores(), (psutil.cpu_count() or 1) * idle / 100)

@@ -1,8 +1,7 @@
-"""Whether a peer's process still lives, told the moment it does not.
+"""The end of a peer's process, noticed at once.
 
 A pidfd becomes readable when its process ends, also by SIGKILL, also while a forked child keeps the process's socket open.
-Where the kernel has no pidfd, or the process is in a pid namespace that the agent does not see, the socket's end is all
-there is.
+Where the kernel has no pidfd, or the agent does not see the pid namespace of the process, the end of the socket has to do.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Whether a compiler gets anywhere: its process tree uses the CPU, or it hangs.
+"""Compilers that hang: their process tree does not use the CPU.
 
-A process that waits for a lock, for a dead NFS server or for a debugger uses none. One that spins looks busy: what ends that
-one's lead is the time that is expected of it (a hedge), and its lease's limit.
+A process that waits for a lock, for a dead NFS server or for a debugger uses none. One that spins looks busy: a hedge, after the
+time that is expected of it, or its lease's limit ends that one's lead.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import psutil
 
-from kcoord.telemetry.events import Notices, log
+from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.telemetry.events import Notices
 
 C = TypeVar("C", bound=Hashable)
 
@@ -27,14 +28,14 @@ class _Sample:
 
 
 class Stalls(Generic[C]):
-    """`seconds` without progress are a stall."""
+    """Finds processes that make no progress for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._samples: dict[C, _Sample] = {}
 
     def look(self, compiling: Mapping[C, int], now: float) -> list[C]:
-        """Which of `compiling`, a process id by a name of one's own, have used less than 1 % of a core for so long.
+        """Those of `compiling` (name → process id) that have used less than 1 % of a core for so long. Call it again and again.
 
         Reads /proc, which takes milliseconds: not for the event loop. A process that cannot be seen is never called stalled.
         """
@@ -55,7 +56,7 @@ class Stalls(Generic[C]):
 
 
 class StallWatch(Generic[C]):
-    """Looks at what ``compiling()`` names four times in `seconds`, in a thread, and tells ``stalled(c)`` of each that stalls.
+    """Looks at the processes of ``compiling()`` four times in `seconds`, and calls ``stalled(c)`` for each that stalls.
 
     `seconds` of 0: never.
     """
@@ -67,28 +68,15 @@ class StallWatch(Generic[C]):
         stalled: Callable[[C], None],
         notices: Notices,
     ) -> None:
-        self._every, self._compiling, self._stalled, self._notices = seconds / 4, compiling, stalled, notices
+        self._compiling, self._stalled = compiling, stalled
         self._stalls: Stalls[C] = Stalls(seconds)
-        self._next = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._lane = Lane("stalls")
+        self.chores = [Chore("stalls", self._lane, self._look, notices, every=seconds / 4)] if seconds else []
 
-    def pulse(self, now: float) -> None:
-        """Begin a look if one is due, and none is under way. Call it about once a second, or oftener."""
-        if not self._every or now < self._next or (self._looking is not None and not self._looking.done()):
-            return
-        self._next = now + self._every
-        compiling = dict(self._compiling())
-        self._looking = asyncio.create_task(self._look(compiling, now))
-        self._looking.add_done_callback(self._looked)
-
-    async def _look(self, compiling: Mapping[C, int], now: float) -> None:
-        for found in await asyncio.get_running_loop().run_in_executor(None, self._stalls.look, compiling, now):
+    async def _look(self) -> None:
+        compiling, now = dict(self._compiling()), time.monotonic()
+        for found in await self._lane.run(lambda: self._stalls.look(compiling, now)):
             self._stalled(found)
-
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._notices.tell(f"an error in the agent, please report it: {type(error).__name__}: {error}")
-            log.error("it was not seen whether a compile stalls", exc_info=error)
 
 
 def _used(pid: int) -> float | None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.requested import load_needs, needs_directory
+from kcoord.profiles.requested import load_requested, requested_directory
 from tests.cluster.k8s.lint import SECRETS
 from tests.cluster.k8s.manifests import objects, pods
 from tests.cluster.k8s.running import RunningPod
@@ -101,7 +101,7 @@ def test_the_probes_and_a_job_of_two_ranks_and_an_agent_that_is_started_again(po
     assert KERNELS <= compiled <= KERNELS + 1, "one more for the fault, at most"
     assert "kcoord report train" in done.stderr, "the summary names the job as the controller does"
     ended(agent)
-    assert len(load_needs(needs_directory(store, "train"))) == KERNELS
+    assert len(load_requested(requested_directory(store, "train"))) == KERNELS
 
 
 def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None:

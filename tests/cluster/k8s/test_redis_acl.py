@@ -14,9 +14,9 @@ import redis
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import LeaseService
 from kcoord.leases.redis import RedisLeases
+from kcoord.testing.leases import LeaseConformance, bounded
 from tests.cluster.k8s.manifests import objects, pods
 from tests.support.redis_server import RedisServer, find_redis_server
-from tests.unit.leases.conformance import LeaseConformance, bounded
 
 
 @pytest.fixture

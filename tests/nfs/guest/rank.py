@@ -31,7 +31,8 @@ from kcoord.profiles.recipe import Recipe, merge
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.retention.holdings import read_holdings
 from kcoord.retention.limits import Limits
-from kcoord.retention.store_collector import Tidying, collect
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
 from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -113,11 +114,11 @@ def forget(name: str, tier: str = "homes") -> None:
 
 def status() -> dict[str, Any]:
     """The agent's; it is started if there is none."""
-    return CLIENT.ask({"op": "status"}) or {}
+    return CLIENT.status() or {}
 
 
 def stop_agent() -> bool:
-    return CLIENT.ask({"op": "stop"}, start=False) is not None
+    return CLIENT.stop(start=False)
 
 
 def now() -> float:

@@ -44,7 +44,7 @@ def get(n: int) -> None:
 def agent() -> tuple[str, int]:
     client = AgentClient(replace(Settings.from_environ(), spawn=False), Notices())
     try:
-        reply = client.ask({"op": "status"})
+        reply = client.status()
     finally:
         client.close()
     assert reply is not None

@@ -16,17 +16,14 @@ from kcoord.agent.actions import (
     EndLease,
     FailLease,
     Fetch,
-    HasFailed,
-    IsAlone,
-    IsBusy,
-    IsReady,
-    Leads,
     Look,
-    Tell,
+    Reply,
 )
-from kcoord.agent.flight import State
+from kcoord.agent.flight import Attempt, State
 from kcoord.agent.flights import Flights
-from kcoord.leases.base import Failed, Ready, Won
+from kcoord.leases import base as leases
+from kcoord.leases.base import Won
+from kcoord.protocol.messages import BUSY, Alone, Failed, Lead, Ready
 
 KEY = "key"
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
@@ -45,21 +42,22 @@ def led_by_a(*waiters: Claimant) -> tuple[Flights, str]:
     for claimant in (A, *waiters):
         flights.claim(claimant, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
-    (tell,) = flights.looked(KEY, 1, None, 0.0)
-    assert isinstance(tell, Tell)
-    assert isinstance(tell.told, Leads)
-    assert tell.claimant is A
-    return flights, tell.told.token
+    (reply,) = flights.looked(KEY, 1, None, 0.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, Lead)
+    assert reply.claimant is A
+    return flights, reply.answer.token
 
 
-def told(actions: list[Action]) -> dict[int, object]:
-    tells = [a for a in actions if isinstance(a, Tell)]
-    assert len({t.claimant.id for t in tells}) == len(tells)
-    return {t.claimant.id: t.told for t in tells}
+def answered(actions: list[Action]) -> dict[int, object]:
+    """Claim → its answer; of a `Ready` one, with its home."""
+    replies = [a for a in actions if isinstance(a, Reply)]
+    assert len({r.claimant.id for r in replies}) == len(replies)
+    return {r.claimant.id: (r.answer, r.home) if isinstance(r.answer, Ready) else r.answer for r in replies}
 
 
-def errands(actions: list[Action]) -> list[Action]:
-    return [a for a in actions if not isinstance(a, Tell)]
+def lease_tasks(actions: list[Action]) -> list[Action]:
+    return [a for a in actions if not isinstance(a, Reply)]
 
 
 # Claims.
@@ -86,10 +84,10 @@ def test_another_key_has_a_flight_of_its_own() -> None:
     assert flights.claim(other, 0.0) == [AskLease("other", 2)]
 
 
-def test_a_claim_soon_after_a_failure_is_told_of_it_at_once() -> None:
+def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert flights.claim(B, 10.0 + FAILURE_TTL - 0.1) == [Tell(B, HasFailed("no registers", "rank 1"))]
+    assert flights.claim(B, 10.0 + FAILURE_TTL - 0.1) == [Reply(B, Failed("no registers", "rank 1"))]
     assert list(flights) == []
 
 
@@ -111,16 +109,19 @@ def test_the_lease_s_winner_looks_before_it_leaps() -> None:
 def test_an_artifact_that_is_announced_is_fetched() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
+    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
 
 
-def test_a_failure_on_another_node_is_told_to_all_and_remembered() -> None:
+def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     flights.claim(B, 0.0)
-    failure = HasFailed("no registers", "node 2")
-    assert flights.lease_answered(KEY, 1, Failed("no registers", "node 2"), 0.0) == [Tell(A, failure), Tell(B, failure)]
-    assert flights.claim(C, 1.0) == [Tell(C, failure)]
+    failure = Failed("no registers", "node 2")
+    assert flights.lease_answered(KEY, 1, leases.Failed("no registers", "node 2"), 0.0) == [
+        Reply(A, failure),
+        Reply(B, failure),
+    ]
+    assert flights.claim(C, 1.0) == [Reply(C, failure)]
 
 
 def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
@@ -136,8 +137,8 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     flights.gone(A.owner, 0.0)
     flights.claim(B, 0.0)
     assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == []
-    assert flights.lease_answered(KEY, 1, Failed("log"), 0.0) == []
+    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
+    assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
     (flight,) = flights
     assert (flight.serial, flight.state) == (2, State.ASKING)
 
@@ -149,9 +150,9 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
     assert [f.remote for f in flights] == ["node 2"]
     flights.must_wait(KEY, 7, "node 3", 0.0)
     assert [f.remote for f in flights] == ["node 2"]
-    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     assert [f.remote for f in flights] == [""]
-    assert flights.fetched(KEY, 1, A.home) == [Tell(A, IsReady("wait", A.home))]
+    assert flights.fetched(KEY, 1, A.home) == [Reply(A, Ready("wait"), A.home)]
 
 
 # Claims that do not wait.
@@ -162,14 +163,14 @@ def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     assert flights.claim(HURRIED, 0.0) == [AskLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
     assert flights.claim(B, 0.0) == []
-    assert flights.looked(KEY, 1, None, 0.0) == [Tell(HURRIED, Leads(f"1.{HURRIED.id}"))]
+    assert flights.looked(KEY, 1, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
     assert flights.landing(KEY, f"1.{HURRIED.id}")
-    assert told(flights.landed(KEY, HURRIED.home)) == {B.id: IsReady("wait", HURRIED.home)}
+    assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
 
 
 def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
     flights = new_flights()
-    busy = [Tell(HURRIED, IsBusy())]
+    busy = [Reply(HURRIED, BUSY)]
     flights.claim(A, 0.0)
     assert flights.claim(HURRIED, 0.0) == busy
     flights.lease_answered(KEY, 1, Won(1), 0.0)
@@ -186,13 +187,13 @@ def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
     other = replace(HURRIED, id=5, owner=15)
-    assert flights.claim(other, 0.0) == [Tell(other, IsBusy())]
+    assert flights.claim(other, 0.0) == [Reply(other, BUSY)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
@@ -203,7 +204,7 @@ def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_
     flights.claim(HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     other = replace(HURRIED, id=5, owner=15)
-    assert flights.claim(other, 1.9) == [Tell(other, IsBusy())]
+    assert flights.claim(other, 1.9) == [Reply(other, BUSY)]
     assert list(flights) == []
     assert flights.claim(other, 2.0) == [AskLease(KEY, 2)]
 
@@ -216,8 +217,12 @@ def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> 
     assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
 
 
-@pytest.mark.parametrize("news", [Won(2), Ready("abc"), Failed("log", "node 2")], ids=["won", "ready", "failed"])
-def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(news: Won | Ready | Failed) -> None:
+@pytest.mark.parametrize(
+    "news", [Won(2), leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
+)
+def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
+    news: Won | leases.Ready | leases.Failed,
+) -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
@@ -251,28 +256,28 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
     flights.claim(B, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy())]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     flights.lease_answered(KEY, 1, Won(2), 1.0)
-    assert flights.looked(KEY, 1, None, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert flights.looked(KEY, 1, None, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
-def test_a_claim_that_does_not_wait_is_told_what_is_known_of_its_key() -> None:
+def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert flights.claim(HURRIED, 1.0) == [Tell(HURRIED, HasFailed("no registers", "rank 1"))]
+    assert flights.claim(HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    assert flights.lease_answered(KEY, 1, Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
-    assert flights.fetched(KEY, 1, HURRIED.home) == [Tell(HURRIED, IsReady("store", HURRIED.home))]
+    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
+    assert flights.fetched(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_not_be_fetched() -> None:
     flights = new_flights()
     flights.claim(HURRIED, 0.0)
-    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Tell(HURRIED, IsBusy()), EndLease(KEY, 1)]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
 
 
 # Looking and fetching.
@@ -283,10 +288,10 @@ def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest()
     flights.claim(A, 0.0)
     flights.claim(B, 0.0)
     flights.lease_answered(KEY, 1, Won(5), 0.0)
-    ready = IsReady("store", A.home)
+    ready = (Ready("store"), A.home)
     assert flights.looked(KEY, 1, A.home, 0.0, "abc") == [
-        Tell(A, ready),
-        Tell(B, ready),
+        Reply(A, *ready),
+        Reply(B, *ready),
         Announce(KEY, 1, A.home, "abc"),
     ]
     assert list(flights) == []
@@ -295,8 +300,8 @@ def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest()
 def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
     flights, token = led_by_a(B)
     (flight,) = flights
-    assert (flight.state, flight.leader, list(flight.waiters.values())) == (State.LEADING, A, [B])
-    assert flight.token == token
+    assert (flight.state, list(flight.waiters.values())) == (State.LEADING, [B])
+    assert flight.leader == Attempt(A, token, 0.0)
 
 
 def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
@@ -314,20 +319,20 @@ def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> N
     flights.lease_answered(KEY, 1, Won(5), 0.0)
     flights.gone(A.owner, 0.0)
     flights.claim(B, 0.0)
-    assert flights.looked(KEY, 1, None, 0.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert flights.looked(KEY, 1, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
 def test_a_look_of_an_earlier_flight_changes_nothing() -> None:
     flights, _ = led_by_a(B)
     assert flights.looked(KEY, 1, "/home/1", 0.0) == []
     assert flights.looked(KEY, 0, None, 0.0) == []
-    assert [f.leader for f in flights] == [A]
+    assert [f.leader and f.leader.claimant for f in flights] == [A]
 
 
 def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
     assert [f.state for f in flights] == [State.ASKING]
 
@@ -335,7 +340,7 @@ def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
 def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
-    flights.lease_answered(KEY, 1, Ready("abc"), 0.0)
+    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     flights.gone(A.owner, 0.0)
     assert flights.fetched(KEY, 1, None) == []
     assert list(flights) == []
@@ -348,8 +353,8 @@ def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
 def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
     flights, token = led_by_a(B, C)
     assert flights.landing(KEY, token)
-    ready = IsReady("wait", A.home)
-    assert flights.landed(KEY, A.home) == [Tell(B, ready), Tell(C, ready), Announce(KEY, 1, A.home)]
+    ready = (Ready("wait"), A.home)
+    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Announce(KEY, 1, A.home)]
     assert list(flights) == []
 
 
@@ -371,20 +376,20 @@ def test_the_leader_s_death_changes_nothing_once_its_files_are_handed_in() -> No
     flights, token = led_by_a(B)
     flights.landing(KEY, token)
     assert flights.gone(A.owner, 1.0) == []
-    assert told(flights.landed(KEY, A.home)) == {B.id: IsReady("wait", A.home)}
+    assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
 def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
     flights, token = led_by_a()
     flights.landing(KEY, token)
     assert flights.claim(B, 1.0) == []
-    assert told(flights.landed(KEY, A.home)) == {B.id: IsReady("wait", A.home)}
+    assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
 def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
     flights, token = led_by_a(B)
     actions = flights.landed(KEY, "/elsewhere")
-    assert actions == [Tell(B, IsReady("wait", "/elsewhere")), Announce(KEY, 0, "/elsewhere")]
+    assert actions == [Reply(B, Ready("wait"), "/elsewhere"), Announce(KEY, 0, "/elsewhere")]
     assert flights.landing(KEY, token)
     assert flights.landed(KEY, A.home) == [Announce(KEY, 1, A.home)]
 
@@ -393,7 +398,7 @@ def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     assert flights.landed(KEY, "/elsewhere") == [
-        Tell(A, IsReady("wait", "/elsewhere")),
+        Reply(A, Ready("wait"), "/elsewhere"),
         Announce(KEY, 1, "/elsewhere"),
     ]
     assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
@@ -412,19 +417,19 @@ def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     assert flights.claim(B, 1.0) == [AskLease(KEY, 3)]
 
 
-def test_a_failed_compile_is_told_to_all_at_once() -> None:
+def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
     flights, token = led_by_a(B, C)
-    failure = HasFailed("no registers", "rank 1")
+    failure = Failed("no registers", "rank 1")
     actions = flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert actions == [Tell(B, failure), Tell(C, failure), FailLease(KEY, 1, "no registers", "rank 1")]
+    assert actions == [Reply(B, failure), Reply(C, failure), FailLease(KEY, 1, "no registers", "rank 1")]
     assert list(flights) == []
 
 
 def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() -> None:
     flights, token = led_by_a(B, C)
     flights.landing(KEY, token)
-    alone = IsAlone("disk full")
-    assert flights.not_published(KEY, token, "disk full", 0.0) == [Tell(B, alone), Tell(C, alone), EndLease(KEY, 1)]
+    alone = Alone("disk full")
+    assert flights.not_published(KEY, token, "disk full", 0.0) == [Reply(B, alone), Reply(C, alone), EndLease(KEY, 1)]
     assert flights.claim(B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
 
 
@@ -444,10 +449,11 @@ def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:
 
 def test_a_leader_that_gives_up_is_followed_by_the_next() -> None:
     flights, token = led_by_a(B, C)
-    assert flights.given_up(KEY, token, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert flights.given_up(KEY, token, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
     assert flights.given_up(KEY, token, 1.0) == []
     (flight,) = flights
-    assert (flight.leader, list(flight.waiters.values())) == (B, [C])
+    assert flight.leader is not None
+    assert (flight.leader.claimant, list(flight.waiters.values())) == (B, [C])
 
 
 def test_the_last_leader_that_gives_up_ends_the_lease() -> None:
@@ -461,7 +467,7 @@ def test_the_last_leader_that_gives_up_ends_the_lease() -> None:
 
 def test_a_leader_that_dies_is_followed_by_the_next() -> None:
     flights, token = led_by_a(B)
-    assert flights.gone(A.owner, 1.0) == [Tell(B, Leads(f"1.{B.id}"))]
+    assert flights.gone(A.owner, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
     assert not flights.landing(KEY, token)
 
 
@@ -476,22 +482,22 @@ def test_a_waiter_that_dies_is_forgotten() -> None:
     flights, token = led_by_a(B, C)
     assert flights.gone(B.owner, 1.0) == []
     flights.landing(KEY, token)
-    assert set(told(flights.landed(KEY, A.home))) == {C.id}
+    assert set(answered(flights.landed(KEY, A.home))) == {C.id}
 
 
 def test_a_process_that_dies_leaves_all_its_flights() -> None:
     flights, _ = led_by_a(B)
     flights.claim(Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
-    assert set(flights.gone(A.owner, 1.0)) == {Tell(B, Leads(f"1.{B.id}")), EndLease("other", 2)}
+    assert set(flights.gone(A.owner, 1.0)) == {Reply(B, Lead(f"1.{B.id}")), EndLease("other", 2)}
 
 
 def test_a_wait_is_bounded() -> None:
     flights, _ = led_by_a(B)
     assert flights.tick(MAX_WAIT - 0.1) == []
-    (tell,) = flights.tick(MAX_WAIT)
-    assert isinstance(tell, Tell)
-    assert tell.claimant is B
-    assert isinstance(tell.told, IsAlone)
+    (reply,) = flights.tick(MAX_WAIT)
+    assert isinstance(reply, Reply)
+    assert reply.claimant is B
+    assert isinstance(reply.answer, Alone)
     assert flights.tick(MAX_WAIT + 1) == []
 
 
@@ -500,8 +506,8 @@ def test_a_wait_for_another_node_is_bounded_and_then_given_up() -> None:
     flights.claim(A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     actions = flights.tick(MAX_WAIT)
-    assert set(told(actions)) == {A.id}
-    assert errands(actions) == [EndLease(KEY, 1)]
+    assert set(answered(actions)) == {A.id}
+    assert lease_tasks(actions) == [EndLease(KEY, 1)]
 
 
 def test_a_leader_s_time_is_bounded() -> None:
@@ -509,7 +515,7 @@ def test_a_leader_s_time_is_bounded() -> None:
     late = Claimant(5, 15, KEY, "/home/5", "rank 5", 10 * LIMIT)
     flights.claim(late, LIMIT - 1)
     assert flights.tick(LIMIT) == []
-    assert flights.tick(LIMIT + 0.1) == [Tell(late, Leads("1.5"))]
+    assert flights.tick(LIMIT + 0.1) == [Reply(late, Lead("1.5"))]
     assert not flights.landing(KEY, token)
     assert flights.failed(KEY, token, "log", "rank 1", LIMIT + 1) == []
 
@@ -524,9 +530,9 @@ def test_an_unforeseen_error_lets_the_waiters_go() -> None:
     flights.claim(A, 0.0)
     flights.claim(B, 0.0)
     actions = flights.derailed(1)
-    assert set(told(actions)) == {A.id, B.id}
-    assert all(isinstance(t, IsAlone) for t in told(actions).values())
-    assert errands(actions) == [EndLease(KEY, 1)]
+    assert set(answered(actions)) == {A.id, B.id}
+    assert all(isinstance(t, Alone) for t in answered(actions).values())
+    assert lease_tasks(actions) == [EndLease(KEY, 1)]
     assert list(flights) == []
 
 
@@ -556,14 +562,15 @@ def slow_flight() -> Flights:
 def hedged_flight() -> tuple[Flights, str, str]:
     """A leads, B hedges, C waits; the leader's token and the hedge's."""
     flights = slow_flight()
-    (tell,) = flights.hedge_answered(KEY, 1, True, SLOW)
-    assert isinstance(tell, Tell)
-    assert isinstance(tell.told, Leads)
-    assert tell.claimant is SLOW_B
-    assert tell.told.hedges
+    (reply,) = flights.hedge_answered(KEY, 1, True, SLOW)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, Lead)
+    assert reply.claimant is SLOW_B
+    assert reply.answer.hedges
     flight = flights.get(KEY)
     assert flight is not None
-    return flights, flight.token, tell.told.token
+    assert flight.leader is not None
+    return flights, flight.leader.token, reply.answer.token
 
 
 def test_a_slow_compile_is_hedged_by_the_first_who_waits() -> None:
@@ -606,7 +613,7 @@ def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     assert flights.tick(SLOW) == []
     assert flights.tick(1.0 + SLOW) == [AskHedge(KEY, 1)]
     actions = flights.hedge_answered(KEY, 1, True, 1.0 + SLOW)
-    assert told(actions) == {A.id: Leads("1.1", hedges=True)}
+    assert answered(actions) == {A.id: Lead("1.1", hedges=True)}
     assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
     assert not list(flights)
 
@@ -623,8 +630,8 @@ def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() 
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, hedge_token)
     actions = flights.landed(KEY, "/there")
-    assert told(actions) == {C.id: IsReady("wait", "/there")}
-    assert errands(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
+    assert answered(actions) == {C.id: (Ready("wait"), "/there")}
+    assert lease_tasks(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
     assert flights.landing(KEY, token)
 
 
@@ -632,19 +639,19 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     flights, token, hedge_token = hedged_flight()
     flights.landing(KEY, hedge_token)
     flights.landed(KEY, "/there")
-    assert flights.claim(D, SLOW) == [Tell(D, IsReady("wait", "/there"))]
-    assert flights.claim(HURRIED, SLOW) == [Tell(HURRIED, IsReady("wait", "/there"))]
+    assert flights.claim(D, SLOW) == [Reply(D, Ready("wait"), "/there")]
+    assert flights.claim(HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
     assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
     assert flights.claim(B, SLOW) == []
     assert flights.landing(KEY, token)
-    assert set(told(flights.landed(KEY, A.home))) == {D.id, B.id}
+    assert set(answered(flights.landed(KEY, A.home))) == {D.id, B.id}
 
 
 def test_what_the_leader_lands_ends_the_hedge() -> None:
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, token)
     actions = flights.landed(KEY, "/there")
-    assert errands(actions) == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert lease_tasks(actions) == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
     assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
@@ -695,7 +702,7 @@ def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
     assert actions == [EndHedge(KEY, 1)]
     flight = flights.get(KEY)
     assert flight is not None
-    assert (flight.leader, flight.token, flight.hedge) == (SLOW_B, hedge_token, None)
+    assert (flight.leader, flight.hedge) == (Attempt(SLOW_B, hedge_token, SLOW), None)
     assert flights.landing(KEY, hedge_token)
 
 
@@ -704,7 +711,7 @@ def test_a_hedge_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
     assert flights.landing(KEY, hedge_token)
     assert flights.gone(B.owner, SLOW + 1) == []
     assert flights.stalled(KEY, hedge_token, SLOW + 1) == []
-    assert told(flights.landed(KEY, "/there")) == {C.id: IsReady("wait", "/there")}
+    assert answered(flights.landed(KEY, "/there")) == {C.id: (Ready("wait"), "/there")}
 
 
 def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them() -> None:
@@ -712,8 +719,8 @@ def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them()
     assert flights.landing(KEY, hedge_token)
     assert flights.gone(A.owner, SLOW + 1) == [EndHedge(KEY, 1)]
     actions = flights.landed(KEY, "/there")
-    assert told(actions) == {C.id: IsReady("wait", "/there")}
-    assert errands(actions) == [Announce(KEY, 1, "/there")]
+    assert answered(actions) == {C.id: (Ready("wait"), "/there")}
+    assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
     assert not list(flights), "it compiles nothing any more"
 
 
@@ -722,13 +729,13 @@ def test_a_hedge_that_leads_and_cannot_publish_frees_those_who_wait() -> None:
     assert flights.landing(KEY, hedge_token)
     flights.gone(A.owner, SLOW + 1)
     actions = flights.not_published(KEY, hedge_token, "disk full", SLOW + 1)
-    assert actions == [Tell(SLOW_C, IsAlone("disk full")), EndLease(KEY, 1)]
+    assert actions == [Reply(SLOW_C, Alone("disk full")), EndLease(KEY, 1)]
 
 
 def test_a_compiler_that_gets_nowhere_is_followed_by_the_next() -> None:
     flights, token = led_by_a(B)
     actions = flights.stalled(KEY, token, 5.0)
-    assert list(told(actions)) == [B.id]
+    assert list(answered(actions)) == [B.id]
     assert flights.stalled(KEY, token, 6.0) == [], "it is not the leader any more"
 
 
@@ -747,7 +754,8 @@ def test_a_new_leader_is_not_hedged_for_the_slowness_of_the_one_before() -> None
     flights = slow_flight()
     flight = flights.get(KEY)
     assert flight is not None
-    flights.stalled(KEY, flight.token, SLOW + 1)
+    assert flight.leader is not None
+    flights.stalled(KEY, flight.leader.token, SLOW + 1)
     assert flights.hedge_answered(KEY, 1, True, SLOW + 2) == [EndHedge(KEY, 1)]
     assert flights.tick(2 * SLOW + 0.9) == []
     assert flights.tick(2 * SLOW + 1) == [AskHedge(KEY, 1)]

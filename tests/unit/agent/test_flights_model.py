@@ -19,9 +19,9 @@ from kcoord.agent.actions import Claimant
 from kcoord.agent.flight import Flight, State
 from kcoord.agent.flights import Flights
 from kcoord.leases.base import Failed, Ready, Won
+from kcoord.protocol import messages
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
-Errand = tuple[str, int]  # a key and its flight's serial
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Server:
     flights: Flights = field(default_factory=lambda: Flights(limit=LIMIT, failure_ttl=FAILURE_TTL))
     now: float = 0.0
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
-    untold: set[int] = field(default_factory=set)
+    unanswered: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     asking: dict[int, str] = field(default_factory=dict)
     cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
@@ -51,25 +51,24 @@ class Server:
         number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
         claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, SLOW, again)
         self.claimed[claimant.id] = claimant
-        self.untold.add(claimant.id)
+        self.unanswered.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()
         self.do(self.flights.claim(claimant, self.now))
         if under_way and not waits:
-            assert claimant.id not in self.untold, "a claim that does not wait joined a flight"
+            assert claimant.id not in self.unanswered, "a claim that does not wait joined a flight"
             assert self.picture() == before
 
     def owner_gone(self, owner: int) -> None:
         self.gone.add(owner)
-        mine = {i for i in self.untold if self.claimed[i].owner == owner}
-        self.untold -= mine
+        mine = {i for i in self.unanswered if self.claimed[i].owner == owner}
+        self.unanswered -= mine
         landing = self.landing_tokens()
         self.do(self.flights.gone(owner, self.now))
         assert landing == self.landing_tokens(), "a death stopped a publish"
 
     def landing_tokens(self) -> set[str]:
-        """Of whose files it is told whether they were published."""
-        leaders = {f.token for f in self.flights if f.state is State.LANDING}
-        return leaders | {f.hedge_token for f in self.flights if f.hedge_lands}
+        """The tokens whose files are being published."""
+        return {attempt.token for flight in self.flights for attempt in flight.attempts() if attempt.lands}
 
     def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
         key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
@@ -79,9 +78,9 @@ class Server:
 
     def wait(self, serial: int) -> None:
         key = self.asking.get(serial) or self.cancelled[serial]
-        before, untold = self.picture(), set(self.untold)
+        before, unanswered = self.picture(), set(self.unanswered)
         self.do(self.flights.must_wait(key, serial, "node 2", self.now, self.now + BUSY_FOR))
-        if self.untold == untold:
+        if self.unanswered == unanswered:
             assert self.picture() == before
 
     def looked(self, serial: int, found: bool) -> None:
@@ -115,11 +114,12 @@ class Server:
         key, token = self.publishing.pop(index)
         if well:
             flight = self.flights.get(key)
-            leader = flight.token if flight is not None and flight.state is State.LEADING else None
+            leads = flight is not None and flight.state is State.LEADING
+            leader = flight.leader.token if leads else None
             self.do(self.flights.landed(key, "/published"))
             assert key not in self.leads or self.leads[key] == leader, "somebody else's artifact made a leader"
             assert leader is None or key in self.leads, "somebody else's artifact ended a leader's lead"
-            assert not any(self.claimed[i].key == key for i in self.untold), "somebody waits for what is there"
+            assert not any(self.claimed[i].key == key for i in self.unanswered), "somebody waits for what is there"
         elif token:
             self.do(self.flights.not_published(key, token, "disk full", self.now))
             assert token not in (self.leads.get(key), self.hedges.get(key)), "it is waited for what will not come"
@@ -133,12 +133,12 @@ class Server:
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.do(self.flights.tick(self.now))
-        assert all(self.claimed[i].deadline > self.now for i in self.untold), "a wait is longer than its bound"
+        assert all(self.claimed[i].deadline > self.now for i in self.unanswered), "a wait is longer than its bound"
 
     def derail(self, serial: int) -> None:
-        """The errand of this flight ended in an error that nobody foresaw, and reports nothing."""
-        for errands in (self.asking, self.looking, self.fetching):
-            errands.pop(serial, None)
+        """This flight's task ended in an unforeseen error, and reports nothing."""
+        for tasks in (self.asking, self.looking, self.fetching):
+            tasks.pop(serial, None)
         self.do(self.flights.derailed(serial))
 
     # What follows from them.
@@ -153,8 +153,8 @@ class Server:
 
     def do(self, actions: list[act.Action]) -> None:
         for action in actions:
-            if isinstance(action, act.Tell):
-                self.tell(action)
+            if isinstance(action, act.Reply):
+                self.answered(action)
             elif isinstance(action, act.AskLease):
                 assert action.serial not in self.asking, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
@@ -178,26 +178,28 @@ class Server:
                     self.cancelled[action.serial] = self.asking.pop(action.serial)
         self.check()
 
-    def tell(self, action: act.Tell) -> None:
-        claimant, told = action.claimant, action.told
-        assert claimant.owner not in self.gone, "a process that has ended is told something"
-        assert claimant.id in self.untold, "a claim is answered twice"
-        self.untold.remove(claimant.id)
-        assert not (claimant.waits and isinstance(told, act.IsBusy)), "a claim that waits is sent away"
-        if isinstance(told, act.Leads):
-            assert told.token not in self.tokens, "a token is given twice"
-            assert told.hedges == (self.flights.get(claimant.key).hedge is claimant)
-            self.tokens[told.token] = (claimant.key, claimant.id)
+    def answered(self, reply: act.Reply) -> None:
+        claimant, answer = reply.claimant, reply.answer
+        assert claimant.owner not in self.gone, "a process that has ended is answered"
+        assert claimant.id in self.unanswered, "a claim is answered twice"
+        self.unanswered.remove(claimant.id)
+        assert not (claimant.waits and answer is messages.BUSY), "a claim that waits is sent away"
+        assert bool(reply.home) == isinstance(answer, messages.Ready)
+        if isinstance(answer, messages.Lead):
+            assert answer.token not in self.tokens, "a token is given twice"
+            hedge = self.flights.get(claimant.key).hedge
+            assert answer.hedges == (hedge is not None and hedge.claimant is claimant)
+            self.tokens[answer.token] = (claimant.key, claimant.id)
 
     def check(self) -> None:
         """The invariants."""
         flights = list(self.flights)
         assert len({f.key for f in flights}) == len(flights)
         waiting = [w for f in flights for w in f.waiters.values()]
-        assert sorted(w.id for w in waiting) == sorted(self.untold), "a claim is lost, or in two places"
+        assert sorted(w.id for w in waiting) == sorted(self.unanswered), "a claim is lost, or in two places"
         assert all(w.key == f.key for f in flights for w in f.waiters.values())
-        self.leads = {f.key: f.token for f in flights if f.state in (State.LEADING, State.LANDING)}
-        self.hedges = {f.key: f.hedge_token for f in flights if f.hedge is not None}
+        self.leads = {f.key: f.leader.token for f in flights if f.leader is not None}
+        self.hedges = {f.key: f.hedge.token for f in flights if f.hedge is not None}
         for flight in flights:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
@@ -207,25 +209,17 @@ class Server:
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
-        errand = {State.ASKING: self.asking, State.LOOKING: self.looking, State.FETCHING: self.fetching}
-        if flight.state is State.LANDING:
-            assert (flight.key, flight.token) in self.publishing, "nobody will report that it landed"
-        elif flight.state is State.LEADING:
-            assert flight.leader is not None
-            assert self.tokens[flight.token] == (flight.key, flight.leader.id)
-            assert flight.leader.owner not in self.gone, "the leader is dead"
-            assert self.now - flight.led_since <= LIMIT
-        else:
-            assert flight.serial in errand[flight.state], "a flight waits for an errand that nobody runs"
-            assert flight.leader is None
-        if flight.hedge is not None:
-            assert self.tokens[flight.hedge_token] == (flight.key, flight.hedge.id)
-            assert flight.hedge is not flight.leader
-        if flight.hedge_lands:
-            assert (flight.key, flight.hedge_token) in self.publishing, "nobody will report that the hedge's landed"
-        elif flight.hedge is not None:
-            assert flight.hedge.owner not in self.gone, "the hedge is dead"
-            assert self.now - flight.hedge_since <= LIMIT
+        task = {State.ASKING: self.asking, State.LOOKING: self.looking, State.FETCHING: self.fetching}
+        for attempt in flight.attempts():
+            assert self.tokens[attempt.token] == (flight.key, attempt.claimant.id)
+            if attempt.lands:
+                assert (flight.key, attempt.token) in self.publishing, "nobody will report that its files landed"
+            else:
+                assert attempt.claimant.owner not in self.gone, "who compiles is dead"
+                assert self.now - attempt.since <= LIMIT
+        assert len({attempt.token for attempt in flight.attempts()}) == len(flight.attempts())
+        if flight.leader is None:
+            assert flight.serial in task[flight.state], "a flight waits for a task that nobody runs"
         if flight.landed:
             assert flight.leader is not None
             assert not flight.waiters, "somebody waits for what is there"
@@ -243,14 +237,13 @@ class Server:
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
         flights = [
-            ((f.key, f.serial, f.state, tuple(f.waiters), f.landed), (f.leader, f.token, f.led_since))
+            (f.key, f.serial, f.state, tuple(f.waiters), f.landed, copy.copy(f.leader), copy.copy(f.hedge))
             for f in self.flights
         ]
-        hedges = [(f.key, f.hedge, f.hedge_token, f.hedge_lands) for f in self.flights]
-        return flights, hedges, copy.copy(self.flights._failures)
+        return flights, copy.copy(self.flights._failures)
 
     def finish(self) -> None:
-        """Every errand is answered, in the worst way; time passes: then everybody was told, and nothing is left."""
+        """Every task ends in the worst way, and time passes: then every claim was answered, and nothing is left."""
         while self.asking or self.cancelled or self.looking or self.fetching or self.publishing or self.hedging:
             for serial in list(self.hedging):
                 self.hedge(serial, won=True)
@@ -267,7 +260,7 @@ class Server:
             self.tick(max(LIMIT, MAX_WAIT) + 1)
             for serial in list(self.hedging):
                 self.hedge(serial, won=True)
-        assert not self.untold, "somebody was never told"
+        assert not self.unanswered, "a claim was never answered"
         assert not self.held, "a lease is held for ever"
         assert not self.rights, "the right to hedge is held for ever"
         assert not list(self.flights), "a flight never ends"
@@ -438,17 +431,12 @@ def fingerprint(server: Server) -> object:
                 f.serial,
                 f.state,
                 tuple((w.id, w.waits) for w in f.waiters.values()),
-                f.leader and f.leader.id,
-                f.token,
-                f.led_since,
+                [(a and (a.claimant.id, a.token, a.since, a.lands)) for a in (f.leader, f.hedge)],
                 f.manifest,
                 f.waited,
                 f.remote,
-                f.hedge and f.hedge.id,
-                f.hedge_since,
                 f.hedge_due,
                 f.hedge_asked,
-                f.hedge_lands,
                 f.landed,
             )
             for f in server.flights
@@ -478,10 +466,11 @@ def copy_of(server: Server) -> Server:
     flights._flights = {k: copy.copy(f) for k, f in flights._flights.items()}
     for flight in flights._flights.values():
         flight.waiters = dict(flight.waiters)
+        flight.leader, flight.hedge = copy.copy(flight.leader), copy.copy(flight.hedge)
     twin = Server(flights, server.now)
     for name in (
         "claimed",
-        "untold",
+        "unanswered",
         "gone",
         "asking",
         "cancelled",

@@ -1,4 +1,4 @@
-"""What an agent's errands leave in the lease service."""
+"""The leases that an agent's tasks leave in the lease service."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from kcoord.agent import actions as act
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import Errands
-from kcoord.leases.base import Answer, Wait, Watch, Won, within
+from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
 
 KEY, SLOW = "key", 0.05
 
 
-def errands_of(flights: Flights, leases: LocalLeases, told: list[act.Tell] | None = None) -> Errands:
-    """Whose actions are carried out, but for what is told to ranks."""
+def errands_of(flights: Flights, leases: LocalLeases, answered: list[act.Reply] | None = None) -> Errands:
+    """Carries out the actions that follow, but for the answers to ranks."""
 
     def report(actions: list[act.Action]) -> None:
         for action in actions:
-            if not isinstance(action, act.Tell):
+            if not isinstance(action, act.Reply):
                 errands.start(action)
-            elif told is not None:
-                told.append(action)
+            elif answered is not None:
+                answered.append(action)
 
     errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
     return errands
@@ -33,7 +33,7 @@ def slow_flight(flights: Flights, now: float) -> list[act.Action]:
     """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
     for n in (1, 2):
         flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, hedge_after=SLOW), now)
-    flights.lease_answered(KEY, 1, Won(0, coordinated=False), now)
+    flights.lease_answered(KEY, 1, Won(0), now)
     flights.looked(KEY, 1, None, now)
     return flights.tick(now + SLOW)
 
@@ -45,21 +45,21 @@ def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_n
         asked = asyncio.Event()
 
         class Leases(LocalLeases):
-            async def release(self, key: str, token: str) -> bool:
-                released = await super().release(key, token)
+            async def look(self, key: str) -> Ready | Failed | Wait | None:
+                answer = await super().look(key)
                 if key == KEY:
                     asked.set()
-                return released
+                return answer
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
         errands = errands_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
         errands.start(ask)
         await within(10.0, asked.wait())
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
         assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
         await errands.drain(1.0)
 
@@ -71,9 +71,9 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
         granted = asyncio.Event()
 
         class Leases(LocalLeases):
-            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-                answer = await super().acquire(key, token, holder, void=void)
-                if holder != "another node":
+            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+                answer = await super().take(lease, void)
+                if lease.holder != "another node":
                     granted.set()
                     await asyncio.sleep(600)  # the answer is on its way
                 return answer
@@ -87,7 +87,7 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
         await within(10.0, granted.wait())
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
         await errands.drain(0.05)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Won)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
 
     asyncio.run(scenario())
 
@@ -113,16 +113,17 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
             def watch(self, key: str) -> Watch:
                 return Deaf()
 
-            async def release(self, key: str, token: str) -> bool:
-                released = await super().release(key, token)
-                if key == f"{KEY}-hedge":
+            async def release(self, lease: Lease) -> bool:
+                released = await super().release(lease)
+                if lease.key == f"{KEY}-hedge":
                     given_back.set()
                 return released
 
-        leases, told = Leases(15.0, 900.0, 30.0), []
+        leases, answered = Leases(15.0, 900.0, 30.0), []
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases, told)
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Won)
+        errands = errands_of(flights, leases, answered)
+        theirs = await leases.acquire(KEY, "theirs", "another node")
+        assert isinstance(theirs, Lease)
         now = time.monotonic()
         (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
         errands.start(ask)
@@ -130,13 +131,13 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         assert flight is not None
         while not flight.remote:
             await asyncio.sleep(0.01)
-        await leases.ready(KEY, "theirs", "a manifest")
+        await theirs.ready("a manifest")
         await asyncio.sleep(SLOW)
         (ask,) = flights.tick(time.monotonic())
         assert isinstance(ask, act.AskHedge)
         errands.start(ask)
         await within(10.0, given_back.wait())
         await errands.drain(0.05)
-        assert told == []
+        assert answered == []
 
     asyncio.run(scenario())

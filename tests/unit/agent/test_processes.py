@@ -154,4 +154,4 @@ def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_mome
         last_words(node, node.start(), {"op": "attend"})
         with node.wire() as wire:
             wire.hello()
-            assert not wire.ask({"op": "hand_over"})["stays"]
+            assert wire.ask({"op": "hand_over"})["last"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.statistics import Statistics
 from kcoord.errors import LeaseUnavailable
 from kcoord.telemetry.events import Notices
@@ -85,7 +86,7 @@ def test_a_disk_that_hangs_holds_up_neither_statistics_nor_the_end(tmp_path: Pat
         statistics.add("job", {"compiles": 2})
         answer = await asyncio.wait_for(statistics.answer("job"), 20)
         assert answer["counters"]["compiles"] == 2, "its own"
-        await asyncio.wait_for(statistics.drain(0.2), 20)
+        await asyncio.wait_for(Chores(statistics.chores).drain(0.2), 20)
 
     try:
         asyncio.run(scenario())
@@ -109,22 +110,22 @@ def test_what_other_nodes_say_they_counted_spoils_no_sum_and_is_asked_for_once_i
         statistics = Statistics(Ledger(tmp_path, "agent"), "agent", Notices(), share)
         for n in range(20):
             statistics.add(f"job {n}\udcff", {"compiles": 1})
-        statistics.pulse()
+        Chores(statistics.chores).pulse()
         found = await statistics.answer("job 0\udcff")
         assert (found["counters"]["compiles"], found["counters"]["waits"]) == (6, 0)
         asked[-1].encode()
-        await statistics.drain(20)
+        await Chores(statistics.chores).drain(20)
         down.add("dead")
         asked.clear()
         statistics = Statistics(Ledger(tmp_path, "agent"), "agent", Notices(), share)
         assert (await statistics.answer(None))["counters"]["compiles"] == 20
         assert len(asked) == 1
         statistics.add("late", {"compiles": 1})
-        statistics.pulse()
+        Chores(statistics.chores).pulse()
         while len(asked) < 2:
             await asyncio.sleep(0.01)
         down.clear()
-        await statistics.drain(20)
+        await Chores(statistics.chores).drain(20)
         assert asked[-1] == "late", "it is shared when somebody answers again"
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -149,11 +150,11 @@ def test_the_sums_that_are_shared_last_are_the_latest(tmp_path: Path) -> None:
         asked = asyncio.create_task(statistics.answer("job"))
         await begun.wait()
         statistics.add("job", {"compiles": 1})
-        statistics.pulse()
+        Chores(statistics.chores).pulse()
         await asyncio.sleep(0.2)
         slow.set()
         await asked
-        await statistics.drain(20)
+        await Chores(statistics.chores).drain(20)
         assert shared == {"compiles": 2}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -17,7 +17,7 @@ from kcoord.files.faults import (
     fault_of,
 )
 from kcoord.telemetry.events import Notices
-from tests.unit.artifacts.test_store import manifest_of
+from kcoord.testing.stores import manifest_of
 
 CANNOT, BACK = "the store cannot be used", "is back"
 VANISHED = "it has vanished: create it, or mount it"
@@ -331,7 +331,7 @@ def test_those_behind_a_crowd_that_hangs_have_their_turn_if_the_store_answers(
         assert await asyncio.gather(*behind) == ["fetched"] * 20
         assert disk.told == [CANNOT, BACK]
         hold.end()
-        await until(lambda: not disk.shared._stuck)
+        await until(lambda: not disk.shared._io.stuck)
 
     play(tmp_path, scenario)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import os
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +21,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kcoord.agent.metrics.observed import metered_store
+from kcoord.agent.metrics.prometheus import Tally
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
-from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Manifest, Origin
+from kcoord.artifacts.manifest import HOME_PLACEHOLDER, Origin
 from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.artifacts.store_root import MARKER
@@ -33,16 +33,9 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
 from kcoord.keys import CacheKey
+from kcoord.testing.stores import FILES, KEY, OTHER_KEY, StoreConformance, manifest_of, quarantined, staged
 
 _ROOT = Path(__file__).parents[3]
-KEY = CacheKey.of("test", "kernel", source="x")
-OTHER = CacheKey.of("test", "kernel", source="y")
-FILES = {"a.cubin": bytes(range(256)) * 20, "b/c.json": b'{"x": 1}', "empty": b"", "n\u00e4me \u7de8": b"text"}
-
-
-def manifest_of(files: dict[str, bytes] = FILES, key: CacheKey = KEY, host: str = "host") -> Manifest:
-    entries = tuple(FileEntry(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in sorted(files.items()))
-    return Manifest(key, entries, 2.0, Origin(host, 1, 0, "cuda:90#0", 1.7e9))
 
 
 @pytest.fixture
@@ -52,23 +45,15 @@ def opened(tmp_path: Path) -> Store:
     return made
 
 
-def quarantined(opened: Store) -> list[Path]:
-    directory = opened.root / "v1" / "quarantine"
-    return list(directory.iterdir()) if directory.exists() else []
+class TestStore(StoreConformance):
+    make_store = Store
 
 
-def staged(opened: Store) -> list[Path]:
-    return list((opened.root / "v1" / "staging").iterdir())
+class TestMeteredStore(StoreConformance):
+    make_store = metered_store(Tally())
 
 
 # --- opening ---
-
-
-def test_a_store_keeps_its_uuid(tmp_path: Path) -> None:
-    first = Store(tmp_path / "store").open()
-    assert Store(tmp_path / "store").open() == first
-    assert Store(tmp_path / "another").open() != first
-    assert staged(Store(tmp_path / "store")) == []
 
 
 def test_ten_processes_that_open_a_new_store_at_once_agree_on_its_uuid(tmp_path: Path) -> None:
@@ -123,26 +108,7 @@ def test_a_directory_that_is_another_formats_store_is_refused_with_a_remedy(tmp_
     assert "\n" not in str(caught.value)
 
 
-def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="name a directory"):
-        Store(tmp_path / "file" / "store").open()
-
-
 # --- the way there and back ---
-
-
-def test_what_is_published_is_fetched_with_every_byte(opened: Store) -> None:
-    announced = opened.publish(manifest_of(), FILES)
-    fetched = opened.fetch(KEY.digest, announced)
-    assert fetched is not None
-    manifest, contents, stated = fetched
-    assert contents == FILES
-    assert stated == announced
-    assert manifest.files == manifest_of().files
-    assert manifest.compile_seconds == 2.0
-    assert opened.fetch(KEY.digest) == fetched
-    assert staged(opened) == []
 
 
 def test_an_artifact_is_two_files_in_one_directory(opened: Store) -> None:
@@ -157,17 +123,6 @@ def test_what_is_not_there_is_a_miss(opened: Store) -> None:
     assert opened.fetch(KEY.digest, "0" * 64) is None
     opened.home(KEY.digest).parent.mkdir(parents=True)
     assert opened.fetch(KEY.digest) is None
-
-
-def test_the_second_publisher_announces_the_winners_manifest(opened: Store) -> None:
-    first = opened.publish(manifest_of(host="one"), FILES)
-    second = opened.publish(manifest_of({"other": b"bytes"}, host="two"), {"other": b"bytes"})
-    assert second == first
-    fetched = opened.fetch(KEY.digest, second)
-    assert fetched is not None
-    assert fetched[0].origin.host == "one"
-    assert staged(opened) == []
-    assert quarantined(opened) == []
 
 
 def test_the_same_files_make_the_same_payload() -> None:
@@ -191,14 +146,6 @@ def test_a_group_file_travels_through_the_store_to_another_home(opened: Store, t
     assert str(tmp_path).encode() not in fetched[1]["group.json"], "no path of the first node travels"
 
 
-def test_all_manifests_are_listed_and_damaged_ones_left_out(opened: Store) -> None:
-    for n in range(5):
-        opened.publish(manifest_of(key=CacheKey.of("test", f"k{n}")), FILES)
-    (opened.home(CacheKey.of("test", "k3").digest) / "manifest.msgpack").write_bytes(b"junk")
-    (opened.root / "v1" / "objects" / "zz").touch()
-    assert sorted(m.key.name for m in opened.manifests()) == ["k0", "k1", "k2", "k4"]
-
-
 def test_what_vanishes_on_an_nfs_server_while_its_manifest_is_read_is_not_there(
     opened: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,73 +165,6 @@ def test_what_vanishes_on_an_nfs_server_while_its_manifest_is_read_is_not_there(
 
 
 # --- damage ---
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
-
-
-def _append(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-_DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a truncated payload": lambda home: os.truncate(home / "payload.tar.zst", 40),
-    "an empty payload": lambda home: os.truncate(home / "payload.tar.zst", 0),
-    "a longer payload": lambda home: _append(home / "payload.tar.zst"),
-    "a flipped bit": lambda home: _flip(home / "payload.tar.zst"),
-    "a missing payload": lambda home: (home / "payload.tar.zst").unlink(),
-    "a truncated manifest": lambda home: os.truncate(home / "manifest.msgpack", 40),
-    "an empty manifest": lambda home: os.truncate(home / "manifest.msgpack", 0),
-    "another key's manifest": lambda home: (home / "manifest.msgpack").write_bytes(
-        with_payload(manifest_of(key=OTHER), pack(manifest_of(), FILES)).encode()
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", _DAMAGE)
-def test_a_reader_refuses_a_damaged_artifact_and_takes_it_from_nobody(opened: Store, damage: str) -> None:
-    announced = opened.publish(manifest_of(), FILES)
-    _DAMAGE[damage](opened.home(KEY.digest))
-    with pytest.raises(ArtifactInvalid):
-        opened.fetch(KEY.digest, announced)
-    assert quarantined(opened) == []
-    assert opened.home(KEY.digest).exists()
-
-
-@pytest.mark.parametrize("damage", _DAMAGE)
-def test_the_leader_puts_a_damaged_artifact_into_quarantine_and_can_publish_anew(opened: Store, damage: str) -> None:
-    opened.publish(manifest_of(), FILES)
-    _DAMAGE[damage](opened.home(KEY.digest))
-    with pytest.raises(ArtifactInvalid):
-        opened.fetch(KEY.digest)
-    assert len(quarantined(opened)) == 1
-    assert opened.fetch(KEY.digest) is None
-    opened.publish(manifest_of(), FILES)
-    fetched = opened.fetch(KEY.digest)
-    assert fetched is not None
-    assert fetched[1] == FILES
-
-
-@pytest.mark.parametrize("damage", _DAMAGE)
-def test_publishing_over_a_damaged_artifact_replaces_it(opened: Store, damage: str) -> None:
-    opened.publish(manifest_of(host="old"), FILES)
-    _DAMAGE[damage](opened.home(KEY.digest))
-    announced = opened.publish(manifest_of(host="new"), FILES)
-    fetched = opened.fetch(KEY.digest, announced)
-    assert fetched is not None
-    assert fetched[0].origin.host == "new"
-    assert len(quarantined(opened)) == 1
-
-
-def test_another_artifact_than_the_announced_one_will_not_do_and_is_left_alone(opened: Store) -> None:
-    opened.publish(manifest_of(), FILES)
-    with pytest.raises(ArtifactInvalid, match="not the artifact that was announced"):
-        opened.fetch(KEY.digest, "0" * 64)
-    assert quarantined(opened) == []
-    assert opened.fetch(KEY.digest) is not None
 
 
 def test_a_disk_that_cannot_be_read_is_a_fault_of_the_store_and_no_miss(
@@ -504,6 +384,8 @@ def test_lookups_never_list_a_directory(opened: Store, tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
+from kcoord.agent.metrics.observed import metered_store
+from kcoord.agent.metrics.prometheus import Tally
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
 from kcoord.artifacts.store import Store
@@ -523,7 +405,7 @@ assert listed, "the hook hears a listing"
 """
     opened.publish(manifest_of(), FILES)
     done = subprocess.run(
-        [sys.executable, "-c", program, str(opened.root), KEY.digest, OTHER.digest, str(tmp_path / "home")],
+        [sys.executable, "-c", program, str(opened.root), KEY.digest, OTHER_KEY.digest, str(tmp_path / "home")],
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,

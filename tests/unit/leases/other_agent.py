@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Ready, Wait, Won, await_turn, kept_alive
+from kcoord.leases.base import Lease, Ready, Wait, await_turn
 from kcoord.leases.files import FileLeases
+from tests.unit.leases.by_token import ByToken
 
 ROOT = Path(__file__).resolve().parents[3]
 BOUND = 20.0  # seconds
@@ -67,12 +68,12 @@ class OtherAgent:
         self._process.communicate()
 
 
-async def _obey(service: FileLeases, words: list[str]) -> Any:
+async def _obey(service: ByToken, words: list[str]) -> Any:
     command, key, *rest = words
     if command == "acquire":
         return _told(await service.acquire(key, *rest))
     if command == "await":
-        answer = await await_turn(service, key, *rest)
+        answer = await await_turn(service.service, key, *rest)
         return [*_told(answer), time.monotonic()]
     if command == "renew":
         return await service.renew(key, *rest)
@@ -86,29 +87,27 @@ async def _obey(service: FileLeases, words: list[str]) -> Any:
         led = []
         for n in range(int(rest[0])):
             token = f"{os.getpid()}.{n}"
-            assert isinstance(await await_turn(service, key, token, token), Won)
+            lease = await await_turn(service.service, key, token, token)
+            assert isinstance(lease, Lease)
             began = time.monotonic()
             await asyncio.sleep(random.uniform(0.002, 0.01))
             led.append((began, time.monotonic()))
-            await service.release(key, token)
+            await lease.release()
         return led
     assert command == "keep", command  # a lease that is renewed until the process ends
     answer = await service.acquire(key, *rest)
-    _kept.append(kept_alive(service, key, rest[0], service._ttl))
-    await _kept[-1].__aenter__()
+    assert isinstance(answer, Lease)
+    answer.keep_alive(service.service._ttl)  # type: ignore[attr-defined]
     return _told(answer)
 
 
-_kept: list[Any] = []
-
-
 def _told(answer: object) -> list[Any]:
-    facts = {Won: ("fence", "coordinated"), Ready: ("manifest",), Wait: ("holder", "ttl")}.get(type(answer), ())
+    facts = {Lease: ("fence", "holder"), Ready: ("manifest",), Wait: ("holder", "ttl")}.get(type(answer), ())
     return [type(answer).__name__, *(getattr(answer, f) for f in facts)]
 
 
 async def _main(store: Path, ttl: float) -> None:
-    service = FileLeases(store, ttl=ttl, limit=300.0, failure_ttl=30.0)
+    service = ByToken(FileLeases(store, ttl=ttl, limit=300.0, failure_ttl=30.0))
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():

@@ -16,13 +16,12 @@ from kcoord.artifacts.store import Store
 from kcoord.cli import status
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases import failover
-from kcoord.leases.base import Answer, LeaseService, Ready, Wait, Won
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
 from kcoord.leases.failover import Failover
 from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from tests.support.redis_server import RedisServer, one_of_a_cluster
-from tests.unit.leases.conformance import (
+from kcoord.testing.leases import (
     BOUND,
     TTL,
     LeaseConformance,
@@ -30,7 +29,9 @@ from tests.unit.leases.conformance import (
     eventually,
     some_key,
     waiting,
+    won,
 )
+from tests.support.redis_server import RedisServer, one_of_a_cluster
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
 
@@ -80,7 +81,7 @@ def test_the_breaker_opens_once_with_one_line_and_the_second_service_serves(redi
             assert service.name == "Redis"
             redis_server.kill()
             answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
-            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(isinstance(a, Lease) for a in answers) == 1
             assert sum(isinstance(a, Wait) for a in answers) == 19
             assert service.open
             assert service.name == "this node"
@@ -97,11 +98,11 @@ def test_a_silent_redis_costs_one_claim_seconds_and_the_next_ones_nothing(redis_
         async with failover_at(redis_server.url, []) as service:
             redis_server.pause()
             began = time.monotonic()
-            assert isinstance(await service.acquire("k", "a", "host"), Won)  # this one pays for finding out
+            await won(service, "k")  # this one pays for finding out
             assert time.monotonic() - began < 5.0
             began = time.monotonic()
             for n in range(100):
-                assert isinstance(await service.acquire(f"k{n}", "a", "host"), Won)
+                await won(service, f"k{n}")
             assert time.monotonic() - began < 1.0
             redis_server.resume()
 
@@ -116,13 +117,13 @@ def test_the_breaker_closes_when_the_server_is_back_and_may_open_again(redis_ser
             for round_ in (1, 2):
                 redis_server.kill()
                 key = some_key()
-                assert isinstance(await service.acquire(key, "a", "host"), Won)
+                await won(service, key)
                 assert service.open
                 redis_server.start()
                 await until(service, is_open=False)
                 assert len(lines) == 2 * round_
                 assert "is back" in lines[-1]
-                await service.ready(key, "a", "m")
+                await service.held[key, "a"].ready("m")
                 assert redis_server.command("EXISTS", f"kcoord:test:lease:{key}") == b":1\r\n"
 
     bounded(scenario())
@@ -134,7 +135,7 @@ def test_the_breaker_stays_open_while_the_server_is_away(redis_server: RedisServ
         lines: list[str] = []
         async with failover_at(redis_server.url, lines) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host")
+            await won(service, "k")
             began = time.monotonic()
             while time.monotonic() - began < 0.5:  # several probes
                 assert service.open
@@ -147,10 +148,10 @@ def test_the_breaker_stays_open_while_the_server_is_away(redis_server: RedisServ
 def test_a_waiter_goes_over_to_the_second_service(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with failover_at(redis_server.url, []) as service:
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             waiter = await waiting(service, "k", "b")
             redis_server.kill()
-            assert isinstance(await asyncio.wait_for(waiter, BOUND), Won)  # the second knows nothing of a
+            assert isinstance(await asyncio.wait_for(waiter, BOUND), Lease)  # the second knows nothing of a
 
     bounded(scenario())
 
@@ -159,10 +160,10 @@ def test_waiters_of_the_second_service_are_woken_at_once(redis_server: RedisServ
     async def scenario() -> None:
         async with failover_at(redis_server.url, []) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             waiter = await waiting(service, "k", "b")
             began = time.monotonic()
-            await service.ready("k", "a", "m")
+            await service.held["k", "a"].ready("m")
             assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
             assert time.monotonic() - began < 1.5
 
@@ -172,11 +173,11 @@ def test_waiters_of_the_second_service_are_woken_at_once(redis_server: RedisServ
 def test_a_lease_is_not_called_lost_because_redis_is(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with failover_at(redis_server.url, []) as service:
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             redis_server.kill()
-            assert await service.renew("k", "a")
+            assert await service.held["k", "a"].renew()
             assert service.open
-            assert await service.renew("k", "a")
+            assert await service.held["k", "a"].renew()
 
     bounded(scenario())
 
@@ -185,10 +186,10 @@ def test_a_lease_of_the_second_service_is_kept_by_renewing(redis_server: RedisSe
     async def scenario() -> None:
         async with failover_at(redis_server.url, [], ttl=TTL) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             began = time.monotonic()
             while time.monotonic() - began < 1.7 * TTL:
-                assert await service.renew("k", "a")
+                assert await service.held["k", "a"].renew()
                 assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
                 await asyncio.sleep(TTL / 10)
 
@@ -200,13 +201,13 @@ def test_a_lease_that_was_taken_meanwhile_is_known_to_redis_when_it_is_back(redi
     async def scenario() -> None:
         async with failover_at(redis_server.url, []) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             redis_server.start()
             await until(service, is_open=False)
-            assert await service.renew("k", "a")
+            assert await service.held["k", "a"].renew()
             assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
-            assert await service.release("k", "a")
-            await eventually(lambda: service.acquire("k", "b", "host-b"), Won)
+            assert await service.held["k", "a"].release()
+            await eventually(lambda: service.acquire("k", "b", "host-b"), Lease)
 
     bounded(scenario())
 
@@ -223,23 +224,23 @@ def test_what_has_ended_while_redis_hung_keeps_nobody_waiting_when_it_is_back(
     async def scenario() -> None:
         other = RedisLeases(redis_server.url, "kcoord:test", **_TIMES)
         async with failover_at(redis_server.url, []) as service:
-            await service.acquire("before", "a", "host-a")
+            await won(service, "before")
             if leased == "before it hung":
-                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+                await won(service, "k")
                 redis_server.pause()
-                await service.release("before", "a")  # finds out
+                await service.held["before", "a"].release()  # finds out
             elif leased == "after nobody waited for it":
                 redis_server.pause()
-                assert isinstance(await service.acquire("k", "a", "host-a"), Won)
+                await won(service, "k")
             else:
                 redis_server.pause()
-                await service._second.ready("k", "b", "m")
+                await service._second.ready("k", "m")
                 assert await service.acquire("k", "a", "host-a") == Ready("m")
             if "ready" not in leased:
-                await service.release("k", "a")
+                await service.held["k", "a"].release()
             redis_server.resume()
             await until(service, is_open=False)
-            assert isinstance(await other.acquire("k", "c", "host-c"), Won)
+            await won(other, "k", "c")
         await other.close()
 
     bounded(scenario())
@@ -266,8 +267,8 @@ def test_one_server_of_a_redis_cluster_is_not_used_and_not_tried_by_each_key_ane
             while not service.open:
                 assert time.monotonic() < deadline
                 key = some_key()
-                assert isinstance(await service.acquire(key, "a", "host"), Won)
-                await service.release(key, "a")
+                await won(service, key)
+                await service.held[key, "a"].release()
             while len(probes) < 20:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
@@ -284,7 +285,7 @@ def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer
         before = asyncio.all_tasks()
         async with failover_at(redis_server.url, []) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             assert asyncio.all_tasks() > before
         assert asyncio.all_tasks() == before
 
@@ -302,15 +303,15 @@ class Ill(LocalLeases):
         if self.fails == "ping":
             raise ZeroDivisionError("ping")
 
-    async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+    async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         if self.fails:
             raise LeaseUnavailable("it is ill")
-        return await super().acquire(key, token, holder, void=void)
+        return await super().take(lease, void)
 
-    async def renew(self, key: str, token: str) -> bool:
+    async def renew(self, lease: Lease) -> bool:
         if self.fails == "renew":
             raise ZeroDivisionError("renew")
-        return await super().renew(key, token)
+        return await super().renew(lease)
 
 
 @pytest.mark.usefixtures("soon")
@@ -320,7 +321,7 @@ def test_an_error_in_a_probe_is_told_and_the_first_service_is_used_again_all_the
         first = Ill(**_TIMES)
         service = Failover(first, LocalLeases(**_TIMES), lines.append)
         first.fails = "ping"
-        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        await won(service, "k")
         while first.asked < 3:
             await asyncio.sleep(0.01)
         assert service.open
@@ -328,7 +329,7 @@ def test_an_error_in_a_probe_is_told_and_the_first_service_is_used_again_all_the
         first.fails = ""
         await until(service, is_open=False)
         first.fails = "ping"
-        await service.acquire("k2", "a", "host")
+        await won(service, "k2")
         before = asyncio.all_tasks()
         await service.close()
         assert len(asyncio.all_tasks()) < len(before), "its probe ends with it"
@@ -342,11 +343,11 @@ def test_an_error_in_making_leases_known_is_told_and_holds_up_no_command() -> No
         lines: list[str] = []
         first, second = Ill(**_TIMES), Ill(**_TIMES)
         service = Failover(first, second, lines.append)
-        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        await won(service, "k")
         first.fails = "ping"
         second.fails = "renew"
         with pytest.raises(LeaseUnavailable):
-            await service.acquire("k2", "a", "host")
+            await won(service, "k2")
         assert any("please report it: ZeroDivisionError: renew" in line for line in lines)
         first.fails = second.fails = ""
         await until(service, is_open=False)
@@ -374,7 +375,7 @@ def test_an_error_in_the_trial_of_a_redis_is_told_and_the_next_lease_tries_it_ag
             while not lines:
                 await asyncio.sleep(0.01)
         assert "please report it: ZeroDivisionError: ping" in lines[0]
-        assert isinstance(await service.acquire("k", "a", "host"), Won)
+        await won(service, "k")
         await service.close()
 
     bounded(scenario())
@@ -416,14 +417,14 @@ def test_without_redis_agents_coordinate_by_lease_files(redis_server: RedisServe
         lines: list[str] = []
         async with chain_at(redis_server.url, store, lines) as one, chain_at(redis_server.url, store, []) as other:
             redis_server.kill()
-            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            await won(one, "k")
             assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
             assert one.name == "lease files"
             assert len(lines) == 1
             assert "Redis cannot be used" in lines[0]
             assert lines[0].endswith("coordination is by lease files")
             waiter = await waiting(other, "k", "b")
-            await one.ready("k", "a", "m")
+            await one.held["k", "a"].ready("m")
             assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
 
     bounded(scenario())
@@ -435,16 +436,16 @@ def test_what_an_agent_holds_is_made_known_in_lease_files_as_soon_as_redis_is_lo
     async def scenario() -> None:
         async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
             for key in ("held", "ended"):
-                assert isinstance(await one.acquire(key, "a", "host-a"), Won)
-            await one.release("ended", "a")
+                await won(one, key)
+            await one.held["ended", "a"].release()
             redis_server.kill()
-            await one.acquire("another", "a", "host-a")  # finds out
+            await won(one, "another")  # finds out
             await until_there(store, "held")
             assert isinstance(await other.acquire("held", "b", "host-b"), Wait)
-            assert isinstance(await other.acquire("ended", "b", "host-b"), Won)
-            assert await one.renew("held", "a")
-            assert await one.release("held", "a")
-            assert isinstance(await other.acquire("held", "b", "host-b"), Won)
+            await won(other, "ended", "b")
+            assert await one.held["held", "a"].renew()
+            assert await one.held["held", "a"].release()
+            await won(other, "held", "b")
 
     bounded(scenario())
 
@@ -455,7 +456,7 @@ def test_redis_that_is_back_costs_no_second_leader(redis_server: RedisServer, st
     async def scenario() -> None:
         async with chain_at(redis_server.url, store, []) as one, chain_at(redis_server.url, store, []) as other:
             redis_server.kill()
-            assert isinstance(await one.acquire("k", "a", "host-a"), Won)
+            await won(one, "k")
             assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
             redis_server.start()
             started, after = time.monotonic(), 0
@@ -465,8 +466,8 @@ def test_redis_that_is_back_costs_no_second_leader(redis_server: RedisServer, st
                 after += not (one.open or other.open)
                 await asyncio.sleep(0.02)
             assert one.name == other.name == "Redis"
-            assert await one.renew("k", "a")
-            await one.ready("k", "a", "m")
+            assert await one.held["k", "a"].renew()
+            await one.held["k", "a"].ready("m")
             assert markers(store) == [], "a lease was left in the files"
             assert await other.acquire("k", "b", "host-b") == Ready("m")
 
@@ -478,16 +479,16 @@ def test_a_lease_that_went_back_to_redis_ends_in_the_files_by_its_ttl(redis_serv
     async def scenario() -> None:
         async with chain_at(redis_server.url, store, [], ttl=1.0) as service:
             redis_server.kill()
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             redis_server.start()
             deadline = time.monotonic() + BOUND
             while markers(store) or service.open:
-                assert await service.renew("k", "a")
+                assert await service.held["k", "a"].renew()
                 assert time.monotonic() < deadline, "the files still have it"
                 await asyncio.sleep(0.05)
             assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
             redis_server.kill()
-            assert await service.renew("k", "a")
+            assert await service.held["k", "a"].renew()
             await until_there(store, "k")  # Redis lost once more: and made known once more
 
     bounded(scenario())
@@ -504,7 +505,7 @@ def test_who_finds_redis_back_first_leaves_time_for_the_others_to_make_their_lea
                 service._trip(LeaseUnavailable("its cable was pulled, and is back"))
                 await asyncio.sleep(0)  # its probe begins
             key = some_key()
-            assert isinstance(await one.acquire(key, "a", "host-a"), Won)
+            await won(one, key)
             deadline = time.monotonic() + BOUND
             while one.open or other.open:
                 assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
@@ -538,16 +539,16 @@ def test_while_agents_come_back_to_redis_one_by_one_they_give_no_key_to_two(
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             here, there = some_key(), some_key()
-            assert isinstance(await one.acquire(here, "a", "host-a"), Won)
+            await won(one, here)
             assert isinstance(await other.acquire(here, "b", "host-b"), Wait)
-            assert isinstance(await other.acquire(there, "b", "host-b"), Won)
+            await won(other, there, "b")
             assert isinstance(await one.acquire(there, "a", "host-a"), Wait)
             assert other.open
             assert there in markers(store), "others may still look there"
             assert here not in markers(store), "what the other one has been refused it does not keep"
-            await one.ready(here, "a", "m")
+            await one.held[here, "a"].ready("m")
             assert await other.acquire(here, "b", "host-b") == Ready("m")
-            await other.ready(there, "b", "m")
+            await other.held[there, "b"].ready("m")
             assert await one.acquire(there, "a", "host-a") == Ready("m")
             come_back.set()
 
@@ -566,18 +567,18 @@ def test_a_waiter_follows_from_redis_to_the_files_and_back(redis_server: RedisSe
                     assert time.monotonic() < deadline, "the waiter watches the wrong service"
                     await asyncio.sleep(0.01)
 
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             waiter = await waiting(service, "k", "b")
             await until_watched(in_files=False)
             redis_server.kill()
-            await service.acquire("another", "a", "host-a")
+            await won(service, "another")
             await until_there(store, "k")
             await until_watched(in_files=True)
             redis_server.start()
             await until(service, is_open=False)
             await until_watched(in_files=False)
             assert not waiter.done()
-            await service.ready("k", "a", "m")
+            await service.held["k", "a"].ready("m")
             assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
 
     bounded(scenario())
@@ -595,7 +596,7 @@ def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: RedisSer
             redis_server.kill()
             (store / "v1").rename(store / "away")
             answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
-            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(isinstance(a, Lease) for a in answers) == 1
             assert service.name == "this node"
             assert len(lines) == 2
             assert "lease files cannot be used" in lines[1]

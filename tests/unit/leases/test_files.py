@@ -21,13 +21,11 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
-from kcoord.files import patience as file_threads
-from kcoord.leases import lease_files
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn
+from kcoord.leases import file_threads, lease_files
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, await_turn
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles
-from tests.support.interpose import Interposer
-from tests.unit.leases.conformance import (
+from kcoord.testing.leases import (
     BOUND,
     TTL,
     LeaseConformance,
@@ -35,7 +33,9 @@ from tests.unit.leases.conformance import (
     eventually,
     some_key,
     waiting,
+    won,
 )
+from tests.support.interpose import Interposer
 from tests.unit.leases.other_agent import OtherAgent
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
@@ -103,7 +103,7 @@ def test_processes_lead_one_after_the_other_and_never_two_at_once(store: Path) -
 
 def test_ready_reaches_waiters_in_other_processes(store: Path) -> None:
     with OtherAgent(store) as leader, OtherAgent(store) as waiter:
-        assert leader.ask("acquire", _KEY, "a", "host-a")[0] == "Won"
+        assert leader.ask("acquire", _KEY, "a", "host-a")[0] == "Lease"
         assert waiter.ask("acquire", _KEY, "b", "host-b")[:2] == ["Wait", socket.gethostname()]
         waiter.start("await", _KEY, "b", "host-b")
         leader.ask("ready", _KEY, "a", "m")
@@ -113,11 +113,11 @@ def test_ready_reaches_waiters_in_other_processes(store: Path) -> None:
 
 def test_a_killed_holder_on_this_host_is_followed_long_before_its_ttl(store: Path) -> None:
     with OtherAgent(store, ttl=60.0) as holder, OtherAgent(store, ttl=60.0) as waiter:
-        assert holder.ask("keep", _KEY, "a", "host-a")[0] == "Won"
+        assert holder.ask("keep", _KEY, "a", "host-a")[0] == "Lease"
         waiter.start("await", _KEY, "b", "host-b")
         killed = holder.signal(signal.SIGKILL)
         kind, _, _, moment = waiter.answer()
-        assert kind == "Won"
+        assert kind == "Lease"
         assert moment - killed < BOUND
         assert waiter.ask("release", _KEY, "b")
     assert not litter(store)
@@ -132,7 +132,7 @@ def test_a_holder_whose_host_has_vanished_is_followed_when_its_ttl_has_run_out(s
             waits: list[Wait] = []
             answer = await asyncio.wait_for(await_turn(service, key, "b", "host-b", on_wait=waits.append), BOUND)
             took = time.monotonic() - began
-            assert isinstance(answer, Won)
+            assert isinstance(answer, Lease)
             assert waits[0].holder == "vanished"
             assert took > ttl
             return took
@@ -155,9 +155,9 @@ def test_a_vanished_holder_is_followed_where_names_cannot_be_exchanged(
     async def scenario() -> None:
         async with leases_in(store, ttl=TTL) as service:
             path_of(store, "lease").write_bytes(marker_of_another_host(TTL))
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Won)
-            assert await service.renew(_KEY, "b")
-            await service.release(_KEY, "b")
+            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
+            assert await service.held[_KEY, "b"].renew()
+            await service.held[_KEY, "b"].release()
         assert not litter(store)
 
     bounded(scenario())
@@ -173,7 +173,7 @@ def test_a_stopped_holder_is_followed_a_ttl_after_its_last_heartbeat_and_its_lat
         age = time.time() - path_of(store, "lease").stat().st_mtime
         stopped = time.monotonic()
         kind, _, _, moment = waiter.answer()
-        assert kind == "Won"
+        assert kind == "Lease"
         assert moment - stopped + age > ttl - 0.1, "a holder was robbed whose lease had not run out"
         holder.signal(signal.SIGCONT)
         assert holder.ask("renew", _KEY, "a") is False
@@ -230,7 +230,7 @@ def test_a_lease_that_its_process_does_not_renew_ends_for_other_processes_too(st
     """filelock's heartbeat would go on for ever."""
     with OtherAgent(store, TTL) as holder, OtherAgent(store, TTL) as waiter:
         holder.ask("acquire", _KEY, "a", "host-a")
-        assert waiter.ask("await", _KEY, "b", "host-b")[0] == "Won"
+        assert waiter.ask("await", _KEY, "b", "host-b")[0] == "Lease"
         assert holder.ask("renew", _KEY, "a") is False
 
 
@@ -323,7 +323,7 @@ def test_what_was_leased_elsewhere_is_taken_by_its_first_renewal(store: Path) ->
         assert other.ask("renew", _KEY, "b") is False
         assert one.ask("release", _KEY, "a") is True
         assert one.ask("renew", _KEY, "a") is False, "a token that gave its lease up took it again"
-        assert other.ask("acquire", _KEY, "b", "host-b")[0] == "Won"
+        assert other.ask("acquire", _KEY, "b", "host-b")[0] == "Lease"
 
 
 def test_a_marker_that_somebody_removed_is_made_again_by_its_holder(store: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_dead_holder_with_another_ttl_is_waited_out(store: Path) -> None:
         async with leases_in(store, ttl=TTL) as service:
             began = time.monotonic()
             path_of(store, "lease").write_bytes(marker_of_another_host(2 * TTL))
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Won)
+            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
             assert time.monotonic() - began > 2 * TTL
 
     bounded(scenario())
@@ -396,11 +396,11 @@ def test_garbage_in_a_markers_place_holds_its_key_up_for_a_ttl_and_no_other(stor
             path = path_of(store, "lease")
             _GARBAGE[name](path)
             other = _KEY[:2] + some_key()
-            assert isinstance(await service.acquire(other, "a", "host-a"), Won)
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Won)
+            await won(service, other)
+            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
             assert isinstance(await service.acquire(_KEY, "c", "host-c"), Wait)
-            await service.release(_KEY, "b")
-            assert isinstance(await service.acquire(_KEY, "c", "host-c"), Won)
+            await service.held[_KEY, "b"].release()
+            await won(service, _KEY, "c")
 
     bounded(scenario())
     assert not path_of(store, "lease").exists()
@@ -413,10 +413,10 @@ def test_garbage_in_an_outcomes_place_is_no_outcome_and_is_replaced(store: Path,
     async def scenario() -> None:
         async with leases_in(store) as service:
             _GARBAGE[name](path_of(store, "outcome"))
-            assert isinstance(await service.acquire(_KEY, "b", "host-b"), Won)
+            await won(service, _KEY, "b")
             assert not os.path.lexists(path_of(store, "outcome"))
             _GARBAGE[name](path_of(store, "outcome", some_other := _KEY[:2] + some_key()))
-            await service.ready(some_other, "b", "m")
+            await service.ready(some_other, "m")
             assert await service.acquire(some_other, "c", "host-c") == Ready("m")
 
     bounded(scenario())
@@ -428,11 +428,12 @@ def test_a_directory_in_a_markers_place_leaves_its_key_uncoordinated_and_no_othe
             path_of(store, "lease").mkdir()
             for token in ("a", "b"):
                 answer = await service.acquire(_KEY, token, "host")
-                assert isinstance(answer, Won)
-                assert not answer.coordinated
-                assert not await service.renew(_KEY, token)
-                assert not await service.release(_KEY, token)
-            await service.ready(_KEY, "a", "m")
+                assert isinstance(answer, Lease)
+                assert not answer.fence
+                assert not await answer.renew()
+                assert not await answer.release()
+            assert not service.held
+            await service.ready(_KEY, "m")
             assert await service.acquire(_KEY, "c", "host") == Ready("m")
 
     bounded(scenario())
@@ -442,10 +443,10 @@ def test_a_directory_in_an_outcomes_place_keeps_the_news_from_others_and_nothing
     async def scenario() -> None:
         async with leases_in(store) as service:
             (path_of(store, "outcome") / "full").mkdir(parents=True)
-            assert isinstance(await service.acquire(_KEY, "a", "host-a"), Won)
+            await won(service, _KEY)
             waiter = await waiting(service, _KEY, "b")
-            await service.ready(_KEY, "a", "m")
-            assert isinstance(await asyncio.wait_for(waiter, BOUND), Won)
+            await service.ready(_KEY, "m")
+            assert isinstance(await asyncio.wait_for(waiter, BOUND), Lease)
         assert not litter(store)
 
     bounded(scenario())
@@ -454,10 +455,10 @@ def test_a_directory_in_an_outcomes_place_keeps_the_news_from_others_and_nothing
 def test_a_failure_is_forgotten_by_the_file_systems_clock_and_its_file_removed(store: Path) -> None:
     async def scenario() -> None:
         async with leases_in(store) as service:
-            await service.acquire(_KEY, "a", "host-a")
-            await service.fail(_KEY, "a", "log", "where")
+            await won(service, _KEY)
+            await service.held[_KEY, "a"].fail("log", "where")
             path = path_of(store, "outcome")
-            for moment, kind in ((time.time() - 29, Failed), (time.time() + 29, Failed), (time.time() - 31, Won)):
+            for moment, kind in ((time.time() - 29, Failed), (time.time() + 29, Failed), (time.time() - 31, Lease)):
                 os.utime(path, (moment, moment))
                 assert isinstance(await service.acquire(_KEY, "b", "host-b"), kind)
             assert not path.exists()
@@ -509,7 +510,7 @@ def test_a_holder_that_stopped_is_followed_after_its_ttl_and_no_sooner_however_t
         there.clock(step - STEP)  # which was STEP behind
         waiter.start("await", _KEY, "b", "host-b")
         kind, _, _, moment = waiter.answer()
-        assert kind == "Won"
+        assert kind == "Lease"
         assert moment - stopped > TTL / 2
         holder.signal(signal.SIGCONT)
 
@@ -529,7 +530,7 @@ def test_a_lease_that_its_process_does_not_renew_ends_however_its_host_s_clock_i
     with OtherAgent(store, TTL, **here.environ) as holder, OtherAgent(store, TTL, **there.environ) as waiter:
         holder.ask("acquire", _KEY, "a", "host-a")
         here.clock(STEP + step)
-        assert waiter.ask("await", _KEY, "b", "host-b")[0] == "Won"
+        assert waiter.ask("await", _KEY, "b", "host-b")[0] == "Lease"
         assert holder.ask("renew", _KEY, "a") is False
 
 
@@ -541,13 +542,13 @@ def test_a_marker_that_could_not_be_removed_holds_its_key_up_for_a_ttl_and_no_lo
 ) -> None:
     with OtherAgent(store, TTL, **interposer.environ) as holder, OtherAgent(store, TTL) as other:
         for next_ in (other, holder):
-            assert holder.ask("acquire", _KEY, "a", "host-a")[0] == "Won"
+            assert holder.ask("acquire", _KEY, "a", "host-a")[0] == "Lease"
             fault = interposer.fail("unlink", below=path_of(store, "lease"), error=errno.EIO)
             assert holder.ask("release", _KEY, "a") is True
             assert fault.hits
             assert path_of(store, "lease").exists()
             assert next_.ask("acquire", _KEY, "b", "host-b")[0] == "Wait"
-            assert next_.ask("await", _KEY, "b", "host-b")[0] == "Won"
+            assert next_.ask("await", _KEY, "b", "host-b")[0] == "Lease"
             fault.end()
             assert next_.ask("release", _KEY, "b") is True
             assert not path_of(store, "lease").exists()
@@ -559,7 +560,7 @@ def test_a_lease_that_could_not_be_touched_for_most_of_its_ttl_is_kept_by_renewi
 ) -> None:
     """filelock's heartbeat gives up then, and would leave the marker to whoever comes when the TTL has run out."""
     with OtherAgent(store, TTL, **interposer.environ) as holder, OtherAgent(store, TTL) as other:
-        assert holder.ask("keep", _KEY, "a", "host-a")[0] == "Won"
+        assert holder.ask("keep", _KEY, "a", "host-a")[0] == "Lease"
         fault = interposer.fail("utime", below=path_of(store, "lease"), error=errno.EIO)
         deadline = time.monotonic() + BOUND
         while fault.hits < 2:
@@ -586,7 +587,7 @@ def test_a_file_system_that_refuses_is_told_with_the_remedy_and_used_again_later
     store: Path, interposer: Interposer, call: str, error: int, remedy: str
 ) -> None:
     with OtherAgent(store, **interposer.environ) as agent:
-        assert agent.ask("acquire", _KEY, "a", "host")[0] == "Won"
+        assert agent.ask("acquire", _KEY, "a", "host")[0] == "Lease"
         fault = interposer.fail(call, below=store / "v1", error=error)
         for command in (("acquire", "cd" * 32, "a", "host"), ("ready", "cd" * 32, "a", "m")):
             kind, why, _ = agent.ask(*command)
@@ -595,7 +596,7 @@ def test_a_file_system_that_refuses_is_told_with_the_remedy_and_used_again_later
             assert "\n" not in why
         fault.end()
         assert agent.ask("ping", "-") is None
-        assert agent.ask("acquire", "cd" * 32, "a", "host")[0] == "Won"
+        assert agent.ask("acquire", "cd" * 32, "a", "host")[0] == "Lease"
         assert agent.ask("release", "cd" * 32, "a")
         assert agent.ask("release", _KEY, "a")
     assert not litter(store)
@@ -622,7 +623,7 @@ def test_a_file_system_that_hangs_is_given_up_within_seconds_and_a_late_lease_gi
         assert took < 5.0
         stall.end()
         assert agent.ask("release", _KEY, "a") is False  # after the one that hangs
-        assert other.ask("await", _KEY, "b", "host")[0] == "Won", "the late lease was not given back"
+        assert other.ask("await", _KEY, "b", "host")[0] == "Lease", "the late lease was not given back"
 
 
 @pytest.fixture
@@ -663,7 +664,7 @@ def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hangi
             assert len(service._tasks) == hanging_now
             assert sum(t.name.startswith("lease-files") for t in threading.enumerate()) <= 8
             hanging.set()
-            await eventually(lambda: patiently(service), Won)
+            await eventually(lambda: patiently(service), Lease)
             while service._tasks:
                 await asyncio.sleep(0.01)
             assert [p for p in litter(store) if "/k" in p] == [], "a lease that nobody wanted any more was kept"
@@ -706,11 +707,11 @@ def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, 
 def test_the_memory_of_keys_that_were_asked_for_is_bounded(store: Path) -> None:
     async def scenario() -> None:
         async with leases_in(store) as service:
-            await service.acquire(_KEY, "a", "host")
+            await won(service, _KEY)
             for n in range(1100):
-                await service.ready(f"k{n}", "a", "m")
+                await service.ready(f"k{n}", "m")
             assert len(service._keys) <= 1001
-            assert await service.renew(_KEY, "a"), "a lease was forgotten"
+            assert await service.held[_KEY, "a"].renew(), "a lease was forgotten"
 
     bounded(scenario())
 

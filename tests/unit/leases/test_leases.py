@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive, within
+from kcoord.leases.base import Lease, LeaseService, Ready, Wait, await_turn, within
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from tests.support.redis_server import RedisServer
-from tests.unit.leases.conformance import (
+from kcoord.testing.leases import (
     BOUND,
     TTL,
     LeaseConformance,
@@ -23,7 +22,9 @@ from tests.unit.leases.conformance import (
     eventually,
     some_key,
     waiting,
+    won,
 )
+from tests.support.redis_server import RedisServer
 
 _ANSWERS_WITHIN = 5.0  # seconds; a dead or silent server is told apart from a slow one by then
 _REFUSED_WITHIN = 1.0
@@ -45,11 +46,11 @@ class TestLocalLeasesByTheClock:
         async def scenario() -> None:
             now = [0.0]
             service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             now[0] = 14.999
             assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
             now[0] = 15.0
-            assert isinstance(await service.acquire("k", "b", "host-b"), Won)
+            await won(service, "k", "b")
 
         bounded(scenario())
 
@@ -57,16 +58,16 @@ class TestLocalLeasesByTheClock:
         async def scenario() -> None:
             now = [0.0]
             service = LocalLeases(15.0, 40.0, 30.0, clock=lambda: now[0])
-            await service.acquire("k", "a", "host-a")
+            a = await won(service, "k")
             for moment in (10.0, 20.0, 30.0, 39.0):
                 now[0] = moment
-                assert await service.renew("k", "a")
+                assert await a.renew()
             answer = await service.acquire("k", "b", "host-b")
             assert isinstance(answer, Wait)
             assert answer.ttl == pytest.approx(1.0)
             now[0] = 40.0
-            assert not await service.renew("k", "a")
-            assert isinstance(await service.acquire("k", "b", "host-b"), Won)
+            assert not await a.renew()
+            await won(service, "k", "b")
 
         bounded(scenario())
 
@@ -74,9 +75,9 @@ class TestLocalLeasesByTheClock:
         async def scenario() -> None:
             now = [0.0]
             service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
-            await service.acquire("k", "a", "host-a")
+            a = await won(service, "k")
             now[0] = 20.0
-            assert await service.renew("k", "a")
+            assert await a.renew()
             assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
 
         bounded(scenario())
@@ -85,9 +86,9 @@ class TestLocalLeasesByTheClock:
         async def scenario() -> None:
             service = LocalLeases(15.0, 900.0, 30.0)
             for n in range(10_050):
-                await service.ready(f"k{n}", "a", "m")
+                await service.ready(f"k{n}", "m")
             assert len(service._outcomes) == 10_000
-            assert isinstance(await service.acquire("k0", "b", "host"), Won)
+            await won(service, "k0", "b")
             assert await service.acquire("k10049", "b", "host") == Ready("m")
 
         bounded(scenario())
@@ -152,17 +153,17 @@ class TestRedisLeases(LeaseConformance):
     async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
         async with leases_at(self.shared_redis.url, f"kcoord:{uuid.uuid4().hex}", **times) as service:
             yield service
-            assert not service._news._events, "a watch was left behind"
+            assert not service._subscriptions._events, "a watch was left behind"
 
 
 def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
             key = some_key()
-            await one.acquire(key, "a", "host-a")
+            a = await won(one, key)
             waiter = await waiting(other, key, "b")
             began = time.monotonic()
-            await one.ready(key, "a", "m")
+            await a.ready("m")
             assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
             assert time.monotonic() - began < 1.5
 
@@ -173,8 +174,8 @@ def test_namespaces_are_kept_apart(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url, "kcoord:one") as one, leases_at(shared_redis.url, "kcoord:two") as two:
             key = some_key()
-            assert isinstance(await one.acquire(key, "a", "host-a"), Won)
-            assert isinstance(await two.acquire(key, "b", "host-b"), Won)
+            await won(one, key)
+            await won(two, key, "b")
 
     bounded(scenario())
 
@@ -184,8 +185,8 @@ def test_the_fence_grows_over_flushall_and_over_an_empty_restart(redis_server: R
         async with leases_at(redis_server.url) as service:
             key, fences = some_key(), []
             for disturb in (lambda: redis_server.command("FLUSHALL"), redis_server.restart, lambda: None):
-                won = await eventually(lambda: patiently(service, key), Won)
-                fences.append(won.fence)
+                lease = await eventually(lambda: patiently(service, key), Lease)
+                fences.append(lease.fence)
                 disturb()
             assert fences[0] < fences[1] < fences[2]
 
@@ -202,16 +203,15 @@ def test_a_living_holder_takes_its_lease_again_after_flushall(shared_redis: Redi
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
             key = some_key()
-            won = await service.acquire(key, "a", "host-a")
+            a = await won(service, key)
             shared_redis.command("FLUSHALL")
-            assert await service.renew(key, "a")
+            assert await a.renew()
             answer = await service.acquire(key, "b", "host-b")
             assert isinstance(answer, Wait)
             assert answer.holder == "host-a"
             again = await service.acquire(key, "a", "host-a")
-            assert isinstance(won, Won)
-            assert isinstance(again, Won)
-            assert again.fence > won.fence
+            assert isinstance(again, Lease)
+            assert again.fence > a.fence
 
     bounded(scenario())
 
@@ -220,11 +220,11 @@ def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
             key = some_key()
-            assert isinstance(await service.acquire(key, "a", "host-a"), Won)
+            a = await won(service, key)
             for command in (
-                lambda: service.renew(key, "a"),
+                lambda: a.renew(),
                 lambda: service.acquire(key, "b", "host-b"),
-                lambda: service.fail(key, "a", "log", "where"),
+                lambda: a.fail("log", "where"),
             ):
                 shared_redis.command("SCRIPT", "FLUSH")
                 assert await command()
@@ -235,7 +235,8 @@ def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer
 def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(redis_server.url) as service:
-            await service.acquire("k", "other", "host")
+            await won(service, "k", "other")
+            held, failing, released = [await won(service, key) for key in ("held", "failing", "released")]
 
             async def outcome(command: Awaitable[object]) -> tuple[type[BaseException] | None, bool]:
                 began = time.monotonic()
@@ -248,10 +249,11 @@ def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_serve
             redis_server.pause()
             commands = {
                 "acquire": service.acquire("k", "a", "host"),
-                "renew": service.renew("k", "a"),
-                "ready": service.ready("another", "a", "m"),
-                "fail": service.fail("k", "a", "log", "where"),
-                "release": service.release("k", "a"),
+                "look": service.look("k"),
+                "renew": held.renew(),
+                "ready": service.ready("another", "m"),
+                "fail": failing.fail("log", "where"),
+                "release": released.release(),
                 "ping": service.ping(),
                 "add_up": service.add_up("job", "agent", {"compiles": 1}),
                 "await_turn": await_turn(service, "k", "a", "host"),
@@ -268,7 +270,7 @@ def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_serve
 def test_a_server_that_falls_silent_under_a_waiter_is_given_up_within_seconds(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(redis_server.url) as service:
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
             waiter = await waiting(service, "k", "b")
             redis_server.pause()
             began = time.monotonic()
@@ -300,12 +302,12 @@ def test_a_server_that_is_gone_is_told_at_once(redis_server: RedisServer) -> Non
 def test_a_restarted_server_is_used_again(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(redis_server.url) as service:
-            assert isinstance(await service.acquire("k", "a", "host"), Won)
+            await won(service, "k")
             redis_server.kill()
             with pytest.raises(LeaseUnavailable):
                 await service.acquire("k", "b", "host")
             redis_server.start()
-            assert isinstance(await service.acquire("k", "b", "host"), Won)
+            await won(service, "k", "b")
 
     bounded(scenario())
 
@@ -328,11 +330,11 @@ def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
             door.close()
             assert not knocks
             server.start()
-            await eventually(lambda: patiently(service), Won)
+            await eventually(lambda: patiently(service), Lease)
             async with service.watch("k") as watch:
                 while await watch.changed(0.1):
                     pass
-                await other.ready("k", "a", "m")
+                await other.ready("k", "m")
                 assert await watch.changed(BOUND), "nobody reads the news any more"
 
     async def patiently(service: RedisLeases) -> object:
@@ -361,7 +363,7 @@ def test_a_watch_is_woken_by_a_restart_and_hears_what_comes_after_it(redis_serve
             while not heard and time.monotonic() < deadline:  # subscribed again some time after the restart
                 while await watch.changed(0.15):
                     pass
-                await other.ready("k", "a", "m")
+                await other.ready("k", "m")
                 heard = await watch.changed(0.3)
             assert heard, "not subscribed again"
 
@@ -373,12 +375,12 @@ def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None
 
     async def scenario() -> None:
         async with leases_at(redis_server.url) as service:
-            await service.acquire("k", "a", "host-a")
+            await won(service, "k")
 
-            async def claim(token: str, waits: asyncio.Event) -> Won | Ready | Failed:
+            async def claim(token: str, waits: asyncio.Event) -> object:
                 answer = await await_turn(service, "k", token, token, on_wait=lambda wait: waits.set())
-                if isinstance(answer, Won):
-                    await service.ready("k", token, "m")
+                if isinstance(answer, Lease):
+                    await answer.ready("m")
                 return answer
 
             told = [asyncio.Event() for _ in range(10)]
@@ -386,7 +388,7 @@ def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None
             await asyncio.wait_for(asyncio.gather(*(waits.wait() for waits in told)), BOUND)
             redis_server.restart()
             answers = await asyncio.wait_for(asyncio.gather(*claims), BOUND)
-            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(isinstance(a, Lease) for a in answers) == 1
             assert sum(a == Ready("m") for a in answers) == 9
 
     bounded(scenario())
@@ -396,10 +398,10 @@ def test_a_wrong_password_is_told_and_not_shown() -> None:
     async def scenario() -> None:
         with RedisServer(tcp=True, password="right-horse") as server:
             async with leases_at(server.url) as service:
-                assert isinstance(await service.acquire("k", "a", "host"), Won)
+                await won(service, "k")
             async with leases_at(server.url.replace("right-horse", "wrong-donkey")) as service:
                 with pytest.raises(LeaseUnavailable) as caught:
-                    await service.acquire("k", "a", "host")
+                    await won(service, "k")
                 assert "donkey" not in str(caught.value)
                 with pytest.raises(LeaseUnavailable):
                     await service.ping()
@@ -433,7 +435,7 @@ def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer(
             words = [w.format(key=service._key(key)) if isinstance(w, str) else w for w in _GARBAGE[name]]
             shared_redis.command(*words)
             answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
-            assert isinstance(answer, Won)
+            assert isinstance(answer, Lease)
             assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
 
     bounded(scenario())
@@ -483,7 +485,7 @@ def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: 
         async with leases_at(shared_redis.url) as service:
             prefix = some_key()
             answers = await asyncio.gather(*(service.acquire(f"{prefix}{n}", "a", "host") for n in range(1000)))
-            assert all(isinstance(a, Won) for a in answers)
+            assert all(isinstance(a, Lease) for a in answers)
 
     bounded(scenario())
 
@@ -491,7 +493,7 @@ def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: 
 def test_a_script_touches_one_key_so_that_a_cluster_can_run_it(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url, f"kcoord:{some_key()}") as service:
-            await service.acquire("k", "a", "host")
+            await won(service, "k")
             found = shared_redis.command("KEYS", f"{service._prefix}*")
             assert found.startswith(b"*1\r\n")
 
@@ -503,11 +505,11 @@ def test_no_key_stays_for_ever(shared_redis: RedisServer) -> None:
         async with leases_at(shared_redis.url) as service:
             for end in ("lease", "ready", "fail"):
                 key = some_key()
-                await service.acquire(key, "a", "host")
+                a = await won(service, key)
                 if end == "ready":
-                    await service.ready(key, "a", "m")
+                    await a.ready("m")
                 elif end == "fail":
-                    await service.fail(key, "a", "log", "where")
+                    await a.fail("log", "where")
                 left = int(shared_redis.command("PTTL", service._key(key))[1:].strip())
                 assert 0 < left <= 7 * 86400 * 1000, end
 
@@ -517,8 +519,8 @@ def test_no_key_stays_for_ever(shared_redis: RedisServer) -> None:
 def test_a_released_key_leaves_no_trace(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
-            await service.acquire("k-released", "a", "host")
-            await service.release("k-released", "a")
+            a = await won(service, "k-released")
+            await a.release()
             assert shared_redis.command("EXISTS", service._key("k-released")) == b":0\r\n"
 
     bounded(scenario())
@@ -528,7 +530,7 @@ def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            await won(service, key)
             for steps in range(40):
                 waiter = asyncio.create_task(await_turn(service, key, f"w{steps}", "host"))
                 for _ in range(steps):
@@ -545,15 +547,16 @@ def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
 
 def test_an_error_that_ends_a_renewal_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Ill(LocalLeases):
-        async def renew(self, key: str, token: str) -> bool:
+        async def renew(self, lease: Lease) -> bool:
             raise ZeroDivisionError("renew")
 
     async def scenario() -> None:
         service = Ill(0.06, 900.0, 30.0)
-        await service.acquire("k", "a", "host-a")
-        async with kept_alive(service, "k", "a", 0.06):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+        a = await won(service, "k")
+        a.keep_alive(0.06)
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        assert await a.release()
 
     bounded(scenario())
     (record,) = caplog.records

@@ -23,7 +23,7 @@ from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.profiles import compaction
 from kcoord.profiles.compaction import compact
-from kcoord.profiles.parts import part_paths, parts, save_part
+from kcoord.profiles.parts import PARTS, parts, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.telemetry.events import Notices
 from tests.node.test_cli import as_json, kcoord
@@ -74,7 +74,7 @@ def test_the_parts_of_old_jobs_become_one_that_holds_them_all(store: Path) -> No
     gone = many(store)
     before = read(store)
     assert compact(store) == len(gone)
-    assert len(part_paths(home(store))) == 1
+    assert len(PARTS.paths(home(store))) == 1
     assert read(store) == before
     assert before[(-1,)].seconds == 39, "the longest compile"
     assert len(list((store / "v1" / "trash").iterdir())) == len(gone), "a reader may have one open"
@@ -86,7 +86,7 @@ def test_few_parts_and_young_ones_stay(store: Path) -> None:
     assert compact(store) == 0
     young = [save_part(home(store), [recipe(n)]) for n in range(100, 130)]
     assert compact(store) == len(few)
-    assert set(young) < set(part_paths(home(store)))
+    assert set(young) < set(PARTS.paths(home(store)))
 
 
 def test_a_pass_merges_only_so_many_and_the_next_ones_go_on(store: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_pass_merges_only_so_many_and_the_next_ones_go_on(store: Path) -> None
     before = read(store)
     assert compact(store, most=30) == 30
     while compact(store, most=30):
-        for path in part_paths(home(store)):
+        for path in PARTS.paths(home(store)):
             old(path)
-    assert len(part_paths(home(store))) <= 16
+    assert len(PARTS.paths(home(store))) <= 16
     assert read(store) == before
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_stays_where_it_is(store: Path) -> None:
     link = home(store) / f"{'c' * 64}.recipes"
     link.symlink_to(old(torn))
     assert compact(store) == 40
-    assert len(part_paths(home(store))) == 4
+    assert len(PARTS.paths(home(store))) == 4
     notices = Notices()
     assert len(list(parts(home(store), notices))) == 41
     assert len(notices.since(0)[0]) == 3
@@ -153,8 +153,8 @@ def test_a_part_that_only_another_user_may_read_stays_and_keeps_the_others_from_
 
     monkeypatch.setattr(compaction, "read_plain", reading)
     assert compact(store) == len(gone)
-    assert theirs in part_paths(home(store))
-    assert len(part_paths(home(store))) == 2
+    assert theirs in PARTS.paths(home(store))
+    assert len(PARTS.paths(home(store))) == 2
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
@@ -175,7 +175,7 @@ print(compact(Path({str(store.root)!r})))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
-    assert {*part_paths(home(store.root))} == before
+    assert {*PARTS.paths(home(store.root))} == before
 
 
 # --- signatures ---
@@ -186,7 +186,7 @@ def test_with_a_key_what_it_verifies_becomes_one_signed_part_and_nothing_else_do
         many(store, 20, OURS), many(store, 20, STRANGERS, first=100), many(store, 20, first=200)
     )  # fmt: skip
     assert compact(store, NEW_KEY) == len(ours)
-    (merged,) = set(part_paths(home(store))) - {*strangers, *nobodys}
+    (merged,) = set(PARTS.paths(home(store))) - {*strangers, *nobodys}
     assert OURS.verifies(PROFILE, merged.read_bytes()), "the key that signed the many signs the one"
     assert {call for (call,) in read(store, NEW_KEY)} == {-1, *range(20)}
 
@@ -209,7 +209,7 @@ def test_what_is_not_ours_to_merge_keeps_no_bounded_pass_from_the_rest(store: Pa
     strangers = many(store, 20, STRANGERS, first=100)
     for _ in range(300):
         compact(store, OURS, most=8)
-        left = [old(path) for path in part_paths(home(store)) if path not in strangers]
+        left = [old(path) for path in PARTS.paths(home(store)) if path not in strangers]
         if len(left) == 1:
             break
     assert len(left) == 1
@@ -258,9 +258,9 @@ def test_one_that_is_killed_before_the_parts_go_has_done_no_harm(store: Path, mo
     with pytest.raises(StoreError):
         compact(store)
     monkeypatch.undo()
-    assert len(part_paths(home(store))) == 41
+    assert len(PARTS.paths(home(store))) == 41
     assert read(store) == before
-    for path in part_paths(home(store)):
+    for path in PARTS.paths(home(store)):
         old(path)
     assert compact(store) == 40
     assert read(store) == before
@@ -277,7 +277,7 @@ def test_a_reader_from_under_whose_hands_a_part_goes_looks_again(store: Path, mo
             raise OSError(errno.ESTALE, "Stale file handle", str(path))
         return read_plain(path, most, **how)
 
-    monkeypatch.setattr("kcoord.profiles.parts.read_plain", reading)
+    monkeypatch.setattr("kcoord.profiles.profile_files.read_plain", reading)
     assert {r.call for r in parts(home(store), notices)} == before.keys()
     assert notices.since(0)[0] == []
 
@@ -289,7 +289,7 @@ def test_a_writer_that_goes_on_loses_nothing(store: Path) -> None:
     assert not mine.exists()
     save_part(home(store), [recipe(500), recipe(501)], earlier=mine)
     assert {(-1,), (500,), (501,)} < read(store).keys()
-    assert len(part_paths(home(store))) == 2 < len(gone)
+    assert len(PARTS.paths(home(store))) == 2 < len(gone)
 
 
 # --- who does it ---
@@ -298,8 +298,8 @@ def test_a_writer_that_goes_on_loses_nothing(store: Path) -> None:
 def test_agents_merge_old_parts_though_no_bound_is_set(store: Path) -> None:
     many(store)
     with Node(store=str(store)) as node:
-        start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.FIRST = 0.0\n")
-        until(lambda: len(part_paths(home(store))) == 1)
+        start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.FIRST = 0.0\n")
+        until(lambda: len(PARTS.paths(home(store))) == 1)
 
 
 def test_gc_merges_old_parts_and_a_dry_run_does_not(sandbox: Sandbox) -> None:
@@ -308,10 +308,10 @@ def test_gc_merges_old_parts_and_a_dry_run_does_not(sandbox: Sandbox) -> None:
     many(store.root)
     settings = {"KCOORD_STORE": str(store.root)}
     kcoord(sandbox, "gc", "--dry-run", **settings)
-    assert len(part_paths(home(store.root))) == 40
+    assert len(PARTS.paths(home(store.root))) == 40
     told = kcoord(sandbox, "gc", KCOORD_SIGNING_KEY="nonsense", **settings)
     assert "parts of profiles are not merged: KCOORD_SIGNING_KEY: it must be ID:SECRET" in told.stderr
     assert kcoord(sandbox, "gc", KCOORD_TRUST="require", **settings).stderr == ""
-    assert len(part_paths(home(store.root))) == 40
+    assert len(PARTS.paths(home(store.root))) == 40
     assert as_json(sandbox, "gc", **settings)["tidied"] == {"parts of profiles, merged": 40}
-    assert len(part_paths(home(store.root))) == 1
+    assert len(PARTS.paths(home(store.root))) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import hashlib
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from kcoord.profiles import parts as profile_module
 from kcoord.profiles import recipe as recipe_module
 from kcoord.profiles.compaction import compact
 from kcoord.profiles.parts import load_profile, profile_names, save_part
+from kcoord.profiles.profile_files import FileFormat
 from kcoord.profiles.recipe import LARGEST_RECIPE, Recipe, merge
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
@@ -57,7 +59,7 @@ from kcoord.profiles.recipe import Recipe
 coordinator = Coordinator(Settings.from_environ())
 for n in {numbers}:
     coordinator.record(Recipe("python", "train", "build", (n,), "", float(n), n))
-coordinator._account.outbox.deliver()
+coordinator._recorder.outbox.deliver()
 say("delivered")
 listen()
 """
@@ -259,9 +261,9 @@ def test_torn_and_foreign_parts_are_skipped_with_a_notice(settings: Settings, mo
         b"",
         b"\x93\x01",
     ]
-    bodies = [profile_module._FORMAT + profile_module.hashlib.sha256(b).digest() + b for b in wrong]
+    bodies = [profile_module.PARTS.head + hashlib.sha256(b).digest() + b for b in wrong]
     torn = [content[:-1], content[:20], b"", content[:-1] + b"\xff", *bodies, content + bytes(2000)]
-    monkeypatch.setattr(profile_module, "LARGEST_PART", len(content) + 1000)
+    monkeypatch.setattr(profile_module, "PARTS", replace(profile_module.PARTS, largest=len(content) + 1000))
     for number, bad in enumerate(torn):
         (home(settings) / f"{number}.recipes").write_bytes(bad)
     (home(settings) / "a-directory.recipes").mkdir()
@@ -312,19 +314,20 @@ def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_sam
     (settings.store_root or Path()).mkdir()
     written = [old(save_part(home(settings), [recipe(n)])) for n in range(40)]
     everything = load_profile(settings, "p")
-    listings, list_parts = [], profile_module.part_paths
+    listings, files = [], profile_module.PARTS
 
-    def listing(directory: Path) -> list[Path]:
-        before = list_parts(directory)
-        if not listings:
-            if who == "a merge of old ones":
-                assert compact(settings.store_root or Path(), most=20) == 20
-            else:
-                save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
-        listings.append([path for path in before if path.exists()])
-        return list_parts(directory) if len(listings) > 1 else listings[0]
+    class Listed(FileFormat):
+        def paths(self, directory: Path) -> list[Path]:
+            before = files.paths(directory)
+            if not listings:
+                if who == "a merge of old ones":
+                    assert compact(settings.store_root or Path(), most=20) == 20
+                else:
+                    save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
+            listings.append([path for path in before if path.exists()])
+            return files.paths(directory) if len(listings) > 1 else listings[0]
 
-    monkeypatch.setattr(profile_module, "part_paths", listing)
+    monkeypatch.setattr(profile_module, "PARTS", Listed(**vars(files)))
     assert load_profile(settings, "p") == everything
     assert len(listings) > 1
 
@@ -344,7 +347,7 @@ def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(settings: Setti
 def test_a_profile_is_bounded(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr(recipe_module, "MOST_RECIPES", 3)
     assert [r.call for r in merge(recipe(n) for n in (1, 2, 1, 3, 4)).values()] == [(1,), (2,), (3,)]
-    monkeypatch.setattr(profile_module, "LARGEST_PART", 100)
+    monkeypatch.setattr(profile_module, "PARTS", replace(profile_module.PARTS, largest=100))
     with pytest.raises(StoreError, match="too large"):
         save_part(home(settings), [recipe(1)])
 
@@ -465,16 +468,16 @@ def test_more_than_fits_into_a_frame_is_delivered_in_several(node: Node) -> None
         coordinator.record(recipe(call=(n, b"x" * 60_000)))
     for n in range(100, 700):
         coordinator.record(recipe(n))
-    assert coordinator._account.outbox.deliver()
+    assert coordinator._recorder.outbox.deliver()
     coordinator.close()
     until(lambda: numbers(node.settings) == set(range(700)))
 
 
 _SLOW_STORE = """
 import pathlib, time
-import kcoord.profiles.parts as parts
+import kcoord.profiles.profile_files as files
 from kcoord.agent.chores.profiles import Profiles
-here, read, bring = pathlib.Path({here!r}), parts.read_plain, Profiles.bring
+here, read, bring = pathlib.Path({here!r}), files.read_plain, Profiles.bring
 
 def slow(path, most):
     (here / "reads").open("a").write("x")
@@ -487,7 +490,7 @@ async def told(*arguments):
     (here / "answered").touch()
     return answer
 
-parts.read_plain, Profiles.bring = slow, told
+files.read_plain, Profiles.bring = slow, told
 """
 
 

@@ -16,15 +16,15 @@ from kcoord.errors import StoreError
 from kcoord.files.reading import read_plain
 from kcoord.files.trash import Trash
 from kcoord.profiles import compaction
-from kcoord.profiles.compaction import compact_needs
+from kcoord.profiles.compaction import compact_requested
 from kcoord.profiles.requested import (
-    Need,
-    all_needs,
-    load_needs,
-    need_paths,
-    needs_directory,
-    save_needs,
-    written,
+    REQUESTED,
+    RequestedArtifact,
+    all_requested,
+    load_requested,
+    requested_directory,
+    save_requested,
+    written_at,
 )
 from kcoord.retention.pinned import pin_profile, pinned_digests
 from tests.node.test_cli import as_json
@@ -41,12 +41,12 @@ def store(tmp_path: Path) -> Path:
     return made.root
 
 
-def need(n: int) -> Need:
-    return Need(f"{n:064x}", f"triton/{n}")
+def need(n: int) -> RequestedArtifact:
+    return RequestedArtifact(f"{n:064x}", f"triton/{n}")
 
 
 def note(store: Path, numbers: list[int], age: float = DAY) -> Path:
-    return old(save_needs(needs_directory(store, "p"), [need(n) for n in numbers]), age)
+    return old(save_requested(requested_directory(store, "p"), [need(n) for n in numbers]), age)
 
 
 def many_needs(store: Path, count: int = 40, first: int = 1) -> list[Path]:
@@ -55,56 +55,56 @@ def many_needs(store: Path, count: int = 40, first: int = 1) -> list[Path]:
 
 
 def test_the_needs_of_old_jobs_become_one_file_in_the_same_order(store: Path) -> None:
-    gone, directory = many_needs(store), needs_directory(store, "p")
-    before = load_needs(directory)
+    gone, directory = many_needs(store), requested_directory(store, "p")
+    before = load_requested(directory)
     assert before[:4] == [need(40), need(0), need(39), need(38)]
-    newest = written(gone[-1])
-    assert compact_needs(store) == len(gone)
-    assert load_needs(directory) == before
-    assert [written(path) for path in need_paths(directory)] == [pytest.approx(newest, abs=1e-3)]
+    newest = written_at(gone[-1])
+    assert compact_requested(store) == len(gone)
+    assert load_requested(directory) == before
+    assert [written_at(path) for path in REQUESTED.paths(directory)] == [pytest.approx(newest, abs=1e-3)]
     assert len(list((store / "v1" / "trash").iterdir())) == len(gone), "a reader may have one open"
-    assert compact_needs(store) == 0
+    assert compact_requested(store) == 0
 
 
 def test_young_files_of_needs_stay_and_are_the_newest_still(store: Path) -> None:
-    gone, directory = many_needs(store, 16), needs_directory(store, "p")
-    assert compact_needs(store) == 0, "few"
+    gone, directory = many_needs(store, 16), requested_directory(store, "p")
+    assert compact_requested(store) == 0, "few"
     young = [note(store, [n], age=100.0 - n) for n in range(50, 53)]
-    before = load_needs(directory)
+    before = load_requested(directory)
     assert before[:3] == [need(52), need(51), need(50)]
-    assert compact_needs(store) == len(gone)
-    assert load_needs(directory) == before
-    assert set(young) < set(need_paths(directory))
+    assert compact_requested(store) == len(gone)
+    assert load_requested(directory) == before
+    assert set(young) < set(REQUESTED.paths(directory))
 
 
 def test_a_young_job_that_needs_just_what_all_old_ones_did_keeps_its_file(store: Path) -> None:
     gone = many_needs(store, 20)
     young = note(store, [5, *range(20, 5, -1), *range(5)], age=1.0)
-    at, before = young.stat().st_mtime_ns, load_needs(young.parent)
-    assert compact_needs(store) == len(gone)
-    assert need_paths(young.parent) == [young]
+    at, before = young.stat().st_mtime_ns, load_requested(young.parent)
+    assert compact_requested(store) == len(gone)
+    assert REQUESTED.paths(young.parent) == [young]
     assert young.stat().st_mtime_ns == at
-    assert load_needs(young.parent) == before
+    assert load_requested(young.parent) == before
 
 
 def test_needs_that_have_no_room_in_one_file_stay_in_theirs(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many_needs(store)
-    directory = needs_directory(store, "p")
-    before = all_needs(directory)
-    monkeypatch.setattr(compaction, "MOST_NEEDS", 30)
-    assert compact_needs(store) == 29
-    (full,) = [path for path in need_paths(directory) if path.stat().st_size > 1000]
+    directory = requested_directory(store, "p")
+    before = all_requested(directory)
+    monkeypatch.setattr(compaction, "MOST_REQUESTED", 30)
+    assert compact_requested(store) == 29
+    (full,) = [path for path in REQUESTED.paths(directory) if path.stat().st_size > 1000]
     for path in many_needs(store, 10, first=100):
         old(path, 60 * DAY)
     before |= {need(n) for n in range(100, 110)}
-    assert compact_needs(store) == 21, "a full one is in nobody's way"
+    assert compact_requested(store) == 21, "a full one is in nobody's way"
     assert full.exists()
-    assert len(need_paths(directory)) == 2
-    assert all_needs(directory) == before
+    assert len(REQUESTED.paths(directory)) == 2
+    assert all_requested(directory) == before
 
 
 def test_a_file_of_needs_that_is_torn_or_not_named_after_what_is_in_it_stays(store: Path) -> None:
-    gone, directory = many_needs(store), needs_directory(store, "p")
+    gone, directory = many_needs(store), requested_directory(store, "p")
     content = note(store, [7, 8]).read_bytes()
     foreign, torn, pipe = (directory / f"{letter * 64}.needs" for letter in "abc")
     foreign.write_bytes(content)  # its writer may put there what is in no other file
@@ -112,28 +112,28 @@ def test_a_file_of_needs_that_is_torn_or_not_named_after_what_is_in_it_stays(sto
     os.mkfifo(pipe)
     for path in (foreign, torn, pipe):
         os.utime(path, (1e9, 1e9))
-    assert compact_needs(store) == len(gone) + 1
-    assert {foreign, torn, pipe} < set(need_paths(directory))
-    assert len(need_paths(directory)) == 4
+    assert compact_requested(store) == len(gone) + 1
+    assert {foreign, torn, pipe} < set(REQUESTED.paths(directory))
+    assert len(REQUESTED.paths(directory)) == 4
     with pytest.raises(StoreError, match="cannot be read"):
-        all_needs(directory)
+        all_requested(directory)
 
 
 def test_what_is_needed_is_merged_before_the_old_files_go(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many_needs(store)
-    before = load_needs(needs_directory(store, "p"))
+    before = load_requested(requested_directory(store, "p"))
 
     def full(trash: Trash, path: Path) -> Path | None:
         raise OSError(28, "full")
 
     monkeypatch.setattr(Trash, "take", full)
     with pytest.raises(StoreError):
-        compact_needs(store)
+        compact_requested(store)
     monkeypatch.undo()
-    assert len(need_paths(needs_directory(store, "p"))) == 41
-    assert load_needs(needs_directory(store, "p")) == before
-    assert compact_needs(store) == 40
-    assert load_needs(needs_directory(store, "p")) == before
+    assert len(REQUESTED.paths(requested_directory(store, "p"))) == 41
+    assert load_requested(requested_directory(store, "p")) == before
+    assert compact_requested(store) == 40
+    assert load_requested(requested_directory(store, "p")) == before
 
 
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.ESTALE])
@@ -141,9 +141,9 @@ def test_a_reader_of_needs_from_under_whose_hands_a_file_goes_looks_again(
     store: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     many_needs(store)
-    directory = needs_directory(store, "p")
-    before = load_needs(directory)
-    for read in (lambda: set(load_needs(directory)), lambda: all_needs(directory)):
+    directory = requested_directory(store, "p")
+    before = load_requested(directory)
+    for read in (lambda: set(load_requested(directory)), lambda: all_requested(directory)):
         missed: list[Path] = []
 
         def reading(path: Path, most: int, missed: list[Path] = missed) -> bytes:
@@ -152,7 +152,7 @@ def test_a_reader_of_needs_from_under_whose_hands_a_file_goes_looks_again(
                 raise OSError(error, os.strerror(error), str(path))
             return read_plain(path, most)
 
-        monkeypatch.setattr("kcoord.profiles.requested.read_plain", reading)
+        monkeypatch.setattr("kcoord.profiles.profile_files.read_plain", reading)
         assert read() == set(before)
         assert len(missed) == 3
 
@@ -160,11 +160,11 @@ def test_a_reader_of_needs_from_under_whose_hands_a_file_goes_looks_again(
 def test_a_writer_of_needs_that_goes_on_loses_nothing(store: Path) -> None:
     many_needs(store)
     mine = note(store, [500])
-    compact_needs(store)
+    compact_requested(store)
     assert not mine.exists()
-    save_needs(mine.parent, [need(500), need(501)], earlier=mine)
-    assert {need(0), need(1), need(500), need(501)} < all_needs(mine.parent)
-    assert len(need_paths(mine.parent)) == 2
+    save_requested(mine.parent, [need(500), need(501)], earlier=mine)
+    assert {need(0), need(1), need(500), need(501)} < all_requested(mine.parent)
+    assert len(REQUESTED.paths(mine.parent)) == 2
 
 
 _PASSES = """
@@ -175,21 +175,21 @@ compaction._ABOVE, compaction._SETTLED = 1, -1.0  # all there is, as soon as it 
 store, removed = Path(sys.argv[1]), 0
 print("begun", flush=True)
 while not (store / "enough").exists():
-    removed += compaction.compact_needs(store)
+    removed += compaction.compact_requested(store)
 print(removed)
 """
 
 
 def test_passes_of_two_processes_lose_no_need_beside_writers_and_readers(store: Path) -> None:
     """Each writer replaces its own file by a larger one, under names that the other and the passes use, too."""
-    directory = needs_directory(store, "p")
-    saved: set[Need] = set()
+    directory = requested_directory(store, "p")
+    saved: set[RequestedArtifact] = set()
 
     def write(number: int) -> None:
         mine, file = [], None
         for n in range(60):
             mine.append(need(n if n % 3 else 1000 * number + n))
-            file = save_needs(directory, mine, file)
+            file = save_requested(directory, mine, file)
             saved.update(mine)
             if n % 20 == 19:
                 mine, file = [], None  # another job begins
@@ -206,7 +206,7 @@ def test_passes_of_two_processes_lose_no_need_beside_writers_and_readers(store: 
         while any(writer.is_alive() for writer in writers):
             before = set(saved)
             try:
-                assert before <= all_needs(directory)
+                assert before <= all_requested(directory)
             except StoreError as error:
                 if "changes all the time" not in str(error):
                     raise
@@ -216,7 +216,7 @@ def test_passes_of_two_processes_lose_no_need_beside_writers_and_readers(store: 
             writer.join()
         said = [process.communicate(timeout=60)[0] for process in passes]
     assert all(process.returncode == 0 and int(out) > 0 for process, out in zip(passes, said, strict=True))
-    assert all_needs(directory) == set(load_needs(directory)) == saved
+    assert all_requested(directory) == set(load_requested(directory)) == saved
 
 
 # --- who does it ---
@@ -225,8 +225,8 @@ def test_passes_of_two_processes_lose_no_need_beside_writers_and_readers(store: 
 def test_agents_merge_old_files_of_needs_too(store: Path) -> None:
     many_needs(store)
     with Node(store=str(store)) as node:
-        start_agent(node, "import kcoord.agent.chores.retention as keeper\nkeeper.FIRST = 0.0\n")
-        until(lambda: len(need_paths(needs_directory(store, "p"))) == 1)
+        start_agent(node, "import kcoord.agent.chores.store_retention as retention\nretention.FIRST = 0.0\n")
+        until(lambda: len(REQUESTED.paths(requested_directory(store, "p"))) == 1)
 
 
 def test_gc_goes_on_though_more_files_were_left_of_a_pinned_profile_than_are_read(

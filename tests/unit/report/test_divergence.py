@@ -20,12 +20,7 @@ from kcoord.report.divergence import Divergence, divergences_of
 from kcoord.report.findings import findings_of
 from kcoord.report.page import page
 from kcoord.report.tables import nodes_text, ranges, ranks_text
-from kcoord.report.trace import (
-    Row,
-    Timeline,
-    jobs,
-    load_timeline,
-)
+from kcoord.report.timeline import Row, Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
 from tests.node.test_warmup import (

@@ -16,9 +16,10 @@ import pytest
 
 import kcoord
 from kcoord.rank.coordinator import Coordinator
-from kcoord.report.findings import Miss, findings_of, why_again
+from kcoord.report.findings import findings_of, why_again
+from kcoord.report.misses import Miss
 from kcoord.report.page import page
-from kcoord.report.trace import Row, Timeline
+from kcoord.report.timeline import Row, Timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
@@ -175,7 +176,7 @@ def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
         ({"outcome": "private"}, "it was not shared"),
         ({"note": "it had failed on a (rank 0, pid 1)"}, "it had failed on a"),
         ({"begin": 0.5}, "KCOORD_LEASE_LIMIT"),
-        ({}, "what had been published was gone"),
+        ({}, "the published artifact was gone"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -234,7 +235,7 @@ def test_a_job_of_nothing_but_loads_and_one_of_garbage_have_a_page() -> None:
     loads = rows({("a", 0): [span("load", 1, 0, 0.001, saved=2)]})
     assert "Nothing had to be compiled. 1 load saved 2.00 s" in Text(page(loads, findings_of(loads), [])).text
     empty = Timeline("j", problems=["x: torn"])
-    assert "Nothing that this job left could be read" in page(empty, findings_of(empty), [])
+    assert "files could be read" in page(empty, findings_of(empty), [])
 
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",

@@ -21,18 +21,12 @@ import pytest
 import kcoord
 from kcoord.report.findings import findings_of
 from kcoord.report.page import page
-from kcoord.report.trace import (
-    Row,
-    Timeline,
-    chrome_events,
-    jobs,
-    lanes,
-    load_timeline,
-)
+from kcoord.report.timeline import Row, Timeline, jobs, load_timeline
+from kcoord.report.trace import chrome_events, lanes
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.job_names import directory_name, job_of
-from kcoord.telemetry.span_files import Said
+from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import Process, Span
 from tests.support.sandbox import PROGRAMS, Sandbox
 
@@ -55,8 +49,8 @@ def save(root: Path, job: str, node: str, spans: dict[int, list[Span]], agent: s
     directory = root / "traces" / directory_name(job)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{node}-{agent or 'agent'}.spans"
-    reports = [span_files.report(Process(node, 100 + rank, rank), found) for rank, found in spans.items()]
-    path.write_bytes(span_files.head(node) + b"".join(reports))
+    reports = [span_files.delivery(Process(node, 100 + rank, rank), found) for rank, found in spans.items()]
+    path.write_bytes(span_files.header(node) + b"".join(reports))
     return path
 
 
@@ -192,10 +186,10 @@ def test_rows_are_in_the_order_of_nodes_and_ranks_and_a_restarted_rank_has_two(t
     settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)})
     save(tmp_path, "j", "a", {10: [span("x", 0, 1)], 9: [span("x", 0, 1)]})
     save(tmp_path, "j", "b", {2: [span("x", 0, 1)], 1: [span("x", 5, 1)]})
-    again = span_files.report(Process("b", 7, 1), [span("x", 8, 1)]) + span_files.report(
+    again = span_files.delivery(Process("b", 7, 1), [span("x", 8, 1)]) + span_files.delivery(
         Process("b", 8, None), [span("x", 9, 1)]
     )
-    (tmp_path / "traces/j/b-again.spans").write_bytes(span_files.head("b") + again)
+    (tmp_path / "traces/j/b-again.spans").write_bytes(span_files.header("b") + again)
     found = load_timeline(settings, "j")
     assert found.nodes == ["b", "a"]
     titles = [found.title(row.process) for row in found.rows]
@@ -321,17 +315,22 @@ def test_a_domain_that_all_nodes_share_is_left_out_of_a_report(tmp_path: Path) -
 
 
 def test_what_agents_said_is_in_the_time_line_and_so_is_that_one_ended_without_a_word(tmp_path: Path) -> None:
-    def agent(node: str, begins: float, *rest: Said) -> None:
+    def agent(node: str, begins: float, *rest: AgentEvent) -> None:
         path = save(tmp_path, "j", node, {0: [span("k", begins, 1.0)]}, f"{begins:g}")
-        said = [Said(1e9 + begins, node, f"agent {node}-{begins:g} began", "begins"), *rest]
+        said = [AgentEvent(1e9 + begins, node, f"agent {node}-{begins:g} began", "begins"), *rest]
         path.write_bytes(path.read_bytes() + b"".join(each.record() for each in said))
 
-    agent("a", 1, Said(1e9 + 5, "a", "Redis cannot be used"), Said(1e9 + 9, "a", "agent a-1 was told to end", "ends"))
+    agent(
+        "a",
+        1,
+        AgentEvent(1e9 + 5, "a", "Redis cannot be used"),
+        AgentEvent(1e9 + 9, "a", "agent a-1 was told to end", "ends"),
+    )
     agent("a", 10)
-    agent("b", 2, Said(1e9 + 4, "b", "x" * 5000 + "<script>"))
-    agent("b", 20, Said(1e9 + 30, "b", "agent b-20 was told to end", "ends"))
+    agent("b", 2, AgentEvent(1e9 + 4, "b", "x" * 5000 + "<script>"))
+    agent("b", 20, AgentEvent(1e9 + 30, "b", "agent b-20 was told to end", "ends"))
     timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
-    said = [(each.when - 1e9, each.node, each.text[:40]) for each in timeline.said]
+    said = [(each.when - 1e9, each.node, each.text[:40]) for each in timeline.events]
     assert [each for each in said if "began" not in each[2]] == [
         (4.0, "b", "x" * 40),
         (4.0, "b", "agent b-2 has not said that it ends: thi"),
@@ -341,7 +340,7 @@ def test_what_agents_said_is_in_the_time_line_and_so_is_that_one_ended_without_a
     ], "the second one of a may still be there"
     check({"displayTimeUnit": "ms", "traceEvents": list(chrome_events(timeline))})
     text = page(timeline, findings_of(timeline), [])
-    assert "What the agents said" in text
+    assert "The agents" in text
     assert "Redis cannot be used" in text
 
 
@@ -351,4 +350,4 @@ def test_what_no_agent_would_say_is_a_problem_of_its_file_alone(tmp_path: Path, 
     document = {"pid": 0, "rank": None, "spans": [], "dropped": 0, "said": said}
     path.write_bytes(path.read_bytes() + msgpack.packb(document))
     timeline = load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), "j")
-    assert (len(timeline.rows), len(timeline.problems), timeline.said) == (1, 1, [])
+    assert (len(timeline.rows), len(timeline.problems), timeline.events) == (1, 1, [])

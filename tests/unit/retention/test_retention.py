@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -14,8 +13,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from kcoord.agent.chores import retention as keeper
-from kcoord.agent.chores.retention import Keeper
+from kcoord.agent.chores import local_retention
+from kcoord.agent.chores.chore import Chores
+from kcoord.agent.chores.local_retention import LocalRetention
+from kcoord.agent.chores.store_retention import StoreRetention
+from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
@@ -25,23 +27,20 @@ from kcoord.files.trash import Trash
 from kcoord.keys import CacheKey
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.requested import (
-    Need,
-    all_needs,
-    needs_directory,
-    save_needs,
+    RequestedArtifact,
+    all_requested,
+    requested_directory,
+    save_requested,
 )
-from kcoord.retention import store_collector as collector
+from kcoord.retention import tidying
+from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Entry, Limits, choose
 from kcoord.retention.local_collector import collect_local, keeps_access_times
 from kcoord.retention.pinned import pin_profile, pinned_digests
 from kcoord.retention.pins import load_pins, pin, unpin
-from kcoord.retention.store_collector import (
-    Collected,
-    Tidying,
-    collect,
-    count,
-)
+from kcoord.retention.store_collector import collect, count
+from kcoord.retention.tidying import Tidying
 from kcoord.retention.uses import (
     load_uses,
     merge_uses,
@@ -50,6 +49,7 @@ from kcoord.retention.uses import (
 )
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import manifest_of
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 from tests.node.test_cli import as_json, kcoord
@@ -61,7 +61,6 @@ from tests.support.agents import (
 )
 from tests.support.cluster import start_agent
 from tests.support.sandbox import Sandbox
-from tests.unit.artifacts.test_store import manifest_of
 from tests.unit.files.test_publish import mounted, read_only, tmpfs
 
 DAY = 86400.0
@@ -200,9 +199,9 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
         store = Store(disk / "store")
         store.open()
         digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
-        save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+        save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
         pin_profile(store.root, "llama")
-        save_needs(needs_directory(store.root, "llama"), [need(digests[1])])
+        save_requested(requested_directory(store.root, "llama"), [need(digests[1])])
         (store.root / "v1" / "trash").mkdir()
         (store.root / "v1" / "trash" / "old").touch()
         make_home(disk / "local", "k", 9 * DAY)
@@ -306,7 +305,7 @@ def test_gc_fails_and_says_so_where_this_user_may_not_remove_what_the_limits_cos
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert ([d["artifact"] for d in told["removed"]], told["refused"]) == ([ours], 1)
-    assert done.stderr.startswith("kcoord: of what was to go, 1 may not be removed by this user: ")
+    assert done.stderr.startswith("kcoord: this user may not remove 1 of the artifacts that were to go: ")
 
 
 def test_names_that_are_no_digests_are_left_alone(store: Store) -> None:
@@ -338,7 +337,7 @@ def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
     traces, digest = store.root / "v1" / "traces", publish(store, "k")
     for n in range(3):
         (traces / f"job{n}").mkdir(parents=True)
-    listed = collector._times
+    listed = tidying._times
 
     def outrun(directory: Path) -> list[tuple[Path, float]]:
         found = listed(directory)
@@ -346,7 +345,7 @@ def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
             (traces / "job1").rmdir()  # the other pass
         return found
 
-    monkeypatch.setattr(collector, "_times", outrun)
+    monkeypatch.setattr(tidying, "_times", outrun)
     assert names(run(store, max_size=0)) == [digest]
 
 
@@ -429,64 +428,63 @@ def test_a_torn_note_counts_for_nothing_and_one_that_cannot_be_read_stops_everyt
 def test_what_a_process_used_is_in_use_until_it_ends_however_long_its_agent_lives(store: Store) -> None:
     """An agent that is a service of the node, for one job after the other."""
     first, second = publish(store, "first"), publish(store, "second")
-    settings = Settings.from_environ({"KCOORD_STORE": str(store.root)})
-    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
-    kept._due = dict.fromkeys(kept._due, math.inf)
+    notes = UseNotes(store.root, Notices())
 
     def noted() -> set[bytes]:
         """On one more day."""
         shutil.rmtree(store.root / "v1" / "used", ignore_errors=True)
-        kept._note_at = 0.0
-        kept.pulse()
-        assert kept._noting is not None
-        kept._noting.result(timeout=60)
+        asyncio.run(notes._note_all())
         return set(load_uses(store.root))
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
-        kept.used([first], job.pid)
-        kept.used([second], os.getpid())
+        notes.used([first], job.pid)
+        notes.used([second], os.getpid())
         for _ in range(2):
             assert noted() == {prefix_of(first), prefix_of(second)}
     assert noted() == {prefix_of(second)}
     for n in range(1000):
-        kept.used([first], 2**22 + 1 + n)  # more than Linux has
-    assert len(kept._used_by) < 200
+        notes.used([first], 2**22 + 1 + n)  # more than Linux has
+    assert len(notes._by_process) < 200
     assert noted() == {prefix_of(first), prefix_of(second)}, "since the last note"
     assert noted() == {prefix_of(second)}
-    asyncio.run(kept.drain(60))
 
 
 def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Keeper(store.root, Settings.from_environ({}), LocalLeases(15, 900, 30), "agent", Notices())
-    kept._due = dict.fromkeys(kept._due, math.inf)
+    notices = Notices()
+    notes = UseNotes(store.root, notices)
+    monkeypatch.setattr(notes.chores[0], "_due", 0.0)
     digest = publish(store, "k")
-    kept.used([digest], os.getpid())
+    notes.used([digest], os.getpid())
     (store.root / "v1" / "used").write_text("in the way")
-    kept._note_at = 0.0
-    kept.pulse()
-    assert kept._noting is not None
-    kept._noting.result(timeout=60)
-    (store.root / "v1" / "used").unlink()
-    asyncio.run(kept.drain(60))
+
+    async def scenario() -> None:
+        chores = Chores(notes.chores)
+        chores.pulse()
+        while not notices.since(0)[0]:
+            await asyncio.sleep(0.005)
+        (store.root / "v1" / "used").unlink()
+        await chores.drain(60)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     assert set(load_uses(store.root)) == {prefix_of(digest)}
 
 
 # --- pins ---
 
 
-def need(digest: str) -> Need:
-    return Need(digest, f"objects/{digest[:2]}/{digest}")
+def need(digest: str) -> RequestedArtifact:
+    return RequestedArtifact(digest, f"objects/{digest[:2]}/{digest}")
 
 
 def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_later(store: Store) -> None:
     first, later, other = (publish(store, name, 90 * DAY) for name in ("first", "later", "other"))
-    directory = needs_directory(store.root, "llama")
-    written = save_needs(directory, [need(first)])
+    directory = requested_directory(store.root, "llama")
+    written = save_requested(directory, [need(first)])
     assert pin_profile(store.root, "llama") == {first}
     written.unlink()
-    save_needs(directory, [need(later)])
+    save_requested(directory, [need(later)])
     assert names(run(store, max_size=0)) == [other]
     assert there(store, first, later) == [True, True]
     assert load_pins(store.root) == {"llama": {first, later}}
@@ -497,7 +495,7 @@ def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_late
 @pytest.mark.parametrize("broken", ["pin", "needs"])
 def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, broken: str) -> None:
     digest = publish(store, "k", DAY)
-    written = save_needs(needs_directory(store.root, "llama"), [need(digest)])
+    written = save_requested(requested_directory(store.root, "llama"), [need(digest)])
     pin_profile(store.root, "llama")
     path = written if broken == "needs" else store.root / "v1" / "pins" / "llama.pin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -509,19 +507,19 @@ def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, bro
 def test_needs_that_are_replaced_while_they_are_read_are_read_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = needs_directory(store.root, "p")
-    small = save_needs(directory, [need("ab" * 32)])
+    directory = requested_directory(store.root, "p")
+    small = save_requested(directory, [need("ab" * 32)])
     import kcoord.profiles.requested as module
 
     read = module._read
 
-    def replaced(path: Path) -> list[Need]:
+    def replaced(path: Path) -> list[RequestedArtifact]:
         if path == small and path.exists():
-            save_needs(directory, [need("ab" * 32), need("cd" * 32)], small)
+            save_requested(directory, [need("ab" * 32), need("cd" * 32)], small)
         return read(path)
 
     monkeypatch.setattr(module, "_read", replaced)
-    assert all_needs(directory) == {need("ab" * 32), need("cd" * 32)}
+    assert all_requested(directory) == {need("ab" * 32), need("cd" * 32)}
 
 
 def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
@@ -529,13 +527,13 @@ def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
 ) -> None:
     digest = publish(store, "k", DAY)
     pin(store.root, "llama", [])
-    save_needs(needs_directory(store.root, "llama"), [need(digest)])
+    save_requested(requested_directory(store.root, "llama"), [need(digest)])
 
-    def unpinned_meanwhile(directory: Path) -> set[Need]:
+    def unpinned_meanwhile(directory: Path) -> set[RequestedArtifact]:
         unpin(store.root, "llama")
-        return all_needs(directory)
+        return all_requested(directory)
 
-    monkeypatch.setattr("kcoord.retention.pinned.all_needs", unpinned_meanwhile)
+    monkeypatch.setattr("kcoord.retention.pinned.all_requested", unpinned_meanwhile)
     run(store, max_size=0)
     assert load_pins(store.root) == {}
     assert list((store.root / "v1" / "staging").iterdir()) == []
@@ -679,13 +677,14 @@ def test_where_access_times_are_not_kept_nothing_is_removed_and_it_is_said(tmp_p
 # --- by the agent ---
 
 _FIRST_NOW = """
-import kcoord.agent.chores.retention as keeper
-keeper.FIRST = 0.0
+import kcoord.agent.chores.local_retention as local
+import kcoord.agent.chores.store_retention as store
+local.FIRST = store.FIRST = 0.0
 """
-_SOON = f"{_FIRST_NOW}keeper.EVERY = 0.5\n"
+_SOON = f"{_FIRST_NOW}local.EVERY = store.EVERY = 0.5\n"
 _YOUNG = """
-from kcoord.retention import limits as bounds
-keeper.Limits = lambda **limits: bounds.Limits(**limits, least_age=0.0)
+from kcoord.retention import limits
+store.Limits = lambda **bounds: limits.Limits(**bounds, least_age=0.0)
 """
 
 
@@ -702,7 +701,8 @@ def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store)
 
 def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
     stuck = (
-        f"{_FIRST_NOW}import time\nkeeper.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
+        f"{_FIRST_NOW}import time\nimport kcoord.retention.compacting as compacting\n"
+        "compacting.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
     )
     with Node(store=str(store.root)) as node:
         agent = start_agent(node, stuck)
@@ -780,30 +780,29 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
     store: Store, local_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics are taken on the agent's loop, which ends with an error in them; the pass is made by a thread."""
-    monkeypatch.setattr(keeper, "FIRST", 0.0)
-    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(local_dir), "KCOORD_LOCAL_MAX_SIZE": "1GiB"})
+    monkeypatch.setattr(local_retention, "FIRST", 0.0)
 
     class Slow(Holdings):
         """Whose reader is held up until the pass has ended."""
 
         @property
         def artifacts(self) -> int:  # type: ignore[override]
-            kept._io["local"].submit(lambda: None).result(timeout=60)
+            on_node._lane.submit(lambda: None, "").result(timeout=60)
             return 7
 
     async def scenario() -> None:
-        kept._held["store"] = object.__new__(Slow)
+        on_node._holdings = object.__new__(Slow)
         for name in ("size", "files", "at"):
-            object.__setattr__(kept._held["store"], name, 0)
-        kept.pulse()
+            object.__setattr__(on_node._holdings, name, 0)
+        chores = Chores(on_node.chores)
+        chores.pulse()
         await asyncio.sleep(0)  # the pass is under way
-        assert kept.vitals()["kcoord_store_artifacts"] == 7.0
-        await asyncio.gather(*kept._passes.values())
-        assert kept.vitals()["kcoord_local_artifacts"] == 0.0
-        await kept.drain(60)
+        assert on_node.gauges()["kcoord_local_artifacts"] == 7.0
+        await on_node.chores[0].settled()
+        assert on_node.gauges()["kcoord_local_artifacts"] == 0.0
+        await chores.drain(60)
 
-    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", Notices())
-    kept._due |= {"store": math.inf, "held": math.inf}
+    on_node = LocalRetention(local_dir, 1 << 30, store.root, Notices())
     asyncio.run(scenario())
 
 
@@ -814,13 +813,12 @@ def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
     monkeypatch.setattr(Trash, "take", lambda trash, path: None)  # as where its directory is another user's
     notices = Notices()
     settings = Settings.from_environ({"KCOORD_STORE": str(store.root), "KCOORD_STORE_MAX_SIZE": "1"})
-    kept = Keeper(store.root, settings, LocalLeases(15, 900, 30), "agent", notices)
+    retention = StoreRetention(store.root, settings, LocalLeases(15, 900, 30), "agent", notices)
     for _ in range(2):
-        kept._io["store"].submit(kept._collect).result(timeout=60)
+        retention._collect(store.root)
     (told,) = notices.since(0)[0]
     assert "the store: its bound is not kept: of what was to go, 3 may not be removed by this user" in told
     assert all(there(store, *digests))
-    asyncio.run(kept.drain(60))
 
 
 def test_a_full_disk_keeps_no_pass_from_removing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -873,7 +871,7 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     shown = kcoord(sandbox, "gc", "--unused-for", "36h", "--dry-run", **settings).stdout
     assert f"would remove {digests[2][:12]}" in shown
     assert "unused for 3 d" in shown
-    save_needs(needs_directory(store.root, "llama"), [need(digests[2])])
+    save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
     assert as_json(sandbox, "gc", "--pin", "llama", **settings)["pins"] == {"llama": 1}
     document = as_json(sandbox, "gc", "--unused-for", "36h", **settings)
     assert [d["artifact"] for d in document["removed"]] == [digests[1]]

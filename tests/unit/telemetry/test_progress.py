@@ -141,11 +141,15 @@ def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
     asked: list[str] = []
     counters = iter([5, 7])
 
-    def ask(request: dict[str, Any]) -> dict[str, Any]:
+    def status() -> dict[str, Any]:
         asked.append(threading.current_thread().name)
-        return {"counters": {"compiles": next(counters)}} if request["op"] == "stats" else {}
+        return {}
 
-    overview = Overview(SimpleNamespace(settings=Settings(), ask=ask), 4)  # type: ignore[arg-type]
+    def stats(job: str) -> dict[str, Any]:
+        asked.append(threading.current_thread().name)
+        return {"counters": {"compiles": next(counters)}}
+
+    overview = Overview(SimpleNamespace(settings=Settings(), status=status, stats=stats), 4)  # type: ignore[arg-type]
     log = io.StringIO()
     looks: list[Look] = []
 

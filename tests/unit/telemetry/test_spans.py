@@ -16,13 +16,16 @@ import msgpack
 import pytest
 
 import kcoord
+from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.timelines import Timelines
-from kcoord.cli.options import ask_agent
+from kcoord.cli.options import agent_status
 from kcoord.protocol.identity import (
     Identity,
 )
+from kcoord.protocol.messages import Deliver
 from kcoord.rank.coordinator import Coordinator
-from kcoord.report.trace import Timeline, load_timeline
+from kcoord.report import span_reader
+from kcoord.report.timeline import Timeline, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
@@ -67,7 +70,7 @@ class Gate:
         settings = Settings.from_environ({**self._environ, **node})
 
         def waiting() -> int:
-            status = ask_agent(settings, {"op": "status"})
+            status = agent_status(settings)
             return sum(len(f["waiting"]) for f in status["flights"]) if status else 0
 
         eventually(lambda: waiting() == waiters)
@@ -137,7 +140,7 @@ def test_the_row_of_a_killed_rank_ends_in_what_it_was_at_and_the_next_leader_is_
 
     def waited_for() -> float:
         """The seconds that the flight has been led, if somebody waits for it."""
-        status = ask_agent(settings, {"op": "status"})
+        status = agent_status(settings)
         return max((f["seconds"] for f in status["flights"] if f["waiting"]), default=0.0) if status else 0.0
 
     eventually(waited_for)
@@ -180,7 +183,7 @@ def make(n):
     key = kcoord.CacheKey.of("test", f"k{n}", n=n)
     coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
 make(0)
-coordinator._account.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
+coordinator._recorder.spans.add("load", "ok", kcoord.CacheKey.of("test", "parent's own"), 0.0, 0.0)
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
     make(2)
@@ -329,7 +332,7 @@ def test_bad_spans_in_a_report_cost_the_counters_nothing() -> None:
                 ([span().to_wire(), 5], "x"),
                 ({}, 1 << 60),
             ):
-                reply = wire.ask({"op": "report", "counters": {"requests": 1}, "spans": spans, "dropped": dropped})
+                reply = wire.ask({"op": "deliver", "counters": {"requests": 1}, "spans": spans, "dropped": dropped})
                 assert reply["op"] == "done"
             assert wire.ask({"op": "stats", "job": "j"})["counters"]["requests"] == 5
         until(lambda: any(p.stat().st_size for p in node.directory.glob("traces/j/*.spans")))
@@ -350,25 +353,25 @@ def test_what_a_hostile_client_says_of_itself_leaves_the_file_readable() -> None
             with node.wire() as wire:
                 wire.send(Identity(pid, rank, None, job).hello())
                 wire.frame()
-                wire.ask({"op": "report", "counters": {}, "spans": [span().to_wire()], "dropped": 0})
+                wire.ask({"op": "deliver", "counters": {}, "spans": [span().to_wire()], "dropped": 0})
         until(lambda: sum(p.stat().st_size > 0 for p in node.directory.glob("traces/*/*.spans")) == 5)
         assert {p.parent for p in node.directory.rglob("*.spans")} == set((node.directory / "traces").iterdir())
         for job in ("../..", "..", "", "x" * 5000, "\udcff/\0"):
             assert [s.name for _, s in load_timeline(node.settings, job).spans()] == ["k0"], job
 
 
-def lines_of(tmp_path: Path, content: bytes) -> span_files.SpanFile:
+def lines_of(tmp_path: Path, content: bytes) -> span_reader.SpanFile:
     path = tmp_path / "a.spans"
     path.write_bytes(content)
-    return span_files.read(path)
+    return span_reader.read(path)
 
 
 def test_a_torn_tail_is_skipped_at_whatever_byte_it_was_torn(tmp_path: Path) -> None:
-    first, second = (span_files.report(Process("", 7, n), [span(n)], 2) for n in (0, 1))
-    whole = span_files.head("node") + first
+    first, second = (span_files.delivery(Process("", 7, n), [span(n)], 2) for n in (0, 1))
+    whole = span_files.header("node") + first
     for cut in range(len(second)):
         found = lines_of(tmp_path, whole + second[:cut])
-        assert found.reports == [(Process("node", 7, 0), [span(0)])]
+        assert found.deliveries == [(Process("node", 7, 0), [span(0)])]
         assert found.dropped == 2
     assert not lines_of(tmp_path, b"").problem, "an agent that was killed before it could write"
 
@@ -380,10 +383,10 @@ def test_a_torn_tail_is_skipped_at_whatever_byte_it_was_torn(tmp_path: Path) -> 
     ids=lambda tail: tail[:8].hex(),
 )  # fmt: skip
 def test_garbage_in_a_file_takes_nothing_of_what_came_before(tmp_path: Path, tail: bytes) -> None:
-    good = span_files.head("node") + span_files.report(Process("", 7, 0), [span(0)])
-    assert lines_of(tmp_path, good + tail).reports == [(Process("node", 7, 0), [span(0)])]
+    good = span_files.header("node") + span_files.delivery(Process("", 7, 0), [span(0)])
+    assert lines_of(tmp_path, good + tail).deliveries == [(Process("node", 7, 0), [span(0)])]
     assert lines_of(tmp_path, tail).problem
-    assert lines_of(tmp_path, tail).reports == []
+    assert lines_of(tmp_path, tail).deliveries == []
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -397,8 +400,8 @@ def in_agent(work: Any) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def line(n: int, count: int = 1) -> dict[str, Any]:
-    return {"spans": [span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)], "dropped": 0}
+def line(n: int, count: int = 1) -> Deliver:
+    return Deliver({}, [span(n, name=f"{'n' * 150}{i}").to_wire() for i in range(count)])
 
 
 WHO = Identity(5, 0, 0, "job")
@@ -409,16 +412,16 @@ def test_a_full_file_counts_what_follows(tmp_path: Path) -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(60):
             timelines.add(WHO, line(n, 1000))
-            timelines.pulse()
+            Chores(timelines.chores).pulse()
             await asyncio.sleep(0.02)
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
     assert path.stat().st_size <= span_files.LARGEST_FILE
-    found = span_files.read(path)
+    found = span_reader.read(path)
     assert not found.problem
-    kept = sum(len(spans) for _, spans in found.reports)
+    kept = sum(len(spans) for _, spans in found.deliveries)
     assert kept > 20_000
     assert kept + found.dropped == 60_000
 
@@ -429,7 +432,7 @@ def test_an_agent_that_serves_one_job_after_another_keeps_them_all(tmp_path: Pat
         for n in range(200):
             timelines.add(Identity(5, 0, 0, f"job {n % 150}"), line(n))
             await timelines._save()
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     found = [load_timeline(Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path)}), f"job {n}") for n in range(150)]
@@ -447,15 +450,14 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
 
     async def work() -> None:
         timelines = Hung(tmp_path / "store", tmp_path / "local", "agent", Notices())
-        timelines._share_at = 0.0
         timelines.add(WHO, line(0))
-        timelines.pulse()
+        Chores(timelines.chores).pulse()
         while not asked.is_set():
             await asyncio.sleep(0.01)
-            timelines.pulse()
+            Chores(timelines.chores).pulse()
         timelines.add(WHO, line(1))
         begun = time.monotonic()
-        await timelines.drain(1.0)
+        await Chores(timelines.chores).drain(1.0)
         assert time.monotonic() - begun < 30
 
     try:
@@ -463,7 +465,7 @@ def test_a_store_that_hangs_holds_up_neither_the_nodes_file_nor_the_end(tmp_path
     finally:
         hangs.set()
     (path,) = (tmp_path / "local").rglob("*.spans")
-    assert len(span_files.read(path).reports) == 2
+    assert len(span_reader.read(path).deliveries) == 2
 
 
 def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
@@ -483,13 +485,13 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
         await timelines._save()
         path.unlink()  # somebody cleans the directory
         timelines.add(WHO, line(3))
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
-    found = span_files.read(path)
+    found = span_reader.read(path)
     assert not found.problem
-    assert [spans[0].begin - 1e9 for _, spans in found.reports] == [3]
+    assert [spans[0].begin - 1e9 for _, spans in found.deliveries] == [3]
     assert any("not kept" in notice for notice in notices.since(0)[0])
 
 
@@ -520,25 +522,25 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
             for n in range(4):
                 timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
             await asyncio.sleep(0.01)  # as frames arrive: the loop runs, and no pulse comes
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
-    found = [span_files.read(path) for path in tmp_path.rglob("*.spans")]
-    assert [(f.dropped, sum(len(s) for _, s in f.reports)) for f in found] == [(0, 32_000)]
+    found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
+    assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
 
 
 def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
     async def work() -> None:
         timelines = Timelines(None, tmp_path, "agent", Notices())
         for n in range(2000):
-            timelines.add(WHO, {"spans": [span(n).to_wire()] if n < 2 else [], "dropped": 1})
-            timelines.pulse()
+            timelines.add(WHO, Deliver({}, [span(n).to_wire()] if n < 2 else [], dropped=1))
+            Chores(timelines.chores).pulse()
             await timelines._save()
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     (path,) = tmp_path.rglob("*.spans")
-    assert span_files.read(path).dropped == 2000
+    assert span_reader.read(path).dropped == 2000
     assert path.stat().st_size < 2000, "a few records, not one each time"
 
 
@@ -551,7 +553,7 @@ def share(store: Path, local: Path, notices: Notices | None = None) -> None:
     async def work() -> None:
         timelines = Timelines(store, local, "z-agent", notices or Notices())
         timelines.add(WHO, line(0))
-        await timelines.drain(10)
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
 

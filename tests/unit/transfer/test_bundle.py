@@ -35,12 +35,13 @@ from kcoord.keys import CacheKey
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.requested import (
-    Need,
-    load_needs,
-    needs_directory,
-    save_needs,
+    RequestedArtifact,
+    load_requested,
+    requested_directory,
+    save_requested,
 )
 from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
 from tests.node.test_trust import (
@@ -51,7 +52,6 @@ from tests.node.test_trust import (
     unsigned,
 )
 from tests.support.sandbox import Sandbox, eventually, finish
-from tests.unit.artifacts.test_store import FILES, manifest_of
 from tests.unit.profiles.test_profile import recipe
 
 KEYS = [CacheKey.of("test", f"kernel {n}") for n in range(4)]
@@ -194,7 +194,7 @@ def test_an_artifact_that_is_replaced_while_it_is_exported_leaves_the_earlier_fi
 def sample() -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as directory:
         store = filled(Path(directory) / "s", count=2)
-        text = document.encode([recipe(1)], [Need(KEYS[0].digest, "triton/x")])
+        text = document.encode([recipe(1)], [RequestedArtifact(KEYS[0].digest, "triton/x")])
         yield exported(store, Path(directory) / "b.kcb", p=text).read_bytes()
 
 
@@ -360,8 +360,11 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
 ) -> None:
     here = filled(tmp_path / "here", OURS)
     save_part(here.root / "v1" / "profiles" / "p", [recipe(1), recipe(2)], trust=here.trust)
-    needs = [Need(DIGESTS[2], "triton/A"), Need(DIGESTS[0], f"objects/{DIGESTS[0][:2]}/{DIGESTS[0]}")]
-    save_needs(needs_directory(here.root, "p"), needs)
+    needs = [
+        RequestedArtifact(DIGESTS[2], "triton/A"),
+        RequestedArtifact(DIGESTS[0], f"objects/{DIGESTS[0][:2]}/{DIGESTS[0]}"),
+    ]
+    save_requested(requested_directory(here.root, "p"), needs)
     there = tmp_path / "there"
     out = tmp_path / "p.kcb"
     done = kcoord("export", "p", str(out), KCOORD_STORE=str(here.root), KCOORD_SIGNING_KEY=OURS)
@@ -378,12 +381,12 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     assert set(Store(there).digests()) == {DIGESTS[0], DIGESTS[2]}
     found = {r.digest for r in parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))}
     assert found == {recipe(1).digest, recipe(2).digest}
-    assert set(load_needs(needs_directory(there, "p"))) == set(needs)
+    assert set(load_requested(requested_directory(there, "p"))) == set(needs)
 
 
 def test_all_that_is_exported_has_profiles_too_of_which_only_the_needs_are_known(kcoord: Run, tmp_path: Path) -> None:
     here, out = filled(tmp_path / "here", OURS), tmp_path / "all.kcb"
-    save_needs(needs_directory(here.root, "generic"), [Need(DIGESTS[2], "triton/A")])
+    save_requested(requested_directory(here.root, "generic"), [RequestedArtifact(DIGESTS[2], "triton/A")])
     given = {"KCOORD_STORE": str(here.root), "KCOORD_SIGNING_KEY": OURS}
     done = kcoord("export", "--all", str(out), "--json", **given)
     assert json.loads(done.stdout)["profiles"] == ["generic"], done.stderr

@@ -17,16 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.agent.chores.requested import Needs
+from kcoord.agent.chores.chore import Chores
+from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.profiles.requested import (
-    Need,
-    load_needs,
-    needs_directory,
-    save_needs,
+    RequestedArtifact,
+    load_requested,
+    requested_directory,
+    save_requested,
 )
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -45,38 +46,38 @@ KCOORD = ("-c", "from kcoord.cli import main; main()")
 DIGESTS = [f"{n:064x}" for n in range(20)]
 
 
-def need(n: int) -> Need:
-    return Need(DIGESTS[n], f"objects/{DIGESTS[n][:2]}/{DIGESTS[n]}")
+def need(n: int) -> RequestedArtifact:
+    return RequestedArtifact(DIGESTS[n], f"objects/{DIGESTS[n][:2]}/{DIGESTS[n]}")
 
 
 # Needs on disk.
 
 
 def test_needs_of_several_agents_are_merged_each_once_in_the_order_of_asking(tmp_path: Path) -> None:
-    first = save_needs(tmp_path, [need(3), need(1)])
+    first = save_requested(tmp_path, [need(3), need(1)])
     os.utime(first, (1, 1))
-    save_needs(tmp_path, [need(2), need(3)])
-    assert load_needs(tmp_path) == [need(2), need(3), need(1)], "the newest file first"
+    save_requested(tmp_path, [need(2), need(3)])
+    assert load_requested(tmp_path) == [need(2), need(3), need(1)], "the newest file first"
 
 
 def test_equal_agents_write_one_file_and_a_larger_one_takes_its_place(tmp_path: Path) -> None:
-    first = save_needs(tmp_path, [need(1), need(2)])
-    assert save_needs(tmp_path, [need(2), need(1)]) == first
-    larger = save_needs(tmp_path, [need(1), need(2), need(3)], first)
+    first = save_requested(tmp_path, [need(1), need(2)])
+    assert save_requested(tmp_path, [need(2), need(1)]) == first
+    larger = save_requested(tmp_path, [need(1), need(2), need(3)], first)
     assert list(tmp_path.iterdir()) == [larger]
 
 
 def test_nothing_is_needed_where_nothing_was_noted(tmp_path: Path) -> None:
-    assert load_needs(tmp_path / "missing") == []
+    assert load_requested(tmp_path / "missing") == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"kcoord-needs-1\n" + bytes(32) + b"\x90"])
 def test_a_file_that_is_torn_is_skipped(tmp_path: Path, damage: bytes) -> None:
-    save_needs(tmp_path, [need(1)])
+    save_requested(tmp_path, [need(1)])
     (tmp_path / "a.needs").write_bytes(damage)
     (tmp_path / "b.needs").symlink_to("/etc/passwd")
     (tmp_path / "c.needs").mkdir()
-    assert load_needs(tmp_path) == [need(1)]
+    assert load_requested(tmp_path) == [need(1)]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +96,13 @@ def test_a_file_that_is_torn_is_skipped(tmp_path: Path, damage: bytes) -> None:
 )
 def test_a_place_outside_the_tiers_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(ValueError, match="no place"):
-        Need(DIGESTS[0], place)
+        RequestedArtifact(DIGESTS[0], place)
 
 
 def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError):
-        load_needs(tmp_path / "file")
+        load_requested(tmp_path / "file")
 
 
 # Noting.
@@ -111,21 +112,27 @@ def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Pa
     """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "needs").touch()  # in the way
-    noted = Needs(tmp_path, tmp_path / "local", "job", Notices())
-    noted.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
-    noted.pulse()
-    assert noted._writing is not None
-    noted._writing.result(timeout=60)
-    (tmp_path / "v1" / "needs").unlink()
-    asyncio.run(noted.drain(60))
-    assert load_needs(needs_directory(tmp_path, "job")) == [Need("ab" * 32, "triton/X")]
+    notices = Notices()
+    recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices)
+
+    async def scenario() -> None:
+        recorder.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
+        chores = Chores(recorder.chores)
+        chores.pulse()
+        while not notices.since(0)[0]:
+            await asyncio.sleep(0.005)
+        (tmp_path / "v1" / "needs").unlink()
+        await chores.drain(60)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert load_requested(requested_directory(tmp_path, "job")) == [RequestedArtifact("ab" * 32, "triton/X")]
 
 
 def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
     for store, profile in ((None, "job"), (tmp_path, None)):
-        needs = Needs(store, tmp_path / "local", profile, Notices())
-        needs.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
-        needs.pulse()
+        recorder = RequestedRecorder(store, tmp_path / "local", profile, Notices())
+        recorder.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
+        asyncio.run(Chores(recorder.chores).drain(60))
     assert not list(tmp_path.rglob("*.needs"))
 
 
@@ -190,14 +197,14 @@ def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) ->
 
 
 def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_needs(needs_directory(recorded, "job"))
+    needs = load_requested(requested_directory(recorded, "job"))
     shutil.rmtree(Store(recorded).home(needs[0].digest))
     assert "4 artifacts" in (line := fetch(sandbox).stderr)
     assert "1 are not in the store" in line
 
 
 def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_needs(needs_directory(recorded, "job"))
+    needs = load_requested(requested_directory(recorded, "job"))
     payload = Store(recorded).home(needs[0].digest) / "payload.tar.zst"
     payload.write_bytes(payload.read_bytes()[:-1] + b"x")
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
@@ -206,8 +213,8 @@ def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path)
 
 
 def test_a_need_that_names_another_keys_place_harms_nobody(sandbox: Sandbox, recorded: Path) -> None:
-    one, other, *_ = load_needs(needs_directory(recorded, "job"))
-    save_needs(needs_directory(recorded, "job"), [Need(one.digest, other.place)])
+    one, other, *_ = load_requested(requested_directory(recorded, "job"))
+    save_requested(requested_directory(recorded, "job"), [RequestedArtifact(one.digest, other.place)])
     fetch(sandbox)
     done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
@@ -224,7 +231,7 @@ def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
 ) -> None:
     """An init container that is killed for its memory fails its pod."""
     sizes, at_once, most_at_once, counting = [], 0, 0, threading.Lock()
-    for need in load_needs(needs_directory(recorded, "job")):
+    for need in load_requested(requested_directory(recorded, "job")):
         stated = Store(recorded).manifest_file(need.digest)
         assert stated is not None
         sizes.append(Manifest.decode(stated).size)

@@ -1,7 +1,7 @@
-"""The lease interface as scenarios: every implementation of `LeaseService` passes `LeaseConformance`.
+"""The conformance suite of a lease service: inherit `LeaseConformance`, give it `open_service`, and run it with pytest.
 
-A subclass gives `open_service`, an async context manager for a fresh service. Times are short and real: `TTL` is long
-enough that a busy machine does not reach it within a handful of commands, and short enough to wait for.
+Times are short and real: `TTL` is long enough that a busy machine does not reach it within a handful of commands, and short
+enough to wait for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from kcoord.leases.base import Answer, Failed, LeaseService, Ready, Wait, Won, await_turn, kept_alive
+from kcoord.leases.base import Answer, Failed, Lease, LeaseService, Ready, Wait, await_turn
 
 TTL = 0.4
 LIMIT = 0.8
@@ -45,7 +45,14 @@ async def eventually(
     return answer
 
 
-async def waiting(service: LeaseService, key: str, token: str) -> asyncio.Task[Won | Ready | Failed]:
+async def won(service: LeaseService, key: str, token: str = "a", *, void: str | None = None) -> Lease:
+    """The lease of `key`, which is free, for ``host-<token>``."""
+    answer = await service.acquire(key, token, f"host-{token}", void=void)
+    assert isinstance(answer, Lease), answer
+    return answer
+
+
+async def waiting(service: LeaseService, key: str, token: str) -> asyncio.Task[Lease | Ready | Failed | None]:
     """A claim that is known to wait: it has subscribed, asked again, and been told to wait."""
     waits = asyncio.Event()
     task = asyncio.create_task(await_turn(service, key, token, token, on_wait=lambda wait: waits.set()))
@@ -54,7 +61,8 @@ async def waiting(service: LeaseService, key: str, token: str) -> asyncio.Task[W
 
 
 class LeaseConformance:
-    """Scenarios. `open_service(ttl=…, limit=…, failure_ttl=…)` opens a service with these times, in seconds."""
+    """Scenarios. ``open_service(ttl=…, limit=…, failure_ttl=…)`` is an async context manager for a fresh service with these
+    times, in seconds."""
 
     open_service: Open
 
@@ -68,7 +76,7 @@ class LeaseConformance:
     def test_a_free_key_is_won_and_a_second_claim_waits_for_its_holder(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            assert isinstance(await service.acquire(key, "a", "host-a"), Won)
+            await won(service, key)
             answer = await service.acquire(key, "b", "host-b")
             assert isinstance(answer, Wait)
             assert answer.holder == "host-a"
@@ -79,9 +87,9 @@ class LeaseConformance:
     def test_keys_do_not_touch_each_other(self) -> None:
         async def scenario(service: LeaseService) -> None:
             one, other = some_key(), some_key()
-            assert isinstance(await service.acquire(one, "a", "host-a"), Won)
-            assert isinstance(await service.acquire(other, "b", "host-b"), Won)
-            await service.ready(one, "a", "m")
+            a = await won(service, one)
+            await won(service, other, "b")
+            await a.ready("m")
             assert isinstance(await service.acquire(other, "c", "host-c"), Wait)
 
         self.run(scenario)
@@ -89,8 +97,7 @@ class LeaseConformance:
     def test_asking_again_with_the_same_token_gives_the_same_lease(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            first = await service.acquire(key, "a", "host-a")
-            assert isinstance(first, Won)
+            first = await won(service, key)
             assert await service.acquire(key, "a", "host-a") == first
 
         self.run(scenario)
@@ -98,8 +105,8 @@ class LeaseConformance:
     def test_ready_is_told_to_everybody(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.ready(key, "a", "manifest-1")
+            a = await won(service, key)
+            await a.ready("manifest-1")
             for token in ("a", "b", "c"):
                 assert await service.acquire(key, token, "host") == Ready("manifest-1")
 
@@ -108,9 +115,10 @@ class LeaseConformance:
     def test_ready_may_be_said_twice(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.ready(key, "a", "manifest-1")
-            await service.ready(key, "a", "manifest-1")
+            a = await won(service, key)
+            await a.ready("manifest-1")
+            await a.ready("manifest-1")
+            await service.ready(key, "manifest-1")
             assert await service.acquire(key, "b", "host") == Ready("manifest-1")
 
         self.run(scenario)
@@ -118,9 +126,9 @@ class LeaseConformance:
     def test_an_untrue_ready_is_forgotten_by_the_claim_that_found_out(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.ready(key, "a", "gone")
-            assert isinstance(await service.acquire(key, "b", "host-b", void="gone"), Won)
+            a = await won(service, key)
+            await a.ready("gone")
+            await won(service, key, "b", void="gone")
             assert isinstance(await service.acquire(key, "c", "host-c"), Wait)
 
         self.run(scenario)
@@ -128,8 +136,8 @@ class LeaseConformance:
     def test_voiding_one_manifest_leaves_another_that_was_announced_meanwhile(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.ready(key, "a", "new")
+            a = await won(service, key)
+            await a.ready("new")
             assert await service.acquire(key, "b", "host-b", void="old") == Ready("new")
 
         self.run(scenario)
@@ -137,20 +145,20 @@ class LeaseConformance:
     def test_a_failure_is_told_with_its_log_and_then_forgotten(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            assert await service.fail(key, "a", "ptxas: no", "host-a, rank 3")
+            a = await won(service, key)
+            assert await a.fail("ptxas: no", "host-a, rank 3")
             assert await service.acquire(key, "b", "host-b") == Failed("ptxas: no", "host-a, rank 3")
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
+            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
 
         self.run(scenario, failure_ttl=FAILURE_TTL)
 
     def test_a_failure_is_remembered_for_its_whole_time(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.fail(key, "a", "log", "where")
+            a = await won(service, key)
+            await a.fail("log", "where")
             began = time.monotonic()
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
+            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
             assert time.monotonic() - began > 0.7 * FAILURE_TTL
 
         self.run(scenario, failure_ttl=FAILURE_TTL)
@@ -159,8 +167,8 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             for log in ("", "\0\r\n", "ünïcödé → 編譯", "x" * 100_000 + "the end"):
                 key = some_key()
-                await service.acquire(key, "a", "host-a")
-                assert await service.fail(key, "a", log, "w")
+                a = await won(service, key)
+                assert await a.fail(log, "w")
                 answer = await service.acquire(key, "b", "host-b")
                 assert isinstance(answer, Failed)
                 assert answer.log[-7:] == log[-7:]
@@ -170,9 +178,9 @@ class LeaseConformance:
     def test_a_released_lease_is_free(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            assert await service.release(key, "a")
-            assert isinstance(await service.acquire(key, "b", "host-b"), Won)
+            a = await won(service, key)
+            assert await a.release()
+            await won(service, key, "b")
 
         self.run(scenario)
 
@@ -180,8 +188,8 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
             began = time.monotonic()
-            await service.acquire(key, "a", "host-a")
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
+            await won(service, key)
+            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
             assert time.monotonic() - began > 0.7 * TTL
 
         self.run(scenario, ttl=TTL, limit=300.0)
@@ -189,52 +197,60 @@ class LeaseConformance:
     def test_a_waiter_takes_over_when_the_holder_dies_silently(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            await won(service, key)
             answer = await asyncio.wait_for(await_turn(service, key, "b", "host-b"), BOUND)
-            assert isinstance(answer, Won)
+            assert isinstance(answer, Lease)
 
         self.run(scenario, ttl=TTL, limit=300.0)
 
     def test_renewing_keeps_a_lease_beyond_its_ttl(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            a = await won(service, key)
             began = time.monotonic()
             while time.monotonic() - began < 1.7 * TTL:
-                assert await service.renew(key, "a")
+                assert await a.renew()
                 assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
                 await asyncio.sleep(TTL / 10)
 
         self.run(scenario, ttl=TTL, limit=300.0)
 
-    def test_kept_alive_renews_while_its_block_runs_and_stops_after_it(self) -> None:
+    def test_a_lease_that_is_kept_alive_is_renewed_until_it_is_given_up(self) -> None:
         async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            await service.acquire(key, "a", "host-a")
-            began, losses = time.monotonic(), []
-            async with kept_alive(service, key, "a", TTL, on_lost=lambda: losses.append("lost")):
-                while time.monotonic() - began < 1.7 * TTL:
-                    assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-                    await asyncio.sleep(TTL / 10)
-            assert not losses
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
+            key, before = some_key(), asyncio.all_tasks()
+            a = await won(service, key)
+            began = time.monotonic()
+            a.keep_alive(TTL)
+            while time.monotonic() - began < 1.7 * TTL:
+                assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
+                await asyncio.sleep(TTL / 10)
+            renewing = asyncio.all_tasks() - before
+            await a.release()
+            assert all(task.done() for task in renewing if task.get_coro().__name__ == "_keep")  # type: ignore[union-attr]
+            await won(service, key, "b")
 
         self.run(scenario, ttl=TTL, limit=300.0)
 
-    def test_kept_alive_tells_a_lost_lease_once(self) -> None:
+    def test_the_loss_of_a_lease_ends_its_renewals_and_nothing_else(self) -> None:
         async def scenario(service: LeaseService) -> None:
-            key, losses, told = some_key(), [], asyncio.Event()
+            key, renewed = some_key(), []
+            a = await won(service, key)
+            renew = service.renew
 
-            def lost() -> None:
-                losses.append("lost")
-                told.set()
+            async def counted(lease: Lease) -> bool:
+                renewed.append(await renew(lease))
+                return renewed[-1]
 
-            await service.acquire(key, "a", "host-a")
-            async with kept_alive(service, key, "a", 0.06, on_lost=lost):
-                await service.ready(key, "b", "m")
-                await asyncio.wait_for(told.wait(), BOUND)
-                await asyncio.sleep(0.1)  # several renewals' time: none of them tells again
-            assert losses == ["lost"]
+            service.renew = counted  # type: ignore[method-assign]
+            a.keep_alive(0.06)
+            await service.ready(key, "m")
+            deadline = time.monotonic() + BOUND
+            while False not in renewed:
+                assert time.monotonic() < deadline, "it does not hear that it is lost"
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # time for several renewals
+            assert renewed.count(False) == 1
+            assert await service.acquire(key, "b", "host") == Ready("m")
 
         self.run(scenario)
 
@@ -242,15 +258,15 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
             began = time.monotonic()
-            await service.acquire(key, "a", "host-a")
-            while await service.renew(key, "a"):
+            a = await won(service, key)
+            while await a.renew():
                 assert time.monotonic() - began < BOUND, "the limit is not enforced"
                 await asyncio.sleep(TTL / 10)
             assert time.monotonic() - began > 0.7 * LIMIT
-            assert not await service.renew(key, "a")
+            assert not await a.renew()
             # it may last for the rest of a millisecond
-            assert isinstance(await await_turn(service, key, "b", "host-b"), Won)
-            assert not await service.renew(key, "a")
+            assert isinstance(await await_turn(service, key, "b", "host-b"), Lease)
+            assert not await a.renew()
 
         self.run(scenario, ttl=TTL, limit=LIMIT)
 
@@ -258,17 +274,13 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             key, fences = some_key(), []
             for n in range(30):
-                won = await service.acquire(key, f"t{n}", "host")
-                assert isinstance(won, Won)
-                fences.append(won.fence)
-                if n % 3 == 0:
-                    await service.release(key, f"t{n}")
-                else:
-                    await service.ready(key, f"t{n}", f"m{n}")
-                    won = await service.acquire(key, f"u{n}", "host", void=f"m{n}")
-                    assert isinstance(won, Won)
-                    fences.append(won.fence)
-                    await service.release(key, f"u{n}")
+                lease = await won(service, key, f"t{n}")
+                fences.append(lease.fence)
+                if n % 3:
+                    await lease.ready(f"m{n}")
+                    lease = await won(service, key, f"u{n}", void=f"m{n}")
+                    fences.append(lease.fence)
+                await lease.release()
             assert fences == sorted(set(fences))
 
         self.run(scenario)
@@ -276,11 +288,9 @@ class LeaseConformance:
     def test_the_fence_grows_when_a_lease_ran_out(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            first = await service.acquire(key, "a", "host-a")
-            assert isinstance(first, Won)
+            first = await won(service, key)
             await asyncio.sleep(1.2 * TTL)  # what is tested is what happens when nobody does anything
-            again = await service.acquire(key, "a", "host-a")
-            assert isinstance(again, Won)
+            again = await won(service, key)
             assert again.fence > first.fence
 
         self.run(scenario, ttl=TTL, limit=300.0)
@@ -288,42 +298,40 @@ class LeaseConformance:
     def test_the_same_token_gets_a_new_lease_after_the_hard_limit(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            first = await service.acquire(key, "a", "host-a")
-            while await service.renew(key, "a"):
+            first = await won(service, key)
+            while await first.renew():
                 await asyncio.sleep(TTL / 10)
-            again = await service.acquire(key, "a", "host-a")
-            assert isinstance(first, Won)
-            assert isinstance(again, Won)
+            again = await won(service, key)
             assert again.fence > first.fence
             assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-            assert await service.renew(key, "a")
+            assert await again.renew()
 
         self.run(scenario, ttl=TTL, limit=TTL)
 
     def test_a_late_token_changes_nothing(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "late", "host-a")
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
-            assert not await service.renew(key, "late")
-            assert not await service.fail(key, "late", "log", "where")
-            assert not await service.release(key, "late")
+            late = await won(service, key, "late")
+            b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+            assert not await late.renew()
+            assert not await late.fail("log", "where")
+            assert not await late.release()
             answer = await service.acquire(key, "c", "host-c")
             assert isinstance(answer, Wait)
             assert answer.holder == "host-b"
-            assert await service.renew(key, "b")
+            assert await b.renew()
 
         self.run(scenario, ttl=TTL, limit=300.0)
 
     def test_ready_from_a_token_that_lost_its_lease_is_accepted(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "late", "host-a")
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Won)
-            await service.ready(key, "late", "m")
+            late = await won(service, key, "late")
+            b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+            await late.ready("m")
             assert await service.acquire(key, "c", "host-c") == Ready("m")
-            assert not await service.renew(key, "b")
-            assert not await service.fail(key, "b", "log", "where")
+            assert not await b.renew()
+            assert not await b.fail("log", "where")
             assert await service.acquire(key, "c", "host-c") == Ready("m")
 
         self.run(scenario, ttl=TTL, limit=300.0)
@@ -331,29 +339,82 @@ class LeaseConformance:
     def test_a_renewal_that_comes_after_the_release_takes_nothing(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
-            await service.release(key, "a")
-            await service.renew(key, "a")
-            assert isinstance(await service.acquire(key, "b", "host-b"), Won)
+            a = await won(service, key)
+            await a.release()
+            await a.renew()
+            await won(service, key, "b")
+
+        self.run(scenario)
+
+    def test_a_lease_is_recorded_until_it_is_given_up(self) -> None:
+        async def scenario(service: LeaseService) -> None:
+            one, other, third = [await won(service, some_key()) for _ in range(3)]
+            assert {id(lease) for lease in service.held.values()} == {id(one), id(other), id(third)}
+            await one.ready("m")
+            await other.fail("log", "where")
+            await third.release()
+            assert not service.held
+
+        self.run(scenario)
+
+    def test_a_claim_that_is_cancelled_as_it_is_won_holds_nothing(self) -> None:
+        """Its answer is on the way, and nobody hears it."""
+
+        async def scenario(service: LeaseService) -> None:
+            key, take = some_key(), service.take
+            given = asyncio.Event()
+
+            async def unheard(lease: Lease, void: str | None) -> Any:
+                answer = await take(lease, void)
+                given.set()
+                await asyncio.sleep(60)
+                return answer
+
+            service.take = unheard  # type: ignore[method-assign]
+            claim = asyncio.create_task(service.acquire(key, "a", "host-a"))
+            await asyncio.wait_for(given.wait(), BOUND)
+            claim.cancel()
+            await asyncio.gather(claim, return_exceptions=True)
+            assert claim.cancelled()
+            service.take = take  # type: ignore[method-assign]
+            await won(service, key, "b")
+
+        self.run(scenario)
+
+    def test_a_look_says_what_a_claim_would_be_told_and_takes_nothing(self) -> None:
+        async def scenario(service: LeaseService) -> None:
+            key = some_key()
+            assert await service.look(key) is None
+            a = await won(service, key)
+            found = await service.look(key)
+            assert isinstance(found, Wait)
+            assert found.holder == "host-a"
+            assert 20 < found.ttl <= 30
+            await a.fail("log", "where")
+            assert await service.look(key) == Failed("log", "where")
+            await service.ready(key, "m")
+            assert await service.look(key) == Ready("m")
+            await (await won(service, key, "b", void="m")).release()
+            assert await service.look(key) is None
 
         self.run(scenario)
 
     def test_every_end_of_a_lease_wakes_its_waiter_at_once(self) -> None:
-        ends: dict[str, tuple[Callable[[LeaseService, str], Awaitable[object]], type[Answer]]] = {
-            "release": (lambda s, k: s.release(k, "a"), Won),
-            "ready": (lambda s, k: s.ready(k, "a", "m"), Ready),
-            "fail": (lambda s, k: s.fail(k, "a", "log", "where"), Failed),
-        }
+        ends: list[tuple[Callable[[Lease], Awaitable[object]], type[Answer]]] = [
+            (lambda lease: lease.release(), Lease),
+            (lambda lease: lease.ready("m"), Ready),
+            (lambda lease: lease.fail("log", "where"), Failed),
+        ]
 
         async def scenario(service: LeaseService) -> None:
-            for end, kind in ends.values():
+            for end, kind in ends:
                 took = []
                 for _ in range(5):
                     key = some_key()
-                    await service.acquire(key, "a", "host-a")
+                    a = await won(service, key)
                     waiter = await waiting(service, key, "b")
                     began = time.monotonic()
-                    await end(service, key)
+                    await end(a)
                     assert isinstance(await asyncio.wait_for(waiter, BOUND), kind)
                     took.append(time.monotonic() - began)
                 assert min(took) < AT_ONCE, f"woken after {took} s"
@@ -363,9 +424,9 @@ class LeaseConformance:
     def test_a_hundred_waiters_of_one_key_hear_that_it_is_ready(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            a = await won(service, key)
             waiters = [await waiting(service, key, f"w{n}") for n in range(100)]
-            await service.ready(key, "a", "m")
+            await a.ready("m")
             answers = await asyncio.wait_for(asyncio.gather(*waiters), BOUND)
             assert set(answers) == {Ready("m")}
 
@@ -375,7 +436,7 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
             answers = await asyncio.gather(*(service.acquire(key, f"t{n}", "host") for n in range(300)))
-            assert sum(isinstance(a, Won) for a in answers) == 1
+            assert sum(isinstance(a, Lease) for a in answers) == 1
             assert sum(isinstance(a, Wait) for a in answers) == 299
 
         self.run(scenario)
@@ -386,13 +447,14 @@ class LeaseConformance:
 
             async def claim(token: str) -> None:
                 nonlocal leading
-                assert isinstance(await await_turn(service, key, token, token), Won)
+                lease = await await_turn(service, key, token, token)
+                assert isinstance(lease, Lease)
                 leading += 1
                 assert leading == 1, "two leaders at once"
                 await asyncio.sleep(random.uniform(0, 0.003))
                 leading -= 1
                 led.append(token)
-                await service.release(key, token)
+                await lease.release()
 
             await asyncio.gather(*(claim(f"t{n}") for n in range(20)))
             assert len(led) == 20
@@ -407,17 +469,17 @@ class LeaseConformance:
 
             async def trial() -> float:
                 key = some_key()
-                await service.acquire(key, "a", "host-a")
+                a = await won(service, key)
                 waiter = asyncio.create_task(await_turn(service, key, "b", "host-b"))
                 for _ in range(randomness.randrange(12)):  # steps of the event loop, not seconds
                     await asyncio.sleep(0)
                 await asyncio.sleep(randomness.choice((0, 0, 0.0003, 0.001, 0.003)) * randomness.random())
                 if randomness.random() < 0.5:
-                    await service.release(key, "a")
+                    await a.release()
                 else:
-                    await service.ready(key, "a", "m")
+                    await a.ready("m")
                 ended = time.monotonic()
-                assert isinstance(await asyncio.wait_for(waiter, BOUND), (Won, Ready))
+                assert isinstance(await asyncio.wait_for(waiter, BOUND), (Lease, Ready))
                 return time.monotonic() - ended
 
             for _ in range(40):
@@ -430,7 +492,7 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             randomness = random.Random(11)
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            a = await won(service, key)
             for n in range(150):
                 waiter = asyncio.create_task(await_turn(service, key, f"w{n}", "host-w"))
                 for _ in range(randomness.randrange(8)):
@@ -440,10 +502,13 @@ class LeaseConformance:
                 await asyncio.gather(waiter, return_exceptions=True)
             waiter = await waiting(service, key, "b")
             began = time.monotonic()
-            await service.release(key, "a")
-            assert isinstance(await asyncio.wait_for(waiter, BOUND), Won)
+            await a.release()
+            b = await asyncio.wait_for(waiter, BOUND)
+            assert isinstance(b, Lease)
             assert time.monotonic() - began < 1.5
-            await service.release(key, "b")
+            assert list(service.held.values()) == [b]
+            await b.release()
+            assert not service.held
 
         self.run(scenario)
 
@@ -454,7 +519,7 @@ class LeaseConformance:
             randomness = random.Random(13)
             for _ in range(60):
                 key = some_key()
-                await service.acquire(key, "a", "host-a")
+                a = await won(service, key)
                 first = asyncio.create_task(await_turn(service, key, "b", "host-b"))
                 second = asyncio.create_task(await_turn(service, key, "c", "host-c"))
                 for _ in range(randomness.randrange(25)):
@@ -462,7 +527,7 @@ class LeaseConformance:
                 first.cancel()
                 await asyncio.gather(first, return_exceptions=True)
                 began = time.monotonic()
-                await service.ready(key, "a", "m")
+                await a.ready("m")
                 assert await asyncio.wait_for(second, BOUND) == Ready("m")
                 assert time.monotonic() - began < 1.5
 
@@ -472,7 +537,7 @@ class LeaseConformance:
         async def scenario(service: LeaseService) -> None:
             randomness = random.Random(17)
             for n in range(20):
-                await service.ready(f"{n}", "a", f"manifest-{n}")
+                await service.ready(f"{n}", f"manifest-{n}")
 
             async def ask(n: int) -> None:
                 task = asyncio.create_task(service.acquire(f"{n}", "t", "host"))
@@ -499,11 +564,11 @@ class LeaseConformance:
     def test_a_watch_hears_a_change_that_came_before_it_was_asked(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key = some_key()
-            await service.acquire(key, "a", "host-a")
+            a = await won(service, key)
             async with service.watch(key) as watch:
                 while await watch.changed(0.1):
                     pass
-                await service.release(key, "a")
+                await a.release()
                 assert await watch.changed(BOUND)
 
         self.run(scenario)

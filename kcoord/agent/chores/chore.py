@@ -1,0 +1,180 @@
+"""A background pass of the agent, with a thread of its own for a disk that may hang.
+
+A *chore* is one pass that runs again and again: never twice at once, not before it is due, and after a slow run it rests for a
+multiple of the time that the run took. The agent's pulse begins all chores, and one bounded drain ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from kcoord.telemetry.events import Notices, log, tell_if_failed
+
+T = TypeVar("T")
+
+REST = 20  # a disk that took long for a run is left alone for so many times as long
+SPREAD = 0.2  # of a period: the nodes of a job start together, and are not to come together every time
+
+
+class Lane:
+    """One thread, which works for one disk, in order. A disk that hangs holds it for ever: nobody waits for it to end.
+
+    `low_priority`: the thread leaves the CPU to others.
+    """
+
+    def __init__(self, name: str, *, low_priority: bool = False) -> None:
+        self._pool = ThreadPoolExecutor(1, name, initializer=_lower_priority if low_priority else None)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`, or its exception. If this is cancelled, the thread goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def doing(self, work: Callable[[], T]) -> Callable[[], Awaitable[T]]:
+        """`work` as a function for the event loop, which runs it in this lane."""
+        return functools.partial(self.run, work)
+
+    def submit(self, work: Callable[[], object], consequence: str) -> Future[object]:
+        """Run `work` when its turn comes. An exception is logged, with its `consequence`."""
+        future = self._pool.submit(work)
+        future.add_done_callback(lambda done: tell_if_failed(done, consequence))
+        return future
+
+    def close(self) -> None:
+        """Begin no other work."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Chore:
+    """One pass, `work`, begun by `pulse` on the event loop.
+
+    Times in seconds. `first`: until the first run. `every`: between the beginnings of two runs, each time more or less by the
+    fraction `spread`; a run that returns a number of seconds sets the next pause itself. `rest`: a run that took t seconds is
+    followed by a pause of at least ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the
+    chore goes on with its next run.
+
+    `last` is the final run, which `drain` makes; without one, `drain` cancels the run that is under way. `lost` is told to the
+    user if the final run does not end in time; without it the log alone has a line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lane: Lane,
+        work: Callable[[], Awaitable[float | None]],
+        notices: Notices,
+        *,
+        first: float = 0.0,
+        every: float = 0.0,
+        spread: float = 0.0,
+        rest: float = 0.0,
+        wanted: Callable[[], bool] = lambda: True,
+        last: Callable[[], Awaitable[object]] | None = None,
+        lost: str = "",
+    ) -> None:
+        self.name, self.lane = name, lane
+        self.ended = asyncio.Event()  # by `drain`
+        self._work, self._notices = work, notices
+        self._every, self._spread, self._rest = every, spread, rest
+        self._wanted, self._last, self._lost = wanted, last, lost
+        self._run: asyncio.Task[None] | None = None
+        self._draining = False
+        self._due = time.monotonic() + self._about(first)
+
+    @property
+    def under_way(self) -> bool:
+        return self._run is not None and not self._run.done()
+
+    def pulse(self, now: float) -> None:
+        """Begin a run if one is wanted and due."""
+        if self._wanted() and now >= self._due:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin a run, due or not, unless one is under way or the agent ends."""
+        if not self._draining and not self.under_way:
+            self._run = asyncio.create_task(self._once())
+            self._run.add_done_callback(self._failed)
+
+    def hasten(self) -> None:
+        """The next run is due now."""
+        self._due = 0.0
+
+    async def settled(self) -> None:
+        """Wait for the end of the run that is under way, whatever comes of it."""
+        if self._run is not None:
+            await asyncio.wait({self._run})
+
+    async def drain(self, seconds: float) -> None:
+        """End: wait for the run that is under way and make the last one, within `seconds`; what is not done then is given up."""
+        self._draining = True
+        if self._last is None:
+            if self._run is not None:
+                self._run.cancel()
+            end = asyncio.create_task(self.settled())
+        else:
+            end = asyncio.create_task(self._finish(self._last))
+            end.add_done_callback(self._failed)
+        try:
+            _, late = await asyncio.wait({end}, timeout=seconds)
+            if late and self._lost:
+                self._notices.tell(self._lost)
+            elif late:
+                log.info("%s: not finished within %g s", self.name, seconds)
+        finally:
+            end.cancel()
+            self.ended.set()
+
+    async def _once(self) -> None:
+        begun, pause = time.monotonic(), None
+        try:
+            pause = await self._work()
+        finally:
+            ended = time.monotonic()
+            every = self._about(self._every if pause is None else pause)
+            self._due = max(begun + every, ended + self._rest * (ended - begun))
+
+    async def _finish(self, last: Callable[[], Awaitable[object]]) -> None:
+        await self.settled()
+        await last()
+
+    def _failed(self, run: asyncio.Task[None]) -> None:
+        tell_if_failed(run, f"{self.name}: a run failed", self._notices.tell)
+
+    def _about(self, seconds: float) -> float:
+        return seconds * random.uniform(1 - self._spread, 1 + self._spread)
+
+
+class Chores:
+    """All chores of one agent."""
+
+    def __init__(self, *groups: Iterable[Chore]) -> None:
+        self._chores = [chore for group in groups for chore in group]
+
+    def pulse(self) -> None:
+        """Begin what is due. Call it about once a second."""
+        now = time.monotonic()
+        for chore in self._chores:
+            chore.pulse(now)
+
+    async def drain(self, seconds: float) -> None:
+        """End all chores, side by side, within `seconds`; then their lanes begin no other work."""
+        try:
+            await asyncio.gather(*(chore.drain(seconds) for chore in self._chores))
+        finally:
+            for chore in self._chores:
+                chore.lane.close()
+
+
+def _lower_priority() -> None:
+    """On Linux a thread has a priority of its own."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

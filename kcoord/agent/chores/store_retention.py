@@ -1,0 +1,151 @@
+"""The agents' care for the store: they keep its bounds, empty its trash, merge old parts of profiles, and count what it holds.
+
+One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
+the store if there is a bound, or if metrics are served; the other agents read the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.sweeping import is_turn
+from kcoord.artifacts.signing import OFF, Trust
+from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.files.faults import (
+    fault_of,
+)
+from kcoord.files.trash import Trash
+from kcoord.leases.base import Lease, LeaseService
+from kcoord.retention.collected import Collected
+from kcoord.retention.compacting import compact_profiles
+from kcoord.retention.holdings import Holdings, read_holdings
+from kcoord.retention.limits import Limits
+from kcoord.retention.pinned import pinned_digests
+from kcoord.retention.store_collector import collect, count
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices, log
+from kcoord.units import bytes_text
+
+FIRST = 600.0  # seconds; a job that has just begun has better things to do
+EVERY = 3600.0
+READ_FIRST, READ_EVERY = 60.0, 600.0  # the result of another agent's pass: one small file
+MOST = 2000  # artifacts of one pass, and parts of profiles, and lists of needs
+_LEASE = "gc"
+
+
+class StoreRetention:
+    """Passes over the store, if there is one. Not guaranteed: that a bound is kept at every moment."""
+
+    def __init__(
+        self, store: Path | None, settings: Settings, leases: LeaseService, agent: str, notices: Notices,
+        trust: Trust = OFF,
+    ) -> None:  # fmt: skip
+        self._leases, self._token, self._ttl, self._notices = leases, f"{agent}.gc", settings.lease_ttl, notices
+        self._trust, self._metered = trust, settings.metrics is not None
+        self._limits = Limits(
+            max_size=settings.store_max_size, max_files=settings.store_max_files, unused_for=settings.store_unused_for
+        )
+        self._has_store = store is not None
+        self._holdings: Holdings | None = None  # as the last pass of any agent found them
+        self._lane = Lane("store-retention", low_priority=True)
+        self.chores: list[Chore] = []
+        if store is None:
+            return
+        self._reading = Chore(
+            "the holdings of the store", self._lane, functools.partial(self._read, store), notices,
+            first=READ_FIRST, every=READ_EVERY, spread=SPREAD,
+        )  # fmt: skip
+        self.chores.append(
+            Chore("retention in the store", self._lane, functools.partial(self._pass, store), notices,
+                  first=FIRST, every=EVERY, spread=SPREAD),
+        )  # fmt: skip
+        if self._metered:
+            self.chores.append(self._reading)
+
+    def gauges(self) -> dict[str, float]:
+        """The store's holdings and bounds, by the names of the metrics."""
+        bounds = {"bytes": self._limits.max_size, "files": self._limits.max_files}
+        return gauges_of("store", self._holdings, bounds if self._has_store else {})
+
+    async def _pass(self, store: Path) -> None:
+        """Whatever goes wrong: an hour later another agent tries."""
+        try:
+            if not await self._lane.run(lambda: _is_turn(store)):
+                return
+            lease = await self._leases.acquire(_LEASE, self._token, platform.node())
+            if not isinstance(lease, Lease):
+                return  # another agent makes a pass
+            lease.keep_alive(self._ttl)
+            try:
+                await self._lane.run(lambda: self._compact(store))
+                await self._lane.run(lambda: self._collect(store))
+                self._reading.hasten()
+            finally:
+                await lease.release()
+        except LeaseUnavailable as error:
+            log.info("the store was not looked through: %s", error)
+        except StoreError as error:
+            self._notices.tell(f"the store is not looked through: {error}", about=fault_of(store, error))
+
+    async def _read(self, store: Path) -> None:
+        try:
+            found = await self._lane.run(lambda: read_holdings(store))
+        except StoreError as error:  # the earlier figures stay, with their time
+            log.info("the holdings of the store are not known: %s", error)
+            return
+        self._holdings = found or self._holdings
+
+    def _collect(self, store: Path) -> None:
+        """Raises `StoreError`."""
+        if self._limits.any:
+            pinned = functools.partial(pinned_digests, store)
+            tell_collected("the store", collect(store, self._limits, pinned=pinned, most=MOST), self._notices)
+            return
+        with suppress(OSError):
+            Trash(store / "v1" / "trash").empty()  # of `kcoord gc`
+        if self._metered:
+            count(store)
+
+    def _compact(self, store: Path) -> None:
+        def failed(files: str, error: Exception) -> None:  # they can be read as they are
+            log.info("old %s were not merged: %s", files, error)
+
+        for files, merged in compact_profiles(store, lambda: self._trust, failed, MOST).items():
+            if merged:
+                log.info("%d old %s were merged", merged, files)
+
+
+def _is_turn(store: Path) -> bool:
+    try:
+        return is_turn(store / "v1" / "collected", EVERY)
+    except OSError as error:
+        log.info("the store was not looked through: %s", error)
+        return False
+
+
+def tell_collected(where: str, found: Collected, notices: Notices) -> None:
+    """Log how much a pass removed, and tell of artifacts that it may not remove."""
+    if found.refused:
+        notices.tell(
+            f"{where}: its bound is not kept: of what was to go, {found.refused:,} may not be removed by this user: "
+            "let all who use it be of one group, with umask 002", about=f"removing from {where}",
+        )  # fmt: skip
+    if found.removed:
+        size = bytes_text(found.removed_size)
+        log.info("%s: %d artifacts (%s) that were used longest ago were removed", where, len(found.removed), size)
+
+
+def gauges_of(where: str, holdings: Holdings | None, bounds: Mapping[str, int | None]) -> dict[str, float]:
+    """Holdings and bounds as metrics, of the ``store`` or the ``local`` directory."""
+    found = {f"kcoord_{where}_max_{unit}": float(bound) for unit, bound in bounds.items() if bound is not None}
+    if holdings is not None:
+        found[f"kcoord_{where}_artifacts"] = float(holdings.artifacts)
+        found[f"kcoord_{where}_bytes"] = float(holdings.size)
+        found[f"kcoord_{where}_files"] = float(holdings.files)
+        found[f"kcoord_{where}_counted_timestamp_seconds"] = holdings.at
+    return found

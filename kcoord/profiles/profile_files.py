@@ -1,0 +1,91 @@
+"""Files in a profile's directories: a line that names the format, the SHA-256 of the body, and a msgpack list as the body.
+
+Untrusted: a file may be torn, another version's or another user's.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
+
+from kcoord.errors import ArtifactInvalid
+from kcoord.files.faults import store_error
+from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import paths_of
+from kcoord.settings import is_profile_name
+
+T = TypeVar("T")
+_CHECK = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items."""
+
+    head: bytes
+    suffix: str
+    largest: int
+    most: int
+
+    def encode(self, items: Iterable[Any]) -> bytes:
+        body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
+        return self.head + hashlib.sha256(body).digest() + body
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
+        start = len(self.head) + _CHECK
+        body = content[start:]
+        if content[:start] != self.head + hashlib.sha256(body).digest():
+            raise ValueError("it is torn, or another version's")
+        try:
+            items = msgpack.unpackb(body, unicode_errors="surrogatepass")
+        except msgpack.exceptions.UnpackException as error:
+            raise ValueError(f"it is not msgpack: {error}") from error
+        if not isinstance(items, list) or len(items) > self.most:
+            raise ValueError(f"it is not a list of at most {self.most} items")
+        return items
+
+    def name(self, content: str) -> str:
+        """The name of the file that holds what `content` describes: equal writers write one file."""
+        return hashlib.sha256(content.encode()).hexdigest() + self.suffix
+
+    def paths(self, directory: Path) -> list[Path]:
+        """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
+        return paths_of(directory, self.suffix)
+
+    def read(
+        self,
+        path: Path,
+        parse: Callable[[bytes], list[T]],
+        skipped: Callable[[OSError | ArtifactInvalid | ValueError], None],
+    ) -> list[T] | None:
+        """The items that ``parse(content)`` returns; None if the file is gone.
+
+        Empty, after ``skipped(error)``, if the file cannot be read, or `parse` raises `ArtifactInvalid` or ValueError.
+        """
+        try:
+            return parse(read_plain(path, self.largest))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS v3
+                return None
+            skipped(error)
+        except (ArtifactInvalid, ValueError) as error:
+            skipped(error)
+        return []
+
+
+def profiles_in(root: Path, *, follow_symlinks: bool = False) -> list[str]:
+    """The names of the profiles that have a directory in `root`, sorted; none if there is no `root`. Raises `StoreError`."""
+    try:
+        names = [p.name for p in root.iterdir() if p.is_dir() and (follow_symlinks or not p.is_symlink())]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise store_error(error, root) from error
+    return sorted(filter(is_profile_name, names))

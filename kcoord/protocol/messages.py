@@ -1,0 +1,345 @@
+"""The messages of the agent's socket as frozen dataclasses: parsed once, at the edge, and encoded by the same types.
+
+A client sends requests, each with an ``id``, and gets one answer with that id; ``waiting`` frames before it are heartbeats.
+A field that is None is not sent, and one that is absent has its default. Everything that parses raises `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from kcoord.errors import ProtocolError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import fields
+
+M = TypeVar("M", bound="Message")
+Reader = Callable[[Mapping[str, Any], str], Any]
+"""``read(message, name)``: the checked value of the field `name`. Raises `ProtocolError`."""
+
+# Types of fields with checks of their own: each brings its reader. Of another field the type is checked alone.
+Digest = Annotated[str, fields.digest]
+Text = Annotated[str, fields.text]
+Log = Annotated[str, fields.log]
+Directory = Annotated[Path, fields.directory]
+Seconds = Annotated[float, fields.seconds]
+Key = Annotated[CacheKey, fields.key]
+
+
+@dataclass(frozen=True)
+class Message:
+    """`op` names the type on the wire. Messages without fields are no dataclasses of their own, which take a while to import."""
+
+    op: ClassVar[str]
+    ops: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, op: str = "") -> None:
+        if op:
+            cls.op, cls.ops[op] = op, cls
+
+    def to_wire(self, request: int) -> dict[str, Any]:
+        """A frame's content, for the request with the id `request`."""
+        values = {name: _plain(value) for name, value in vars(self).items() if value is not None}
+        return {"op": self.op, "id": request, **values}
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        found = {}
+        for name, (read, required) in _readers(cls).items():  # type: ignore[arg-type]
+            if required or message.get(name) is not None:
+                found[name] = read(message, name)
+        return cls(**found)
+
+
+class Request(Message):
+    """A client's question. One about a key has a `digest`, or the whole `key`."""
+
+    ops: ClassVar[dict[str, type[Request]]] = {}
+
+
+class Answer(Message):
+    """The agent's answer."""
+
+    ops: ClassVar[dict[str, type[Answer]]] = {}
+
+
+# Answers to a claim.
+
+
+@dataclass(frozen=True)
+class Ready(Answer, op="ready"):
+    """The artifact is at the home that was asked for. `source`: ``store``, or ``wait`` if somebody compiled it meanwhile."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Lead(Answer, op="lead"):
+    """Compile. `hedges`: somebody else compiles the key too, and is slow."""
+
+    token: str
+    hedges: bool = False
+
+
+@dataclass(frozen=True)
+class Failed(Answer, op="failed"):
+    """Another rank's compile failed a moment ago. `log` is its compiler's."""
+
+    log: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Alone(Answer, op="alone"):
+    """Nobody coordinates this key: compile it without a lead."""
+
+    why: str
+
+
+class Busy(Answer, op="busy"):
+    """Another rank compiles the key, here or on another node. Only for a claim that does not wait. `BUSY` is the one instance."""
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        return BUSY  # type: ignore[return-value]
+
+
+BUSY: Final = Busy()
+ClaimAnswer = Ready | Lead | Failed | Alone | Busy
+
+
+# Other answers.
+
+
+class Done(Answer, op="done"):
+    """The request has been carried out. After `Publish`: the artifact is at its home."""
+
+
+@dataclass(frozen=True)
+class Refused(Answer, op="refused"):
+    """The files that were handed in cannot be published."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice(Answer, op="choice"):
+    """The choice that holds for a key. None: there is none, or nobody keeps it."""
+
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class ProfileState(Answer, op="profile"):
+    """`checked`: signatures are required, and the profile is to be read on this node. `late`: it is not there yet, ask again."""
+
+    checked: bool
+    late: bool
+
+
+@dataclass(frozen=True)
+class Permitted(Answer, op="permit"):
+    """`granted`: the process may compile one more key ahead."""
+
+    granted: bool
+
+
+@dataclass(frozen=True)
+class Left(Answer, op="left"):
+    """`last`: no other launcher uses the agent. `ends`: the agent's process, if it ends with this launcher; else 0."""
+
+    last: bool
+    ends: int
+
+
+@dataclass(frozen=True)
+class Facts(Answer, op="facts"):
+    """The agent's status, or a job's counters: a document for people, whose entries are sent as fields."""
+
+    facts: dict[str, Any]
+
+    def to_wire(self, request: int) -> dict[str, Any]:
+        return {**self.facts, "op": self.op, "id": request}
+
+    @classmethod
+    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
+        return cls({name: value for name, value in message.items() if name not in ("op", "id")})  # type: ignore[call-arg]
+
+
+# Requests.
+
+
+@dataclass(frozen=True)
+class Claim(Request, op="claim"):
+    """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile."""
+
+    digest: Digest
+    backend: Text
+    name: Text
+    home: Directory
+    wait: bool = True
+
+    @property
+    def label(self) -> str:
+        """``backend:name``, for people and for what is learned of the kernel."""
+        return f"{self.backend}:{self.name}"
+
+
+@dataclass(frozen=True)
+class Publish(Request, op="publish"):
+    """Hand in the files in `staging`, compiled in `compile_seconds`. An empty `token` is nobody's lead."""
+
+    key: Key
+    token: str
+    staging: Directory
+    home: Directory
+    compile_seconds: Seconds
+    device: Text
+
+
+@dataclass(frozen=True)
+class Fail(Request, op="fail"):
+    """The leader's compile failed. `log` is its compiler's, of which the last `fields.LONGEST_LOG` characters travel."""
+
+    digest: Digest
+    token: str
+    log: Log
+
+
+@dataclass(frozen=True)
+class GiveUp(Request, op="give_up"):
+    """The leader does not compile after all."""
+
+    digest: Digest
+    token: str
+
+
+@dataclass(frozen=True)
+class Lookup(Request, op="lookup"):
+    """Ask for the choice of a key."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Offer(Request, op="offer"):
+    """Offer `content` as the choice of `key`. `seconds`: what it took to come to it."""
+
+    key: Key
+    content: bytes
+    seconds: Seconds
+    device: Text
+
+
+@dataclass(frozen=True)
+class Record(Request, op="record"):
+    """Add recipes, as `Recipe.to_wire` gives them, to a profile."""
+
+    profile: str
+    recipes: list[Any]
+
+
+@dataclass(frozen=True)
+class Deliver(Request, op="deliver"):
+    """Counters and spans of one process. Spans are as `Span.to_wire` gives them: what is none is left out later, and counted.
+
+    `dropped`: spans that the process could not keep. `process` and `number` tell a delivery from one that is sent again.
+    """
+
+    counters: dict[Any, Any]
+    spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    dropped: Annotated[int, fields.count_or_zero] = 0
+    process: Annotated[str | None, fields.process] = None
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Profile(Request, op="profile"):
+    """Ask where the profile is to be read."""
+
+    profile: str
+
+
+@dataclass(frozen=True)
+class Permit(Request, op="permit"):
+    """Ask to compile one more key ahead. `memory`: bytes that are free where the process runs."""
+
+    memory: int
+
+
+class Status(Request, op="status"):
+    """Ask for the agent's status, and what is under way."""
+
+
+@dataclass(frozen=True)
+class Stats(Request, op="stats"):
+    """Ask for the counters of one job, or of all that the node knows."""
+
+    job: Annotated[str | None, fields.job] = None
+
+
+class Stop(Request, op="stop"):
+    """Tell the agent to end."""
+
+
+class Attend(Request, op="attend"):
+    """A launcher uses the agent: it goes on for as long as this connection is open."""
+
+
+class Leave(Request, op="leave"):
+    """A launcher that attends the agent ends."""
+
+
+class HandOver(Request, op="hand_over"):
+    """The launcher that owns the agent ends."""
+
+
+def parse_request(message: Mapping[str, Any]) -> tuple[int, Request]:
+    """The request's id, and the request."""
+    request = fields.field(message, "id", int)
+    return request, _kind(Request, message).from_wire(message)
+
+
+def parse_answer(message: Mapping[str, Any]) -> Answer:
+    return _kind(Answer, message).from_wire(message)
+
+
+def _kind(base: type[M], message: Mapping[str, Any]) -> type[M]:
+    op = fields.field(message, "op", str)
+    kind: type[M] | None = base.ops.get(op)
+    if kind is None:
+        raise ProtocolError(f"there is no {base.__name__.lower()} {op[:80]!r}")
+    return kind
+
+
+@functools.cache
+def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
+    """Each field's reader, and True if the field is required."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: (
+            _reader(hints[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _reader(hint: Any) -> Reader:
+    """The reader that an `Annotated` hint brings; else one that checks the type."""
+    if hasattr(hint, "__metadata__"):
+        return hint.__metadata__[0]  # type: ignore[no-any-return]
+    if isinstance(hint, UnionType):
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    return functools.partial(fields.field, kind=get_origin(hint) or hint)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return value.to_wire() if isinstance(value, CacheKey) else value

@@ -1,0 +1,85 @@
+"""Reads span files (`kcoord.telemetry.span_files`), which are as little trusted as frames.
+
+A torn record at the end is skipped. A malformed record ends the reading, and `SpanFile.problem` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from kcoord.telemetry.span_files import FORMAT, LARGEST_FILE, LARGEST_NUMBER, LONGEST_EVENT, AgentEvent, Moment
+from kcoord.telemetry.spans import Process, Span, checked, plain_text
+
+
+@dataclass
+class SpanFile:
+    """The content of one file. `dropped` spans are missing from it; `problem`: why the rest of it could not be read."""
+
+    node: str = ""
+    deliveries: list[tuple[Process, list[Span]]] = field(default_factory=list)
+    dropped: int = 0
+    problem: str = ""
+    events: list[AgentEvent] = field(default_factory=list)
+
+    def _add(self, document: Any) -> None:
+        """Raises ValueError."""
+        pid, rank, dropped = _of(document, "pid", int), document.get("rank"), _of(document, "dropped", int)
+        if rank is not None:
+            rank = _of(document, "rank", int)
+        wire = _of(document, "spans", list)
+        spans, refused = checked(wire, len(wire))  # the file's size bounds them
+        self.dropped += dropped + refused
+        if document.get("said") is not None:
+            self.events.append(_event(self.node, document["said"]))
+        if spans:
+            self.deliveries.append((Process(self.node, pid, rank), spans))
+
+
+def read(path: Path) -> SpanFile:
+    """Raises OSError, and nothing for the file's content."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    found = SpanFile()
+    if len(content) > LARGEST_FILE:
+        found.problem = f"it is larger than {LARGEST_FILE >> 20} MiB"
+    elif not content.startswith(FORMAT):
+        found.problem = "it is another version's, or no time line" if content else ""
+    if not content or found.problem:
+        return found
+    try:
+        documents = _documents(content[len(FORMAT) :])
+        found.node = plain_text(_of(next(documents, {"node": "?"}), "node", str))
+        for document in documents:
+            found._add(document)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        found.problem = f"a part of it cannot be read: {error}"
+    return found
+
+
+def _event(node: str, wire: Any) -> AgentEvent:
+    """Raises ValueError."""
+    if not isinstance(wire, list) or len(wire) < 3:
+        raise ValueError("'said' must be a list of three values")
+    when, moment, text = wire[:3]
+    if isinstance(when, bool) or not isinstance(when, (int, float)) or not 0 <= when <= LARGEST_NUMBER:
+        raise ValueError("'said' must begin with a time")
+    known: Moment = moment if moment in ("begins", "ends") else "told"
+    return AgentEvent(float(when), node, plain_text(text, LONGEST_EVENT), known)
+
+
+def _documents(body: bytes) -> Iterator[Any]:
+    unpacker = msgpack.Unpacker(max_buffer_size=LARGEST_FILE, unicode_errors="surrogatepass")
+    unpacker.feed(body)
+    yield from unpacker  # ends before a torn record
+
+
+def _of(document: Any, name: str, kind: type[Any]) -> Any:
+    value = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value <= LARGEST_NUMBER):
+        raise ValueError(f"{name!r} must be {kind.__name__}")
+    return value

@@ -1,0 +1,244 @@
+"""A job's time line: the spans of its processes and the events of its agents, from the span files of this node and the store."""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kcoord.errors import KcoordError
+from kcoord.report.span_reader import SpanFile, read
+from kcoord.report.tables import first_few
+from kcoord.settings import Settings
+from kcoord.telemetry import span_files
+from kcoord.telemetry.job_names import directory_name, job_of
+from kcoord.telemetry.span_files import AgentEvent
+from kcoord.telemetry.spans import Process, Span, plain_text
+
+_MOST_NAMED = 20  # jobs in an error's line
+_LONGEST_PATH = 1000
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A job with a time line. `updated`: Unix seconds of its last write. `files`: one of each agent, and of each process that
+    needed no agent.
+    """
+
+    job: str
+    updated: float
+    files: int
+
+
+@dataclass
+class Row:
+    """One process's spans, in the order of their beginnings."""
+
+    process: Process
+    spans: list[Span]
+
+
+@dataclass
+class Timeline:
+    """`dropped` spans are missing; `problems` are lines about files that could not be read; `events` are in the order of time.
+
+    Each node's clock is taken as it is.
+    """
+
+    job: str
+    rows: list[Row] = field(default_factory=list)
+    dropped: int = 0
+    problems: list[str] = field(default_factory=list)
+    events: list[AgentEvent] = field(default_factory=list)
+
+    @property
+    def begin(self) -> float:
+        """Unix seconds of the first span's beginning."""
+        return min((row.spans[0].begin for row in self.rows), default=0.0)
+
+    @property
+    def end(self) -> float:
+        return max((s.end for row in self.rows for s in row.spans), default=0.0)
+
+    @property
+    def nodes(self) -> list[str]:
+        """In the order of their first ranks."""
+        return list(dict.fromkeys(row.process.node for row in self.rows))
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks; a process without a rank counts as one."""
+        with_rank = {(r.process.node, r.process.rank) for r in self.rows if r.process.rank is not None}
+        return len(with_rank) + sum(r.process.rank is None for r in self.rows)
+
+    def spans(self) -> Iterator[tuple[Process, Span]]:
+        for row in self.rows:
+            for span in row.spans:
+                yield row.process, span
+
+    def with_short_names(self) -> Timeline:
+        """A copy whose nodes lack the domain that all of them share: ``gpu-3``, not ``gpu-3.cluster.example.com``."""
+        short = {node: node.partition(".")[0] for node in self.nodes}
+        if len({node.partition(".")[2] for node in short}) != 1 or "" in short.values():
+            return self  # in one domain no two nodes have the same first part
+        rows = [Row(replace(row.process, node=short[row.process.node]), row.spans) for row in self.rows]
+        events = [replace(event, node=short.get(event.node, event.node)) for event in self.events]
+        return replace(self, rows=rows, events=events)
+
+    def title(self, process: Process) -> str:
+        """The row's name: with the pid if the rank has had several processes."""
+        if process.rank is None:
+            return process.label()
+        several = self._processes[process.node, process.rank] > 1
+        return f"{process.label()} (pid {process.pid})" if several else process.label()
+
+    @cached_property
+    def _processes(self) -> Counter[tuple[str, int | None]]:
+        """The number of processes that each rank has had."""
+        return Counter((r.process.node, r.process.rank) for r in self.rows)
+
+
+def jobs(settings: Settings) -> list[JobSeen]:
+    """The jobs with a time line on this node or in the store, newest first. Raises `KcoordError`.
+
+    Directories that cannot be read are left out: others write to the store, too.
+    """
+    updated: dict[str, float] = {}
+    names: dict[str, set[str]] = defaultdict(set)
+    for root in span_files.roots(settings.store_root, settings.local_dir):
+        for directory in _listed(root):
+            job = job_of(directory)
+            try:
+                found = [p for p in directory.iterdir() if p.suffix == span_files.SUFFIX]
+                # copies are renamed into the store's directory, which changes it; a node's own few files grow
+                files = [directory] if root != settings.local_dir / "traces" else found
+                times = [path.stat().st_mtime for path in files]
+            except OSError:  # not a directory, another user's, or being removed
+                continue
+            if found:
+                names[job].update(p.name for p in found)
+                updated[job] = max(updated.get(job, 0.0), *times)
+    return sorted((JobSeen(j, when, len(names[j])) for j, when in updated.items()), key=lambda j: (-j.updated, j.job))
+
+
+def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
+    """The part of `job`'s time line that began after `since` (Unix seconds).
+
+    Raises `KcoordError` if there is nothing, and names the jobs with a time line. Blocks for as long as the file system does.
+    Not guaranteed: completeness. An agent writes once a second, and to the store twice a minute and at its end. Files that cannot
+    be read are left out, and `problems` says so.
+    """
+    timeline = Timeline(job)
+    by_process: dict[Process, list[Span]] = defaultdict(list)
+    agents: list[SpanFile] = []
+    files = _files(settings, job, since, timeline.problems)
+    for path in files:
+        try:
+            found = read(path)
+        except OSError as error:
+            timeline.problems.append(_unreadable(path, error))
+            continue
+        if found.problem:
+            timeline.problems.append(f"{_shown(path)}: {found.problem}")
+        timeline.dropped += found.dropped
+        agents.append(found)
+        for process, spans in found.deliveries:
+            by_process[process] += spans if not since else [s for s in spans if s.begin >= since]
+    timeline.events = [event for event in _events(agents) if event.when >= since]
+    timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items() if s])
+    if not timeline.rows and not timeline.problems:
+        if since:
+            raise KcoordError(f"job {job!r} has left nothing in that time: ask for more --hours")
+        raise KcoordError(_nothing(settings, job, bool(files)))
+    return timeline
+
+
+def _listed(root: Path) -> list[Path]:
+    """The entries of `root`; nothing if it does not exist. Raises `KcoordError`."""
+    try:
+        return list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KcoordError(f"{root}: it cannot be read: {error.strerror}") from error
+
+
+def _files(settings: Settings, job: str, since: float, problems: list[str]) -> list[Path]:
+    """The files that were written after `since`. Of two copies the longer one: the store's is made from the node's, and may be
+    older than it, or outlast it.
+    """
+    found: dict[str, tuple[int, Path]] = {}
+    for root in span_files.roots(settings.store_root, settings.local_dir):
+        try:
+            entries = _listed(root / directory_name(job))
+        except KcoordError as error:
+            problems.append(str(error))
+            continue
+        for path in entries:
+            if path.suffix != span_files.SUFFIX:
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:  # it was removed this moment
+                continue
+            except OSError as error:
+                problems.append(_unreadable(path, error))
+                continue
+            longer = status.st_size > found.get(path.name, (-1, path))[0]
+            if stat.S_ISREG(status.st_mode) and status.st_mtime >= since and longer:
+                found[path.name] = status.st_size, path
+    return [path for _, path in sorted(found.values(), key=lambda f: f[1].name)]
+
+
+def _shown(path: Path) -> str:
+    return plain_text(str(path), _LONGEST_PATH)
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"{_shown(path)}: it cannot be read: {error.strerror}"
+
+
+def _events(files: list[SpanFile]) -> list[AgentEvent]:
+    """In the order of time, with an event for each agent that another one of its node followed though it never told its end."""
+    found = [event for file in files for event in file.events]
+    began: dict[str, float] = {}  # by node, when its last agent began
+    for event in found:
+        if event.moment == "begins":
+            began[event.node] = max(event.when, began.get(event.node, 0.0))
+    for file in files:
+        first = next((event for event in file.events if event.moment == "begins"), None)
+        if first is None or first.when == began[first.node] or any(event.moment == "ends" for event in file.events):
+            continue
+        last = max([*(s.end for _, spans in file.deliveries for s in spans), *(event.when for event in file.events)])
+        agent = first.text.removesuffix(" began")
+        text = f"{agent} has not said that it ends: this is the last that is known of it, and its node has another one"
+        found.append(AgentEvent(last, first.node, text))
+    return sorted(found, key=lambda event: event.when)
+
+
+def _nothing(settings: Settings, job: str, begun: bool) -> str:
+    if begun:
+        return f"the time line of job {job!r} has nothing in it yet: its agents write once a second"
+    names = [plain_text(j.job) for j in jobs(settings)]
+    if names:
+        return f"there is no time line of job {job!r}; these jobs have one: {first_few(names, _MOST_NAMED)}"
+    where = "in the store and on this node" if settings.store else "on this node, and KCOORD_STORE (--store) is not set"
+    return f"there is no time line of job {job!r}: no job has left one {where}"
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    """Nodes by their lowest rank, then ranks, then processes as they began."""
+    lowest: dict[str, int] = {}
+    for row in rows:
+        rank = 1 << 60 if row.process.rank is None else row.process.rank
+        lowest[row.process.node] = min(rank, lowest.get(row.process.node, rank))
+
+    def place(row: Row) -> tuple[Any, ...]:
+        p = row.process
+        return lowest[p.node], p.node, p.rank is None, p.rank or 0, row.spans[0].begin, p.pid
+
+    return sorted(rows, key=place)

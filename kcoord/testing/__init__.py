@@ -1,0 +1,1 @@
+"""Conformance suites: pytest classes to inherit, one for each interface that others may implement."""

@@ -1,0 +1,211 @@
+"""The conformance suite of a store: inherit `StoreConformance`, give it `make_store`, and run it with pytest.
+
+A store carries artifacts between nodes: every reader gets the whole artifact that was published, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
+from kcoord.artifacts.payload import pack, with_payload
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.keys import CacheKey
+
+KEY = CacheKey.of("test", "kernel", source="x")
+OTHER_KEY = CacheKey.of("test", "kernel", source="y")
+FILES = {"a.cubin": bytes(range(256)) * 20, "b/c.json": b'{"x": 1}', "empty": b"", "n\u00e4me \u7de8": b"text"}
+
+
+def manifest_of(files: dict[str, bytes] = FILES, key: CacheKey = KEY, host: str = "host") -> Manifest:
+    """The manifest of an artifact of `files` that `host` compiled in 2 seconds."""
+    entries = tuple(FileEntry(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in sorted(files.items()))
+    return Manifest(key, entries, 2.0, Origin(host, 1, 0, "cuda:90#0", 1.7e9))
+
+
+def quarantined(store: Store) -> list[Path]:
+    directory = store.root / "v1" / "quarantine"
+    return list(directory.iterdir()) if directory.exists() else []
+
+
+def staged(store: Store) -> list[Path]:
+    return list((store.root / "v1" / "staging").iterdir())
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a truncated payload": lambda home: os.truncate(home / "payload.tar.zst", 40),
+    "an empty payload": lambda home: os.truncate(home / "payload.tar.zst", 0),
+    "a longer payload": lambda home: _append(home / "payload.tar.zst"),
+    "a flipped bit": lambda home: _flip(home / "payload.tar.zst"),
+    "a missing payload": lambda home: (home / "payload.tar.zst").unlink(),
+    "a truncated manifest": lambda home: os.truncate(home / "manifest.msgpack", 40),
+    "an empty manifest": lambda home: os.truncate(home / "manifest.msgpack", 0),
+    "another key's manifest": lambda home: (home / "manifest.msgpack").write_bytes(
+        with_payload(manifest_of(key=OTHER_KEY), pack(manifest_of(), FILES)).encode()
+    ),
+}
+"""Faults of a disk or a writer, done to an artifact's directory."""
+
+
+class StoreConformance:
+    """``make_store(root)`` returns a store below `root`, which need not exist, and opens nothing."""
+
+    make_store: Callable[[Path], Store]
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        made = self.make_store(tmp_path / "store")
+        made.open()
+        return made
+
+    def test_a_store_keeps_its_uuid(self, tmp_path: Path) -> None:
+        first = self.make_store(tmp_path / "store").open()
+        again = self.make_store(tmp_path / "store")
+        assert again.open() == first
+        assert again.opened
+        assert self.make_store(tmp_path / "another").open() != first
+        assert staged(again) == []
+
+    def test_a_store_below_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(StoreError, match="name a directory"):
+            self.make_store(tmp_path / "file" / "store").open()
+
+    def test_a_check_tells_a_store_that_takes_artifacts_and_makes_none(self, store: Store, tmp_path: Path) -> None:
+        store.check()
+        with pytest.raises(StoreError):
+            self.make_store(tmp_path / "none").check()
+        assert not (tmp_path / "none").exists()
+
+    def test_what_is_published_is_fetched_with_every_byte(self, store: Store) -> None:
+        announced = store.publish(manifest_of(), FILES)
+        fetched = self.make_store(store.root).fetch(KEY.digest, announced)  # as on another node
+        assert fetched is not None
+        manifest, contents, stated = fetched
+        assert contents == FILES
+        assert stated == announced
+        assert manifest.files == manifest_of().files
+        assert manifest.compile_seconds == 2.0
+        assert store.fetch(KEY.digest) == fetched
+        assert staged(store) == []
+
+    def test_an_artifacts_two_files_make_it_in_another_store(self, store: Store, tmp_path: Path) -> None:
+        announced = store.publish(manifest_of(), FILES)
+        found = store.files(KEY.digest)
+        assert found is not None
+        _, encoded, payload = found
+        assert store.manifest_file(KEY.digest) == encoded
+        other = self.make_store(tmp_path / "other")
+        other.open()
+        assert other.files(KEY.digest) is None
+        assert other.publish_files(KEY.digest, encoded, payload) == announced
+        assert other.fetch(KEY.digest, announced) == store.fetch(KEY.digest, announced)
+
+    def test_what_is_not_there_is_a_miss(self, store: Store) -> None:
+        assert store.fetch(KEY.digest) is None
+        assert store.fetch(KEY.digest, "0" * 64) is None
+        store.publish(manifest_of(key=OTHER_KEY), FILES)
+        assert store.fetch(KEY.digest) is None
+        assert store.files(KEY.digest) is None
+        assert store.manifest_file(KEY.digest) is None
+
+    def test_the_second_publisher_announces_the_winners_manifest(self, store: Store) -> None:
+        first = store.publish(manifest_of(host="one"), FILES)
+        second = store.publish(manifest_of({"other": b"bytes"}, host="two"), {"other": b"bytes"})
+        assert second == first
+        fetched = store.fetch(KEY.digest, second)
+        assert fetched is not None
+        assert fetched[0].origin.host == "one"
+        assert staged(store) == []
+        assert quarantined(store) == []
+
+    def test_of_many_publishers_at_once_one_wins_and_all_announce_it(self, store: Store) -> None:
+        ready = threading.Barrier(8)
+
+        def publish(number: int) -> str:
+            mine = self.make_store(store.root)
+            ready.wait(20)
+            return mine.publish(manifest_of(host=f"host {number}"), FILES)
+
+        with ThreadPoolExecutor(8) as pool:
+            (announced,) = set(pool.map(publish, range(8)))
+        assert store.fetch(KEY.digest, announced) is not None
+        assert (staged(store), quarantined(store)) == ([], [])
+
+    def test_all_artifacts_are_listed_and_damaged_manifests_left_out(self, store: Store) -> None:
+        keys = [CacheKey.of("test", f"k{n}") for n in range(5)]
+        assert (list(store.digests()), store.manifests()) == ([], [])
+        for key in keys:
+            store.publish(manifest_of(key=key), FILES)
+        (store.home(keys[3].digest) / "manifest.msgpack").write_bytes(b"junk")
+        (store.root / "v1" / "objects" / "zz").touch()
+        assert sorted(store.digests()) == sorted(key.digest for key in keys)
+        assert sorted(manifest.key.name for manifest in store.manifests()) == ["k0", "k1", "k2", "k4"]
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_a_reader_refuses_a_damaged_artifact_and_takes_it_from_nobody(self, store: Store, damage: str) -> None:
+        announced = store.publish(manifest_of(), FILES)
+        DAMAGE[damage](store.home(KEY.digest))
+        with pytest.raises(ArtifactInvalid):
+            store.fetch(KEY.digest, announced)
+        assert quarantined(store) == []
+        assert store.home(KEY.digest).exists()
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_the_leader_puts_a_damaged_artifact_into_quarantine_and_can_publish_anew(
+        self, store: Store, damage: str
+    ) -> None:
+        store.publish(manifest_of(), FILES)
+        DAMAGE[damage](store.home(KEY.digest))
+        with pytest.raises(ArtifactInvalid):
+            store.fetch(KEY.digest)
+        assert len(quarantined(store)) == 1
+        assert store.fetch(KEY.digest) is None
+        store.publish(manifest_of(), FILES)
+        fetched = store.fetch(KEY.digest)
+        assert fetched is not None
+        assert fetched[1] == FILES
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_publishing_over_a_damaged_artifact_replaces_it(self, store: Store, damage: str) -> None:
+        store.publish(manifest_of(host="old"), FILES)
+        DAMAGE[damage](store.home(KEY.digest))
+        announced = store.publish(manifest_of(host="new"), FILES)
+        fetched = store.fetch(KEY.digest, announced)
+        assert fetched is not None
+        assert fetched[0].origin.host == "new"
+        assert len(quarantined(store)) == 1
+
+    def test_another_artifact_than_the_announced_one_will_not_do_and_is_left_alone(self, store: Store) -> None:
+        store.publish(manifest_of(), FILES)
+        with pytest.raises(ArtifactInvalid, match="not the artifact that was announced"):
+            store.fetch(KEY.digest, "0" * 64)
+        assert quarantined(store) == []
+        assert store.fetch(KEY.digest) is not None
+
+    def test_a_store_that_has_vanished_is_an_error_and_no_miss(self, store: Store) -> None:
+        """Its mount is gone: what is written would land on the disk below."""
+        store.publish(manifest_of(), FILES)
+        store.root.rename(store.root.with_name("away"))
+        for use in (store.check, lambda: store.publish(manifest_of(), FILES), lambda: store.fetch(KEY.digest)):
+            with pytest.raises(StoreError):
+                use()
+        assert not store.root.exists()

@@ -1,0 +1,13 @@
+"""Lines of a launcher for its user."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+
+def say(line: str) -> None:
+    """Print one line on stderr, if it is still open: a closed pipe is no reason for a job to fail."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"kcoord: {line}", file=sys.stderr, flush=True)

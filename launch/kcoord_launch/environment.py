@@ -1,0 +1,52 @@
+"""The environment of a launched job: its name, and the variables of its ranks."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kcoord.backends.registry import triton_environment
+from kcoord.settings import LONGEST_JOB, SECRETS, Settings, variable
+from kcoord.telemetry.spans import plain_text
+
+_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE")  # the last is Open MPI's name of this mpirun
+SECRET_VARIABLES = frozenset(map(variable, SECRETS))
+
+
+def job_name(settings: Settings, given: str | None = None) -> str:
+    """The job's name in statistics: the same on all nodes if anything names the job, else unique to this launch."""
+    if settings.job:
+        return settings.job
+    for name in (given, *map(os.environ.get, _JOB_IDS)):
+        if name and name != "none":
+            return plain_text(name, LONGEST_JOB)
+    return uuid.uuid4().hex[:12]
+
+
+def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, str]:
+    """The settings for ranks, without secrets.
+
+    `spawn`: ranks may start an agent, because the agent that was found is another launcher's and may end before they do.
+    """
+    environment = triton_environment(settings, os.environ) | settings.to_environ(without=SECRETS)
+    environment[variable("spawn")] = str(int(spawn))
+    if settings.signing_key_file is not None or settings.signing_key is not None:
+        # its default depends on the keys, which ranks lack; and a sidecar's key file may be unreadable here
+        environment[variable("trust")] = settings.trust or "require"
+    return environment
+
+
+@contextmanager
+def applied(environment: dict[str, str]) -> Iterator[None]:
+    """Set `os.environ` to have `environment`, and none of kcoord's secrets, for the block."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    for name in SECRET_VARIABLES:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,159 @@
+"""The rooms of the house: imports go down, in no circles, and heavy packages stay out. `docs/development.md` draws it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = (
+    ("testing", "cli"),
+    ("kcoord_launch",),
+    ("agent", "warmup", "report"),
+    ("backends", "transfer", "retention"),
+    ("rank", "leases"),
+    ("profiles", "protocol"),
+    ("artifacts",),
+    ("telemetry",),
+    ("keys",),
+    ("files",),
+    ("cgroups", "errors", "interruption", "ranks", "redis_url", "secret_files", "setting_values", "settings", "units"),
+)
+"""A room imports rooms of lower floors only. The rooms of one floor do not know each other, but for the lowest."""
+
+IN_SIGHT: set[tuple[str, str]] = {
+    ("kcoord.files.patience", "kcoord.leases.base"),  # an error that the store's threads raise
+}
+"""Imports that break a rule and are about to go."""
+
+TO_BE_REWORDED = {
+    "agent", "artifacts", "backends", "cgroups", "errors", "keys", "leases", "profiles", "protocol", "rank", "retention",
+    "warmup",
+}  # fmt: skip
+"""Rooms in which a module's docstring may still begin with a riddle."""
+
+HEAVY = ("torch", "triton", "redis", "click", "rich", "msgpack", "numpy", "psutil", "zstandard", "prometheus_client")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in (ROOT / "kcoord", ROOT / "launch" / "kcoord_launch"):
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+def room_of(module: str) -> str:
+    """``agent`` of ``kcoord.agent.watch.stalls``; empty for ``kcoord`` itself, which holds the version and lazy names."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "kcoord" else package
+
+
+@cache
+def imports(module: str, *, lazy: bool = True) -> frozenset[str]:
+    """Every module that `module` imports; without `lazy` only at its top, as the import of `module` itself does."""
+    return frozenset(_imported(tree_of(module), lazy))
+
+
+def _imported(node: ast.AST, lazy: bool) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            for name in child.names:
+                inner = f"{child.module}.{name.name}"
+                yield inner if inner in modules() else child.module
+        elif isinstance(child, ast.Import):
+            yield from (name.name for name in child.names)
+        elif lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _imported(child, lazy)
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Every import within the house."""
+    for module in modules():
+        for other in imports(module):
+            if other in modules() and other != "kcoord" and (module, other) not in IN_SIGHT:
+                yield module, other
+
+
+def test_every_room_has_its_floor() -> None:
+    known = {room for floor in FLOORS for room in floor}
+    assert {room_of(module) for module in modules()} - {""} <= known
+
+
+def test_imports_go_down() -> None:
+    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+    lowest = len(FLOORS) - 1
+    up = []
+    for module, other in pairs():
+        mine, theirs = room_of(module), room_of(other)
+        if mine and mine != theirs and (floor_of[theirs], floor_of[mine]) != (lowest, lowest):
+            up += [f"{module} imports {other}"] * (floor_of[theirs] <= floor_of[mine])
+    assert not up
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        graph[module] = {m for m in imports(module, lazy=False) if m in modules() and (module, m) not in IN_SIGHT}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" → ".join(error.args[1])) from None
+
+
+def test_the_report_is_imported_by_the_cli_alone() -> None:
+    assert {room_of(module) for module, other in pairs() if room_of(other) == "report"} <= {"report", "cli"}
+
+
+def test_the_agent_imports_neither_the_ranks_code_nor_a_compiler() -> None:
+    """Not through other rooms, and not within functions."""
+    seen = {module for module in modules() if room_of(module) == "agent"}
+    queue = list(seen)
+    while queue:
+        for other in imports(queue.pop()):
+            if other in modules() and other not in seen and other != "kcoord":
+                seen.add(other)
+                queue.append(other)
+    assert not {module for module in seen if room_of(module) in ("rank", "backends", "warmup", "report", "cli")}
+    heavy = {(m, other) for m in seen for other in imports(m) if other.partition(".")[0] in ("torch", "triton")}
+    assert not heavy
+
+
+def test_import_kcoord_imports_nothing_of_weight() -> None:
+    code = f"import sys, kcoord; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_no_module_begins_with_a_riddle() -> None:
+    """A docstring names a thing; it does not begin with a relative clause."""
+    riddles = re.compile(r"(What|Whose|Whom|Who|Whatever|Where|Whether) ")
+    docstrings = {m: ast.get_docstring(tree_of(m)) or "" for m in modules()}
+    assert not [m for m, text in docstrings.items() if riddles.match(text) and room_of(m) not in TO_BE_REWORDED]
+
+
+def test_development_md_draws_every_room() -> None:
+    text = (ROOT / "docs" / "development.md").read_text()
+    for floor in FLOORS[:-1]:
+        for room in floor:
+            if room not in ("kcoord_launch", "testing"):
+                assert re.search(rf"^  {room}/ ", text, re.MULTILINE), room
+    named = set(re.findall(r"`((?:kcoord|launch)/[\w/]+\.py)`", text))
+    assert named
+    for path in named:
+        assert (ROOT / path).exists(), path
