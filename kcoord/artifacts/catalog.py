@@ -12,7 +12,7 @@ from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.settings import Settings
 
@@ -35,10 +35,8 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
     stored: list[tuple[float, str]] = []
     if root is not None:
         check_is_store(root)
-        try:
+        with store_errors(root):
             stored = [(status.st_mtime, home.name) for home, status in homes_of(root)]
-        except OSError as error:
-            raise store_error(error, root) from error
     local = [(_modified(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
     return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
 
@@ -52,13 +50,11 @@ def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]
 
 def local_manifests(local_dir: Path) -> Iterator[Path]:
     """The paths of this node's manifests. Raises `StoreError` if a directory cannot be listed."""
-    try:
+    with store_errors(local_dir):
         for tier in tiers(local_dir):
             for home in tier.iterdir():
                 if _has_manifest(home):
                     yield home / MANIFEST_NAME
-    except OSError as error:
-        raise store_error(error, local_dir) from error
 
 
 def _has_manifest(home: Path) -> bool:

@@ -28,7 +28,7 @@ from kcoord.artifacts.manifest import (
     portable,
 )
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
@@ -128,13 +128,11 @@ def is_whole(home: Path, digest: str) -> bool:
 def new_staging(home: Path, room: int = 0) -> Path:
     """Make a private directory that can be renamed to `home`. Raises `StoreError`, also if fewer than `room` bytes are free."""
     staging = home.parent / ".kcoord" / "staging" / staging_name()
-    try:
+    with store_errors(staging.parent):
         staging.mkdir(mode=0o700, parents=True)
         if room and not _has_room(staging, room):
             staging.rmdir()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise store_error(error, staging.parent) from error
     return staging
 
 
@@ -165,10 +163,8 @@ def quarantine_of(home: Path) -> Path:
 
 def quarantine(home: Path) -> None:
     """Move an invalid artifact aside. Raises `StoreError`."""
-    try:
+    with store_errors(home):
         set_aside(home, quarantine_of(home))
-    except OSError as error:
-        raise store_error(error, home) from error
 
 
 def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
@@ -178,20 +174,16 @@ def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: flo
     `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written). The staged files are then as they
     were, so that they can be published again, or adopted.
     """
-    try:
+    with store_errors(staging):
         staged = describe(staging, key, compile_seconds, origin, home)
         (staging / MANIFEST_NAME).write_bytes(staged.encoded)
-    except OSError as error:
-        raise store_error(error, staging) from error
-    try:
-        _write_texts(staging, _relocated(staged.relocatable, home))
-        other = _rename(staging, home, key.digest, staged.manifest.targets)
-    except (StoreError, OSError) as error:
-        with suppress(OSError):
-            _write_texts(staging, staged.relocatable)
-        if isinstance(error, OSError):
-            raise store_error(error, staging) from error
-        raise
+        try:
+            _write_texts(staging, _relocated(staged.relocatable, home))
+            other = _rename(staging, home, key.digest, staged.manifest.targets)
+        except (StoreError, OSError):
+            with suppress(OSError):
+                _write_texts(staging, staged.relocatable)
+            raise
     return other or Artifact(home, staged.manifest)
 
 
@@ -215,19 +207,19 @@ def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artif
     `contents` are portable and already checked against `manifest`. Raises `StoreError`.
     """
     staging = new_staging(home)
+    texts = {entry.name: contents[entry.name] for entry in manifest.files if entry.relocatable}
     try:
-        texts = {entry.name: contents[entry.name] for entry in manifest.files if entry.relocatable}
-        write_files(staging, contents | _relocated(texts, home), durable=False)
-        (staging / MANIFEST_NAME).write_bytes(manifest.encode())
-        artifact = _rename(staging, home, manifest.key.digest) or open_artifact(home, manifest.key.digest)
-    except ArtifactInvalid as error:
-        raise StoreError(f"{home}: what was just written does not verify ({error}): check the disk") from error
-    except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise store_error(error, home) from error
+        with store_errors(home):
+            write_files(staging, contents | _relocated(texts, home), durable=False)
+            (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+            artifact = _rename(staging, home, manifest.key.digest)
     except StoreError:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+    try:
+        artifact = artifact or open_artifact(home, manifest.key.digest)
+    except ArtifactInvalid as error:
+        raise StoreError(f"{home}: what was just written does not verify ({error}): check the disk") from error
     if artifact is None:
         raise StoreError(f"{home}: it vanished right after it was written: does something clean this directory?")
     return artifact

@@ -26,7 +26,7 @@ from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.signing import MANIFEST, OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_files
@@ -71,10 +71,8 @@ class Store:
         self._layout.check(self._refused)
 
     def _check_access(self) -> None:
-        try:
+        with store_errors(self.root):
             found = doubts(self.root)
-        except OSError as error:
-            raise store_error(error, self.root) from error
         for doubt in found:
             if self.trust.required:
                 raise StoreError(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", f"{doubt.finding}: {doubt.remedy}")
@@ -100,15 +98,16 @@ class Store:
 
         def is_valid(final: Path) -> bool | None:
             try:
-                winners.append(self._verified(final).digest)
+                winner = self._verified(final)
             except _Torn:
                 return False
-            except _Missing:
-                return None
             except ArtifactDistrusted:
                 raise
             except ArtifactInvalid as error:
                 raise StoreError(str(error)) from error
+            if winner is None:
+                return None
+            winners.append(winner.digest)
             return True
 
         settled = False
@@ -139,19 +138,16 @@ class Store:
         Raises `StoreError` if the file system fails, `ArtifactInvalid` if the artifact does not verify.
         """
         final = self.home(digest)
-        try:
-            if not self._refresh(final.parent):
-                return None
-            found = self._verified(final, announced)
-            return found.manifest, found.contents, found.digest
-        except _Torn as error:
-            if announced is None:
-                self._set_aside(final)
-            raise error.why from error
-        except OSError as error:
-            raise store_error(error, final) from error
-        except _Missing:
-            return None
+        with store_errors(final):
+            self._refresh(final.parent)
+            try:
+                found = self._verified(final, announced)
+            except _Torn as error:
+                if announced is None:
+                    with store_errors(self._layout.quarantine):
+                        set_aside(final, self._layout.quarantine)
+                raise error.why from error
+        return None if found is None else (found.manifest, found.contents, found.digest)
 
     def files(self, digest: str) -> tuple[Manifest, bytes, bytes] | None:
         """The artifact's manifest and its two files as they are, verified; None if there is none. Nothing is quarantined.
@@ -159,15 +155,12 @@ class Store:
         Raises `StoreError` and `ArtifactInvalid` as `fetch` does.
         """
         final = self.home(digest)
-        try:
-            found = self._verified(final)
-            return found.manifest, found.files.encoded, found.files.payload
-        except _Torn as error:
-            raise error.why from error
-        except OSError as error:
-            raise store_error(error, final) from error
-        except _Missing:
-            return None
+        with store_errors(final):
+            try:
+                found = self._verified(final)
+            except _Torn as error:
+                raise error.why from error
+        return None if found is None else (found.manifest, found.files.encoded, found.files.payload)
 
     def manifest_file(self, digest: str) -> bytes | None:
         """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
@@ -180,14 +173,12 @@ class Store:
 
     def digests(self) -> Iterator[str]:
         """The digests of all artifacts, one bucket at a time. Lists directories: never on a job's way."""
-        try:
+        with store_errors(self.root):
             for bucket in sorted(p for p in self._layout.objects.iterdir() if len(p.name) == 2):
                 names: list[str] = []
                 with suppress(NotADirectoryError):  # nothing of ours
                     names = os.listdir(bucket)  # noqa: PTH208
                 yield from sorted(name for name in names if _DIGEST.fullmatch(name))
-        except OSError as error:
-            raise store_error(error, self.root) from error
 
     def manifests(self) -> list[Manifest]:
         """The manifests of all readable artifacts; none if there is no store yet. Lists directories: never on a job's way."""
@@ -199,32 +190,23 @@ class Store:
                     found.append(Manifest.decode(encoded))
         return found
 
-    def _refresh(self, bucket: Path) -> bool:
-        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself. False if `bucket` is missing."""
+    def _refresh(self, bucket: Path) -> None:
+        """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself."""
         try:
             refresh_names(bucket)
         except FileNotFoundError:
             refresh_names(self._layout.objects)
-            try:
+            with suppress(FileNotFoundError):
                 refresh_names(bucket)
-            except FileNotFoundError:
-                return False
-        return True
 
-    def _set_aside(self, final: Path) -> None:
-        try:
-            set_aside(final, self._layout.quarantine)
-        except OSError as error:
-            raise store_error(error, self._layout.quarantine) from error
-
-    def _verified(self, final: Path, announced: str | None = None) -> _Verified:
-        """Raises `_Torn` if the artifact is not whole, `ArtifactInvalid` if this node cannot tell, `_Missing`, and OSError."""
+    def _verified(self, final: Path, announced: str | None = None) -> _Verified | None:
+        """None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node cannot tell, and OSError."""
         seen = []
         for afresh in (False, True):
             files = None
             try:
                 files = self._read(final, afresh)
-                return self._verify(final, files, announced)
+                return None if files is None else self._verify(final, files, announced)
             except _NotAnnounced:
                 raise
             except ArtifactInvalid as error:
@@ -236,8 +218,8 @@ class Store:
             raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
         raise _Torn(why)
 
-    def _read(self, final: Path, afresh: bool = False) -> _Files:
-        """Read both files, of bounded sizes. Raises `_Missing`, `ArtifactInvalid` if they are no such files, and OSError.
+    def _read(self, final: Path, afresh: bool) -> _Files | None:
+        """Both files, of bounded sizes; None if they are missing. Raises `ArtifactInvalid` for other files, and OSError.
 
         ESTALE while reading means that another node has removed the artifact: a miss, too.
         """
@@ -249,7 +231,7 @@ class Store:
             return _Files(encoded, self._read_file(final, _PAYLOAD, stated.size if stated else 0, afresh))
         except OSError as error:
             if error.errno in _GONE:
-                raise _Missing from None
+                return None
             raise
 
     def _read_file(self, final: Path, name: str, most: int, afresh: bool) -> bytes:
@@ -304,10 +286,6 @@ class _Torn(Exception):
 
 class _NotAnnounced(ArtifactInvalid):
     """Another artifact than the announced one. It may be whole."""
-
-
-class _Missing(Exception):
-    """There is no such artifact."""
 
 
 def manifest_digest(encoded: bytes) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import write_files
@@ -37,7 +37,7 @@ class StoreRoot:
 
     def create(self) -> str:
         """Make the store if there is none, and return its uuid. Safe to run from many nodes at once. Raises `StoreError`."""
-        try:
+        with store_errors(self.path):
             self.staging.mkdir(parents=True, exist_ok=True)
             self.objects.mkdir(exist_ok=True)
             fresh = self.staging / f"{staging_name()}.marker"
@@ -48,8 +48,6 @@ class StoreRoot:
                 pass
             finally:
                 self.discard(fresh)
-        except OSError as error:
-            raise store_error(error, self.path) from error
         return self.uuid()
 
     def uuid(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kcoord.errors import StoreError
@@ -29,6 +31,15 @@ def store_error(error: OSError, where: Path) -> StoreError:
     """`error` as one line that names the path and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
     return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG_PATH)
+
+
+@contextmanager
+def store_errors(where: Path) -> Iterator[None]:
+    """Raise an OSError of the block as `store_error(error, where)`."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, where) from error
 
 
 def fault_of(root: Path, error: StoreError) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 
 
@@ -60,7 +60,7 @@ def refresh_names(directory: Path) -> None:
 
     Raises OSError; FileNotFoundError also if `directory` itself is cached as missing.
     """
-    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def _make(directory: Path) -> None:
@@ -91,7 +91,7 @@ def rename_into_place(
     loser's staging directory is removed. Not guaranteed: that the winner is still there when this returns. Raises `StoreError`.
     """
     why = "another's artifact comes and goes there: does something clean this directory?"
-    try:
+    with store_errors(final):
         token = (staging / manifest_name).read_bytes()  # unique: it states its writer and its time
         _make(final.parent)
         if durable:
@@ -111,8 +111,6 @@ def rename_into_place(
             if valid is not None:
                 why = "three invalid artifacts in a row were found there: check who writes to the directory"
                 set_aside(final, quarantine)
-    except OSError as error:
-        raise store_error(error, final) from error
     raise StoreError(f"{final}: {why}", why)
 
 

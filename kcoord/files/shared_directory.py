@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.replace import replace_file
 
 _ATTEMPTS = 5
@@ -47,11 +47,9 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
     modification time (Unix seconds), if not now.
     """
     path = directory / name
-    try:
+    with store_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, durable=True, at=at)
         if earlier is not None and earlier.parent == directory and earlier != path:
             earlier.unlink(missing_ok=True)
-    except OSError as error:
-        raise store_error(error, directory) from error
     return path

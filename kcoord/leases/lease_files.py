@@ -24,6 +24,7 @@ import msgpack
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
+from kcoord.files.rename import refresh_names
 from kcoord.files.replace import replace_file
 from kcoord.leases.base import Failed, Ready, Wait
 
@@ -240,7 +241,7 @@ class KeyFiles:
 def look_up(directory: Path) -> None:
     """Open `directory`, so that an NFS client forgets which names were missing in it. Makes it, and its parent, if need be."""
     try:
-        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        refresh_names(directory)
     except FileNotFoundError:
         for missing in (
             directory.parent,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from kcoord.artifacts import local
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, MANIFEST_NAME, Manifest, Origin
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files import private
 from kcoord.keys import CacheKey
 
@@ -184,6 +187,86 @@ def test_reading_to_send_checks_once_more(tmp_path: Path) -> None:
         local.read_contents(artifact)
 
 
+def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_were_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "artifact"
+    published(home, {**FILES, "group.json": GROUP})
+    read, seen = local.read_plain, []
+
+    def noted(path: str, most: int, *, afresh: bool = False) -> bytes:
+        seen.append(Path(path).relative_to(home).as_posix())
+        return read(path, most, afresh=afresh)
+
+    monkeypatch.setattr(local, "read_plain", noted)
+    found = local.read_artifact(home, KEY.digest)
+    assert found is not None
+    assert found[1] == {**FILES, "group.json": GROUP}
+    assert sorted(seen) == sorted([MANIFEST_NAME, *FILES, "group.json"])
+    _flip(home)
+    with pytest.raises(ArtifactInvalid):
+        local.read_artifact(home, KEY.digest)
+
+
+def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read, seen = tmp_path / "artifact", local.read_plain, []
+
+    def noted(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
+        seen.append(str(path))
+        return read(path, most, afresh=afresh)
+
+    staging = stage(home)
+    for module in ("local", "describe"):
+        monkeypatch.setattr(f"kcoord.artifacts.{module}.read_plain", noted)
+    ours = local.publish_local(staging, home, KEY, 1.0, ORIGIN)
+    assert sorted(seen) == sorted(str(staging / name) for name in FILES)
+    assert local.open_artifact(home, KEY.digest) == ours
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "kernel.json"])
+@pytest.mark.parametrize(
+    ("fault", "refusal"), [(errno.EIO, ArtifactInvalid), (errno.EMFILE, ArtifactUnreadable)], ids=["disk", "process"]
+)
+def test_an_artifact_that_cannot_be_read_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: int, refusal: type[ArtifactInvalid]
+) -> None:
+    """A failing disk fails for others too; too many open files are this process's own trouble."""
+    home, read = tmp_path / "artifact", local.read_plain
+    artifact = published(home)
+
+    def fails(path: str, most: int, *, afresh: bool = False) -> bytes:
+        if path.endswith(name):
+            raise OSError(fault, os.strerror(fault), path)
+        return read(path, most, afresh=afresh)
+
+    monkeypatch.setattr(local, "read_plain", fails)
+    for attempt in (lambda: local.open_artifact(home), lambda: local.read_artifact(home)):
+        with pytest.raises(ArtifactInvalid, match="cannot be read") as caught:
+            attempt()
+        assert type(caught.value) is refusal
+    assert not local.is_whole(home, KEY.digest)
+    if name != MANIFEST_NAME:
+        with pytest.raises(ArtifactUnreadable, match="cannot be read"):
+            local.read_contents(artifact)
+
+
+def test_an_artifact_that_this_host_remembers_wrongly_is_read_once_more_from_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, read = tmp_path / "artifact", local.read_plain
+    artifact = published(home)
+
+    def remembered(path: str, most: int, *, afresh: bool = False) -> bytes:
+        content = read(path, most, afresh=afresh)
+        return content if afresh or path.endswith(MANIFEST_NAME) else bytes(len(content))
+
+    monkeypatch.setattr(local, "read_plain", remembered)
+    assert local.open_artifact(home, KEY.digest) == artifact
+    assert local.read_artifact(home, KEY.digest) == (artifact, FILES)
+
+
 # --- relocatable files ---
 
 
@@ -239,6 +322,42 @@ def test_adopting_nothing_is_refused(tmp_path: Path) -> None:
         local.adopt(tmp_path, KEY, 1.0, ORIGIN)
     with pytest.raises(ArtifactInvalid):
         local.adopt(tmp_path / "missing", KEY, 1.0, ORIGIN)
+
+
+def test_files_that_cannot_be_read_are_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = stage(tmp_path / "artifact")
+
+    def fails(path: Path, most: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("kcoord.artifacts.describe.read_plain", fails)
+    with pytest.raises(ArtifactInvalid, match="cannot be read"):
+        local.adopt(staging, KEY, 1.0, ORIGIN)
+
+
+def test_an_artifact_that_vanishes_right_after_it_was_installed_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = published(tmp_path / "there")
+    home, rename = tmp_path / "here", local.rename_into_place
+
+    def cleaned(staging: Path, final: Path, *rest: Any, **how: Any) -> bool:
+        won = rename(staging, final, *rest, **how)
+        shutil.rmtree(final)
+        return won
+
+    monkeypatch.setattr(local, "rename_into_place", cleaned)
+    with pytest.raises(StoreError, match="does something clean"):
+        local.install(there.manifest, local.read_contents(there), home)
+
+
+def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = published(tmp_path / "there")
+    contents, write = local.read_contents(there), local.write_files
+    broken = {**contents, "kernel.json": b"{}"}
+    monkeypatch.setattr(local, "write_files", lambda directory, _, **how: write(directory, broken, **how))
+    with pytest.raises(StoreError, match="does not verify"):
+        local.install(there.manifest, contents, tmp_path / "here")
 
 
 # --- what is staged ---
@@ -348,6 +467,20 @@ def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StoreError):
             private.make_private(path)
+
+
+def test_a_quota_that_no_call_shows_is_found_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = local.new_staging(tmp_path / "artifact")
+    assert local.takes_files(staging, 1)
+    assert not local.takes_files(staging, 1 << 60)
+    assert not local.takes_files(staging.with_name("missing"), 1)
+
+    def over_quota(path: Path, content: bytes) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(Path, "write_bytes", over_quota)
+    assert not local.takes_files(staging, 1)
+    assert left_in(tmp_path / "artifact", "staging") == [staging]
 
 
 def test_staging_directories_are_private_and_never_shared(tmp_path: Path) -> None:

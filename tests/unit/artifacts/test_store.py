@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,6 +30,8 @@ from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.reading import read_plain
+from kcoord.files.rename import refresh_names
 from kcoord.keys import CacheKey
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, StoreConformance, manifest_of, quarantined, staged
 
@@ -162,6 +165,68 @@ def test_what_vanishes_on_an_nfs_server_while_its_manifest_is_read_is_not_there(
 
 
 # --- damage ---
+
+
+def test_a_disk_that_cannot_be_read_is_a_fault_of_the_store_and_no_miss(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.publish(manifest_of(), FILES)
+
+    def fails(path: Path, most: int, *, afresh: bool = False) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("kcoord.artifacts.store.read_plain", fails)
+    with pytest.raises(StoreError, match="input/output error"):
+        opened.fetch(KEY.digest)
+    with pytest.raises(StoreError, match="input/output error"):
+        opened.files(KEY.digest)
+    monkeypatch.undo()
+    assert opened.fetch(KEY.digest) is not None
+    assert quarantined(opened) == []
+
+
+def test_a_winner_that_is_read_differently_each_time_is_a_fault_of_this_node(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.publish(manifest_of(), FILES)
+    reads: list[Path] = []
+
+    def wrong(path: Path, most: int, *, afresh: bool = False) -> bytes:
+        reads.append(path)
+        content = read_plain(path, most, afresh=afresh)
+        return content[:-1] + bytes([len(reads)]) if path.name == "payload.tar.zst" else content
+
+    monkeypatch.setattr("kcoord.artifacts.store.read_plain", wrong)
+    with pytest.raises(StoreError, match="differently each time"):
+        opened.publish(manifest_of(host="another"), FILES)
+    assert quarantined(opened) == staged(opened) == []
+
+
+def test_a_lookup_opens_the_directories_whose_names_an_nfs_client_remembers(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def noted(directory: Path) -> None:
+        looked.append(directory)
+        refresh_names(directory)
+
+    monkeypatch.setattr("kcoord.artifacts.store.refresh_names", noted)
+    bucket = opened.home(KEY.digest).parent
+    assert opened.fetch(KEY.digest) is None
+    assert looked == [bucket, bucket.parent, bucket]
+    opened.publish(manifest_of(), FILES)
+    looked.clear()
+    assert opened.fetch(KEY.digest) is not None
+    assert looked == [bucket]
+
+
+def test_where_the_store_has_vanished_nothing_is_made(opened: Store) -> None:
+    """Its mount is gone, and there is another disk below."""
+    shutil.rmtree(opened.root)
+    with pytest.raises(StoreError, match="vanished"):
+        opened.publish(manifest_of(), FILES)
+    assert not opened.root.exists()
 
 
 def test_a_removal_while_it_is_read_is_a_miss(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:

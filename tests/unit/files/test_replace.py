@@ -1,0 +1,90 @@
+"""Replacing a small file: whole or not at all, and nothing is left of an attempt."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kcoord.files.replace import replace_file
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Path:
+    made = tmp_path / "staging"
+    made.mkdir()
+    return made
+
+
+def test_a_file_is_made_and_replaced(tmp_path: Path, staging: Path) -> None:
+    for content in (b"first", b"second"):
+        replace_file(tmp_path / "file", content, staging)
+        assert (tmp_path / "file").read_bytes() == content
+    assert list(staging.iterdir()) == []
+
+
+def test_without_a_staging_directory_the_new_file_is_hidden_beside_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    rename = Path.replace
+
+    def noted(source: Path, target: Path) -> Path:
+        seen.extend(p.name for p in tmp_path.iterdir())
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    replace_file(tmp_path / "file", b"content")
+    (name,) = seen
+    assert name.startswith("."), "whoever lists the directory leaves it out"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, staging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file(tmp_path / "file", b"old", staging)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        replace_file(tmp_path / "file", b"new", staging, durable=True)
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert list(staging.iterdir()) == []
+
+
+def test_no_directory_is_made(tmp_path: Path) -> None:
+    """Where a mount has vanished it would be made on the disk below."""
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "file", b"new", tmp_path / "vanished" / "staging")
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "vanished" / "file", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_has_gone_is_not_made_again_if_it_must_exist(tmp_path: Path, staging: Path) -> None:
+    replace_file(tmp_path / "file", b"new", staging, create=False)
+    assert not (tmp_path / "file").exists()
+    (tmp_path / "file").write_bytes(b"old")
+    replace_file(tmp_path / "file", b"new", staging, create=False)
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert list(staging.iterdir()) == []
+
+
+def test_its_modification_time_can_be_given(tmp_path: Path, staging: Path) -> None:
+    replace_file(tmp_path / "file", b"old", staging, at=1234.0)
+    assert (tmp_path / "file").stat().st_mtime == 1234.0
+
+
+def test_a_durable_file_and_its_name_are_flushed(
+    tmp_path: Path, staging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    replace_file(tmp_path / "file", b"new", staging, durable=True)
+    assert [path.parent for path in synced] == [staging, tmp_path.parent]
+    assert synced[1] == tmp_path
