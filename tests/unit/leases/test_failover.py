@@ -144,7 +144,7 @@ def test_a_silent_redis_costs_one_claim_seconds_and_the_next_ones_nothing(redis_
             assert time.monotonic() - began < 5.0
             began = time.monotonic()
             for n in range(100):
-                await won(service, f"k{n}")
+                assert await (await won(service, f"k{n}")).release()
             assert time.monotonic() - began < 1.0
             redis_server.resume()
 
