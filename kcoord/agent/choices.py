@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
@@ -27,7 +27,7 @@ Found = tuple[Manifest, dict[str, bytes]]
 class Choices:
     """Answers `lookup` and `offer`. Each answer comes within about `patience` seconds of the store, however that does."""
 
-    def __init__(self, errands: Errands, local_dir: Path, patience: float, notices: Notices) -> None:
+    def __init__(self, errands: LeaseTasks, local_dir: Path, patience: float, notices: Notices) -> None:
         self._errands, self._local_dir, self._patience, self._notices = errands, local_dir, patience, notices
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 

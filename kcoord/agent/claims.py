@@ -16,7 +16,7 @@ from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
@@ -48,7 +48,7 @@ class Claims:
         self,
         connections: Connections,
         flights: Flights,
-        errands: Errands,
+        errands: LeaseTasks,
         notices: Notices,
         max_wait: float,
         lost: Lost,

@@ -31,7 +31,7 @@ from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.log_context import subject
 from kcoord.agent.metrics.observed import MeteredConnections, vitals
 from kcoord.agent.watch.idle_cores import Permits
@@ -96,7 +96,7 @@ class Agent:
         self._connections = connections(self.id, notices, tells_clients, self._request, self._gone)
         flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
-        self._errands = Errands(
+        self._errands = LeaseTasks(
             leases, store, flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             learn=self._expectations.learn,

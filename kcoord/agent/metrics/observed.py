@@ -18,7 +18,7 @@ from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.metrics.prometheus import OTHER, Labels, Tally
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -157,7 +157,7 @@ def vitals(
     connections: Connections,
     flights: Flights,
     claims: Claims,
-    errands: Errands,
+    errands: LeaseTasks,
     leases: LeaseService,
     notices: Notices,
     keeper: Keeper,

@@ -11,7 +11,7 @@ from pathlib import Path
 from kcoord.agent import actions as act
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
@@ -20,27 +20,27 @@ from kcoord.telemetry.events import Notices
 KEY, SLOW = "key", 0.05
 
 
-def errands_of(
+def tasks_of(
     flights: Flights,
     leases: LocalLeases,
     told: list[act.Tell] | None = None,
     *,
     ttl: float = 15.0,
     notices: Notices | None = None,
-) -> Errands:
+) -> LeaseTasks:
     """Carries out all actions but answers to ranks, which go to `told`."""
 
     def report(actions: list[act.Action]) -> None:
         for action in actions:
             if not isinstance(action, act.Tell):
-                errands.start(action)
+                tasks.start(action)
             elif told is not None:
                 told.append(action)
 
-    errands = Errands(
+    tasks = LeaseTasks(
         leases, None, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
     )
-    return errands
+    return tasks
 
 
 def slow_flight(flights: Flights, now: float) -> list[act.Action]:
@@ -64,7 +64,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def leader_of(flights: Flights, tasks: Errands) -> str:
+async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
     """A rank leads `KEY`, by its node's lease; its token."""
     for action in flights.claim(claimant(), time.monotonic()):
         tasks.start(action)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ async def leader_of(flights: Flights, tasks: Errands) -> str:
 def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(0.2, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases, ttl=0.2)
+        tasks = tasks_of(flights, leases, ttl=0.2)
         token = await leader_of(flights, tasks)
         assert tasks.held == 1
         end = time.monotonic() + 0.6
@@ -100,7 +100,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
 
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         token = await leader_of(flights, tasks)
         assert flights.landing(KEY, token)
         for action in flights.landed(KEY, "/home/1"):
@@ -117,7 +117,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
 def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
         await until(lambda: not tasks.busy)
@@ -134,7 +134,7 @@ def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
 def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_stops_asking() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
         for action in flights.claim(claimant(), time.monotonic()):
@@ -163,7 +163,7 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
 
         leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
         told: list[act.Tell] = []
-        tasks = errands_of(flights, leases, told)
+        tasks = tasks_of(flights, leases, told)
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
         for action in flights.claim(claimant(waits=False), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
 def test_the_right_to_hedge_is_one_rank_s_of_all_nodes_and_is_given_back_when_the_hedge_ends() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic() - SLOW)
         assert isinstance(ask, act.AskHedge)
         tasks.start(ask)
@@ -213,7 +213,7 @@ def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is
                 return await super().release(lease)
 
         leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic() - SLOW)
         assert isinstance(ask, act.AskHedge)
         tasks.start(ask)
@@ -236,7 +236,7 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
                 raise LeaseUnavailable("it is away")
 
         leases, flights, notices = Away(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
-        tasks = errands_of(flights, leases, notices=notices)
+        tasks = tasks_of(flights, leases, notices=notices)
         await leader_of(flights, tasks)
         assert tasks.held == 0
         tasks.start(act.AskHedge(KEY, 1))
@@ -252,7 +252,7 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
     async def scenario() -> None:
         leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
         told: list[act.Tell] = []
-        tasks = errands_of(flights, leases, told, notices=notices)
+        tasks = tasks_of(flights, leases, told, notices=notices)
 
         async def ill(digest: str, home: Path) -> bool:
             raise ZeroDivisionError("look")
@@ -272,7 +272,7 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
 def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
-        tasks = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
         await tasks.drain(1.0)
@@ -297,15 +297,15 @@ def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_n
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, asked.wait())
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
         assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
-        await errands.drain(1.0)
+        await tasks.drain(1.0)
 
     asyncio.run(scenario())
 
@@ -324,13 +324,13 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, granted.wait())
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        await errands.drain(0.05)
+        await tasks.drain(0.05)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
 
     asyncio.run(scenario())
@@ -365,12 +365,12 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
 
         leases, told = Leases(15.0, 900.0, 30.0), []
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases, told)
+        tasks = tasks_of(flights, leases, told)
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
         now = time.monotonic()
         (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
-        errands.start(ask)
+        tasks.start(ask)
         flight = flights.get(KEY)
         assert flight is not None
         while not flight.remote:
@@ -379,9 +379,9 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         await asyncio.sleep(SLOW)
         (ask,) = flights.tick(time.monotonic())
         assert isinstance(ask, act.AskHedge)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, given_back.wait())
-        await errands.drain(0.05)
+        await tasks.drain(0.05)
         assert told == []
 
     asyncio.run(scenario())
