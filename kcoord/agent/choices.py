@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Awaitable
 from pathlib import Path
 
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
@@ -27,7 +27,7 @@ Found = tuple[Manifest, dict[str, bytes]]
 class Choices:
     """Answers `Lookup` and `Offer`. The store is waited for about `patience` seconds at most."""
 
-    def __init__(self, lease_tasks: Errands, local_dir: Path, patience: float, notices: Notices) -> None:
+    def __init__(self, lease_tasks: LeaseTasks, local_dir: Path, patience: float, notices: Notices) -> None:
         self._lease_tasks, self._local_dir, self._patience, self._notices = lease_tasks, local_dir, patience, notices
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 

@@ -15,7 +15,7 @@ from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.connections import Connection, Connections
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
@@ -37,7 +37,7 @@ class Claims:
         self,
         connections: Connections,
         flights: Flights,
-        lease_tasks: Errands,
+        lease_tasks: LeaseTasks,
         notices: Notices,
         max_wait: float,
         lost: Lost,

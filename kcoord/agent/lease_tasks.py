@@ -35,7 +35,7 @@ _MOST_DISTRUSTED = 100_000
 _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for a key that another node compiles
 
 
-class Errands:
+class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
     ``learn(name, seconds)`` gets the compile time that a fetched artifact records.

@@ -36,7 +36,7 @@ from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.watch.idle_cores import Permits
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
@@ -100,7 +100,7 @@ class Agent:
         self._connections = Connections(self.id, notices, tells_clients, self._request, self._gone, self._observer)
         self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
-        self._lease_tasks = Errands(
+        self._lease_tasks = LeaseTasks(
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             learn=self._expectations.learn,

@@ -82,8 +82,9 @@ class Lease:
 
     def keep_alive(self, ttl: float) -> None:
         """Renew every third of `ttl` seconds until the lease is given up or lost; a loss stops nothing else."""
-        self._renewals = asyncio.create_task(self._keep(ttl / 3))
-        self._renewals.add_done_callback(_renewals_ended)
+        if self._renewals is None:
+            self._renewals = asyncio.create_task(self._keep(ttl / 3))
+            self._renewals.add_done_callback(_renewals_ended)
 
     async def ready(self, manifest: str) -> None:
         """Announce that the key is in the store, and give the lease up. A fact: it is accepted from a lease that was lost."""

@@ -96,7 +96,7 @@ class Failover(LeaseService):
             except LeaseUnavailable as error:
                 self._trip(error)
         await self._second.renew(lease)  # it was leased there, or is handed over now
-        return True  # not known to be lost; the first service says so when it is back
+        return lease.left() > 0  # not known to be lost; the first service says so when it is back
 
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         await self._end(lease, lambda s: s.ready(key, manifest, lease))

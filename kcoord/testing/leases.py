@@ -231,6 +231,15 @@ class LeaseConformance:
 
         self.run(scenario, ttl=TTL, limit=300.0)
 
+    def test_a_lease_is_given_up_at_once_however_seldom_it_is_renewed(self) -> None:
+        async def scenario(service: LeaseService) -> None:
+            lease = await won(service, some_key())
+            lease.keep_alive(10 * BOUND)
+            await asyncio.sleep(0)  # its renewals begin
+            assert await asyncio.wait_for(lease.release(), BOUND)
+
+        self.run(scenario)
+
     def test_the_loss_of_a_lease_ends_its_renewals_and_nothing_else(self) -> None:
         async def scenario(service: LeaseService) -> None:
             key, renewed = some_key(), []

@@ -16,7 +16,7 @@ from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connections, Observer
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.metrics.prometheus import OTHER, Labels, Tally
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -109,7 +109,7 @@ def vitals(
     connections: Connections,
     flights: Flights,
     claims: Claims,
-    lease_tasks: Errands,
+    lease_tasks: LeaseTasks,
     leases: LeaseService,
     notices: Notices,
     retention_gauges: Callable[[], dict[str, float]],

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from kcoord.agent import actions as act
+from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import Errands
+from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.telemetry.events import Notices
@@ -15,18 +20,27 @@ from kcoord.telemetry.events import Notices
 KEY, SLOW = "key", 0.05
 
 
-def errands_of(flights: Flights, leases: LocalLeases, answered: list[act.Reply] | None = None) -> Errands:
-    """Carries out the actions that follow, but for the answers to ranks."""
+def tasks_of(
+    flights: Flights,
+    leases: LocalLeases,
+    answered: list[act.Reply] | None = None,
+    *,
+    ttl: float = 15.0,
+    notices: Notices | None = None,
+) -> LeaseTasks:
+    """Carries out all actions but answers to ranks, which go to `answered`."""
 
     def report(actions: list[act.Action]) -> None:
         for action in actions:
             if not isinstance(action, act.Reply):
-                errands.start(action)
+                tasks.start(action)
             elif answered is not None:
                 answered.append(action)
 
-    errands = Errands(leases, None, flights, Notices(), agent_id="us", ttl=15.0, now=time.monotonic, report=report)
-    return errands
+    tasks = LeaseTasks(
+        leases, None, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
+    )
+    return tasks
 
 
 def slow_flight(flights: Flights, now: float) -> list[act.Action]:
@@ -36,6 +50,236 @@ def slow_flight(flights: Flights, now: float) -> list[act.Action]:
     flights.lease_answered(KEY, 1, Won(0), now)
     flights.looked(KEY, 1, None, now)
     return flights.tick(now + SLOW)
+
+
+def claimant(n: int = 1, *, waits: bool = True, hedge_after: float = math.inf) -> act.Claimant:
+    deadline = time.monotonic() + 60
+    return act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", deadline, waits=waits, hedge_after=hedge_after)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
+    """A rank leads `KEY`, by its node's lease; its token."""
+    for action in flights.claim(claimant(), time.monotonic()):
+        tasks.start(action)  # type: ignore[arg-type]
+    await until(lambda: (flight := flights.get(KEY)) is not None and flight.state is State.LEADING)
+    flight = flights.get(KEY)
+    assert flight is not None
+    return flight.token
+
+
+def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(0.2, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases, ttl=0.2)
+        token = await leader_of(flights, tasks)
+        assert tasks.held == 1
+        end = time.monotonic() + 0.6
+        while time.monotonic() < end:
+            assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Wait)
+            await asyncio.sleep(0.02)
+        for action in flights.failed(KEY, token, "ptxas: no", "rank 1", time.monotonic()):
+            if not isinstance(action, act.Reply):
+                tasks.start(action)
+        await until(lambda: not tasks.busy)
+        assert tasks.held == 0
+        assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
+    """There is no store, so there is nothing that other nodes could fetch."""
+
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        token = await leader_of(flights, tasks)
+        assert flights.landing(KEY, token)
+        for action in flights.landed(KEY, "/home/1"):
+            if not isinstance(action, act.Reply):
+                tasks.start(action)
+        await until(lambda: not tasks.busy)
+        assert tasks.held == 0
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        await leader_of(flights, tasks)
+        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
+        await until(lambda: not tasks.busy)
+        assert tasks.held == 0
+        assert await leases.acquire(KEY, "theirs", "another node") == Ready("a manifest")
+        tasks.start(act.Announce("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
+        await until(lambda: not tasks.busy)
+        assert await leases.acquire("another key", "theirs", "another node") == Ready("its manifest")
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_stops_asking() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        theirs = await leases.acquire(KEY, "theirs", "another node")
+        assert isinstance(theirs, Lease)
+        for action in flights.claim(claimant(), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: leases._watchers)
+        for action in flights.gone(1, time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: not tasks.busy)
+        assert not leases._watchers
+        await theirs.release()
+        assert not leases.held
+        assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
+    async def scenario() -> None:
+        subscribed: list[str] = []
+
+        class Leases(LocalLeases):
+            def watch(self, key: str) -> Watch:
+                subscribed.append(key)
+                return super().watch(key)
+
+        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        answered: list[act.Reply] = []
+        tasks = tasks_of(flights, leases, answered)
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+        for action in flights.claim(claimant(waits=False), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: answered and not tasks.busy)
+        assert not subscribed
+        assert flights.get(KEY) is None
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_right_to_hedge_is_one_rank_s_of_all_nodes_and_is_given_back_when_the_hedge_ends() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
+        assert isinstance(ask, act.AskHedge)
+        tasks.start(ask)
+        flight = flights.get(KEY)
+        assert flight is not None
+        await until(lambda: not flight.waiters)
+        assert tasks.held == 1
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
+        tasks.start(act.EndHedge(KEY, 1))
+        await until(lambda: not tasks.busy)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is_ready() -> None:
+    """Else another node hedges in the moment between."""
+
+    async def scenario() -> None:
+        order: list[str] = []
+        announcing = asyncio.Event()
+
+        class Leases(LocalLeases):
+            async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
+                await announcing.wait()
+                order.append("ready")
+                await super().ready(key, manifest, lease)
+
+            async def release(self, lease: Lease) -> bool:
+                order.append(lease.key)
+                return await super().release(lease)
+
+        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
+        assert isinstance(ask, act.AskHedge)
+        tasks.start(ask)
+        await until(lambda: tasks.held == 1 and not tasks.busy)
+        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
+        tasks.start(act.EndHedge(KEY, 1))
+        await asyncio.sleep(0.05)
+        announcing.set()
+        await until(lambda: not tasks.busy)
+        assert order == ["ready", f"{KEY}-hedge"]
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
+    async def scenario() -> None:
+        class Away(LocalLeases):
+            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+                raise LeaseUnavailable("it is away")
+
+        leases, flights, notices = Away(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        tasks = tasks_of(flights, leases, notices=notices)
+        await leader_of(flights, tasks)
+        assert tasks.held == 0
+        tasks.start(act.AskHedge(KEY, 1))
+        await until(lambda: not any("_ask_hedge" in repr(task.get_coro()) for task in tasks._tasks))
+        assert tasks.held == 0, "a compile that nobody limits"
+        assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back() -> None:
+    async def scenario() -> None:
+        leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        answered: list[act.Reply] = []
+        tasks = tasks_of(flights, leases, answered, notices=notices)
+
+        async def ill(digest: str, home: Path) -> bool:
+            raise ZeroDivisionError("look")
+
+        tasks._is_here = ill  # type: ignore[method-assign]
+        for action in flights.claim(claimant(), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: answered and not tasks.busy)
+        assert flights.get(KEY) is None
+        assert not leases.held
+        assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        await leader_of(flights, tasks)
+        assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
+        await tasks.drain(1.0)
+        assert list(leases.held) == [("collection", "us.gc")]
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+
+    asyncio.run(scenario())
 
 
 def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_not_have() -> None:
@@ -53,15 +297,15 @@ def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_n
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, asked.wait())
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
         assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
-        await errands.drain(1.0)
+        await tasks.drain(1.0)
 
     asyncio.run(scenario())
 
@@ -80,13 +324,13 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
 
         leases = Leases(15.0, 900.0, 30.0)
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases)
+        tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, granted.wait())
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        await errands.drain(0.05)
+        await tasks.drain(0.05)
         assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
 
     asyncio.run(scenario())
@@ -121,12 +365,12 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
 
         leases, answered = Leases(15.0, 900.0, 30.0), []
         flights = Flights(limit=900.0, failure_ttl=30.0)
-        errands = errands_of(flights, leases, answered)
+        tasks = tasks_of(flights, leases, answered)
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
         now = time.monotonic()
         (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
-        errands.start(ask)
+        tasks.start(ask)
         flight = flights.get(KEY)
         assert flight is not None
         while not flight.remote:
@@ -135,9 +379,9 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         await asyncio.sleep(SLOW)
         (ask,) = flights.tick(time.monotonic())
         assert isinstance(ask, act.AskHedge)
-        errands.start(ask)
+        tasks.start(ask)
         await within(10.0, given_back.wait())
-        await errands.drain(0.05)
+        await tasks.drain(0.05)
         assert answered == []
 
     asyncio.run(scenario())
