@@ -131,7 +131,7 @@ class SharedStore:
         if isinstance(error, NoTurn):
             if error.late:
                 self._notices.tell(
-                    f"the store {store.root} is slow: what has waited for {_TURN_WITHIN:g} s for its turn is not fetched",
+                    f"the store {store.root} is slow: a fetch that waited {_TURN_WITHIN:g} s for its turn is given up",
                     about=f"slow {store.root}",
                 )
         elif isinstance(error, StoreError):

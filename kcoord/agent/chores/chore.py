@@ -114,7 +114,7 @@ class Chore:
             await asyncio.wait({self._run})
 
     async def drain(self, seconds: float) -> None:
-        """End: wait for the run that is under way and make the last one, within `seconds`; what is not done then is given up."""
+        """End: wait for the run that is under way and make the last one, within `seconds`; the rest is given up."""
         self._draining = True
         if self._last is None:
             if self._run is not None:
@@ -160,7 +160,7 @@ class Chores:
         self._chores = [chore for group in groups for chore in group]
 
     def pulse(self) -> None:
-        """Begin what is due. Call it about once a second."""
+        """Begin the runs that are due. Call it about once a second."""
         now = time.monotonic()
         for chore in self._chores:
             chore.pulse(now)

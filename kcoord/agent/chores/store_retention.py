@@ -1,4 +1,4 @@
-"""The agents' care for the store: they keep its bounds, empty its trash, merge old parts of profiles, and count what it holds.
+"""Retention in the store by its agents: bounds, the trash, merges of old parts of profiles, and a count of what is there.
 
 One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
 the store if there is a bound, or if metrics are served; the other agents read the result.
@@ -88,9 +88,9 @@ class StoreRetention:
             finally:
                 await self._leases.release(_LEASE, self._token)
         except LeaseUnavailable as error:
-            log.info("the store was not looked through: %s", error)
+            log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
-            self._notices.tell(f"the store is not looked through: {error}", about=fault_of(store, error))
+            self._notices.tell(f"garbage collection of the store failed: {error}", about=fault_of(store, error))
 
     async def _read(self, store: Path) -> None:
         try:
@@ -124,7 +124,7 @@ def _is_turn(store: Path) -> bool:
     try:
         return is_turn(store / "v1" / "collected", EVERY)
     except OSError as error:
-        log.info("the store was not looked through: %s", error)
+        log.info("garbage collection of the store failed: %s", error)
         return False
 
 

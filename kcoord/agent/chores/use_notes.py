@@ -21,8 +21,8 @@ _PROCESSES = 64  # of which it is not looked at once whether they live
 
 
 class UseNotes:
-    """Notes uses once a day and when the agent ends. A process may hold in memory what it has ever used, so that is in use until
-    the process ends. No method raises for a disk's sake.
+    """Notes uses once a day and when the agent ends. An artifact is in use as long as a process lives that has ever used it, and
+    may have it in memory. No method raises for a disk's sake.
     """
 
     def __init__(self, store: Path | None, notices: Notices) -> None:
@@ -57,7 +57,7 @@ class UseNotes:
                     of_process.add(prefix)
 
     def _forget_ended_processes(self) -> None:
-        """Without this, an agent that serves one job after the other would keep in use everything that was ever used."""
+        """Without this, an agent that serves one job after the other would call every artifact used for ever."""
         self._by_process = {pid: used for pid, used in self._by_process.items() if pid == 0 or lives(pid)}
 
     async def _note_all(self) -> None:
@@ -77,4 +77,4 @@ class UseNotes:
             self._refused = []
         except StoreError as error:
             self._refused = chosen
-            self._notices.tell(f"what is used is not noted: {error}", about=fault_of(store, error))
+            self._notices.tell(f"the notes of use are not written: {error}", about=fault_of(store, error))
