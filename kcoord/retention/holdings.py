@@ -14,16 +14,10 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    refresh_names,
-)
+from kcoord.files.rename import refresh_names
 
 _FORMAT = "kcoord-holdings-1"
 _LARGEST = 1024  # bytes

@@ -15,16 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    write_files,
-)
+from kcoord.files.rename import write_files
 from kcoord.settings import profile_name
 
 _FORMAT = b"kcoord-pin-1\n"

@@ -21,19 +21,12 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.holdings import note_holdings
-from kcoord.retention.limits import (
-    Doomed,
-    Entry,
-    Limits,
-    choose,
-)
+from kcoord.retention.limits import Doomed, Entry, Limits, choose
 from kcoord.retention.tidying import Tidying, tidy_store
 from kcoord.retention.uses import PREFIX, load_uses
 from kcoord.telemetry.events import log

@@ -21,12 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 
 PREFIX = 8  # bytes of a digest

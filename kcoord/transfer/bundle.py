@@ -29,20 +29,11 @@ from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import open_unwaiting
 from kcoord.files.sweep import sweep_beside
-from kcoord.transfer.bundle_index import (
-    Blob,
-    BundleInvalid,
-    Index,
-    Packed,
-)
+from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8

@@ -22,7 +22,7 @@ from kcoord.telemetry.events import Notices, log, tell_if_failed
 T = TypeVar("T")
 
 REST = 20  # a disk that took long for a run is left alone for so many times as long
-SPREAD = 0.2  # of a period: the nodes of a job start together, and are not to come together every time
+_SPREAD = 0.2  # of a period, by which each is longer or shorter: the nodes of a job start together, and are not to stay in step
 
 
 class Lane:
@@ -56,10 +56,9 @@ class Lane:
 class Chore:
     """One pass, `work`, begun by `pulse` on the event loop.
 
-    Times in seconds. `first`: until the first run. `every`: between the beginnings of two runs, each time more or less by the
-    fraction `spread`; a run that returns a number of seconds sets the next pause itself. `rest`: a run that took t seconds is
-    followed by a pause of at least ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the
-    chore goes on with its next run.
+    Times in seconds, ± 20 %. `first`: until the first run. `every`: between the beginnings of two runs; a run that returns a
+    number of seconds has its next one after these. `rest`: a run that took t seconds is followed by a pause of at least
+    ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the chore goes on with its next run.
 
     `last` is the final run, which `drain` makes; without one, `drain` cancels the run that is under way. `lost` is told to the
     user if the final run does not end in time; without it the log alone has a line.
@@ -74,7 +73,6 @@ class Chore:
         *,
         first: float = 0.0,
         every: float = 0.0,
-        spread: float = 0.0,
         rest: float = 0.0,
         wanted: Callable[[], bool] = lambda: True,
         last: Callable[[], Awaitable[object]] | None = None,
@@ -83,11 +81,11 @@ class Chore:
         self.name, self.lane = name, lane
         self.ended = asyncio.Event()  # by `drain`
         self._work, self._notices = work, notices
-        self._every, self._spread, self._rest = every, spread, rest
+        self._every, self._rest = every, rest
         self._wanted, self._last, self._lost = wanted, last, lost
         self._run: asyncio.Task[None] | None = None
         self._draining = False
-        self._due = time.monotonic() + self._about(first)
+        self._due = time.monotonic() + _about(first)
 
     @property
     def under_way(self) -> bool:
@@ -139,7 +137,7 @@ class Chore:
             pause = await self._work()
         finally:
             ended = time.monotonic()
-            every = self._about(self._every if pause is None else pause)
+            every = _about(self._every if pause is None else pause)
             self._due = max(begun + every, ended + self._rest * (ended - begun))
 
     async def _finish(self, last: Callable[[], Awaitable[object]]) -> None:
@@ -148,9 +146,6 @@ class Chore:
 
     def _failed(self, run: asyncio.Task[None]) -> None:
         tell_if_failed(run, f"{self.name}: a run failed", self._notices.tell)
-
-    def _about(self, seconds: float) -> float:
-        return seconds * random.uniform(1 - self._spread, 1 + self._spread)
 
 
 class Chores:
@@ -172,6 +167,10 @@ class Chores:
         finally:
             for chore in self._chores:
                 chore.lane.close()
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(1 - _SPREAD, 1 + _SPREAD)
 
 
 def _lower_priority() -> None:

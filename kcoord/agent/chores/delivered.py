@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kcoord.errors import ProtocolError
-from kcoord.protocol.fields import (
-    field,
-    optional,
-)
+from kcoord.protocol.fields import field, optional
 
 _REMEMBERED = 50_000  # processes
 _LONGEST_NAME = 64  # characters

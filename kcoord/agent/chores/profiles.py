@@ -11,9 +11,7 @@ from typing import Any
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import ProtocolError, StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
 from kcoord.settings import profile_name

@@ -7,16 +7,8 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
-from kcoord.profiles.requested import (
-    MOST_NEEDS,
-    Need,
-    load_needs,
-    needs_directory,
-    save_needs,
-)
+from kcoord.files.faults import fault_of
+from kcoord.profiles.requested import MOST_NEEDS, Need, load_needs, needs_directory, save_needs
 from kcoord.telemetry.events import Notices
 
 _EVERY = 5.0  # seconds between two files, so long as ranks go on asking

@@ -9,9 +9,7 @@ from typing import Any
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
-from kcoord.protocol.fields import (
-    job_name,
-)
+from kcoord.protocol.fields import job_name
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.ledger import Ledger, add_up
@@ -35,9 +33,7 @@ class Statistics:
         self._lane = Lane("statistics")
         self._lane.submit(ledger.forget_old, "old statistics stay")
         # no rest: a dead Redis delays no heartbeat, and the counters are few
-        self.chores = [
-            Chore("statistics", self._lane, self._save, notices, wanted=self._has_changes, last=self._save)
-        ]  # fmt: skip
+        self.chores = [Chore("statistics", self._lane, self._save, notices, wanted=self._has_changes, last=self._save)]
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
         self._ledger.add(job, counters)

@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, Won, kept_alive
 from kcoord.retention.collected import Collected
@@ -56,16 +54,10 @@ class StoreRetention:
         self.chores: list[Chore] = []
         if store is None:
             return
-        self._reading = Chore(
-            "the holdings of the store", self._lane, functools.partial(self._read, store), notices,
-            first=READ_FIRST, every=READ_EVERY, spread=SPREAD,
-        )  # fmt: skip
-        self.chores.append(
-            Chore("retention in the store", self._lane, functools.partial(self._pass, store), notices,
-                  first=FIRST, every=EVERY, spread=SPREAD),
-        )  # fmt: skip
-        if self._metered:
-            self.chores.append(self._reading)
+        make_pass, read = functools.partial(self._pass, store), functools.partial(self._read, store)
+        passes = Chore("retention in the store", self._lane, make_pass, notices, first=FIRST, every=EVERY)
+        self._reading = Chore("the store's holdings", self._lane, read, notices, first=READ_FIRST, every=READ_EVERY)
+        self.chores = [passes, self._reading] if self._metered else [passes]
 
     def gauges(self) -> dict[str, float]:
         """The store's holdings and bounds, by the names of the metrics."""

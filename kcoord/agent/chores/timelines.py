@@ -15,16 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
-from kcoord.files.faults import (
-    fault_of,
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.files.faults import fault_of, store_error
+from kcoord.files.naming import staging_name
+from kcoord.protocol.identity import Identity
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.job_names import directory_name

@@ -7,16 +7,14 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.files.sweep import lives
 from kcoord.retention.uses import MOST_USES, note_uses, prefix_of
 from kcoord.telemetry.events import Notices
 
-NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0  # seconds
+FIRST, EVERY = 1800.0, 86400.0  # seconds
 _PROCESSES = 64  # of which it is not looked at once whether they live
 
 
@@ -32,10 +30,10 @@ class UseNotes:
         self._most_processes = _PROCESSES
         self._refused: list[bytes] = []  # by the disk, at the last attempt
         self._lane = Lane("use-notes")
-        self.chores = [
-            Chore("notes of use", self._lane, self._note_all, notices, first=NOTED_FIRST, every=NOTED_EVERY,
-                  spread=SPREAD, last=self._note_rest),
-        ] if store is not None else []  # fmt: skip
+        chore = Chore(
+            "notes of use", self._lane, self._note_all, notices, first=FIRST, every=EVERY, last=self._note_rest
+        )  # fmt: skip
+        self.chores = [chore] if store is not None else []
 
     def used(self, digests: Iterable[str], pid: int) -> None:
         """The process `pid` of this node (0: unknown) asked for these, or loaded them; 16 digits of each are enough.

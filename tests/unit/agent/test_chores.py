@@ -63,7 +63,7 @@ def test_a_run_is_not_made_before_it_is_due_or_if_none_is_wanted() -> None:
             runs.append(len(runs))
             return 0.0 if len(runs) == 1 else None
 
-        made = chore(work, first=100.0, every=100.0, spread=0.2, wanted=lambda: wanted)
+        made = chore(work, first=100.0, every=100.0, wanted=lambda: wanted)
         wanted, now = True, time.monotonic()
         made.pulse(now + 79.0)
         assert not made.under_way
