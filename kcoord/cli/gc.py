@@ -15,12 +15,11 @@ from kcoord.cli.options import ON_DISK, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.trash import GRACE
 from kcoord.retention.collected import Collected
-from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import collect
+from kcoord.retention.store_collector import collect, compact_profiles
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings, profile_name
 from kcoord.telemetry.spans import plain_text

@@ -102,10 +102,6 @@ class Chore:
             self._run = asyncio.create_task(self._once())
             self._run.add_done_callback(self._failed)
 
-    def hasten(self) -> None:
-        """The next run is due now."""
-        self._due = 0.0
-
     async def settled(self) -> None:
         """Wait for the end of the run that is under way, whatever comes of it."""
         if self._run is not None:

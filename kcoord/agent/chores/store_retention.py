@@ -20,11 +20,10 @@ from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, Won, kept_alive
 from kcoord.retention.collected import Collected
-from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.pinned import pinned_digests
-from kcoord.retention.store_collector import collect, count
+from kcoord.retention.store_collector import collect, compact_profiles, count
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
 from kcoord.units import bytes_text
@@ -76,7 +75,8 @@ class StoreRetention:
                 async with kept_alive(self._leases, _LEASE, self._token, self._ttl):
                     await self._lane.run(lambda: self._compact(store))
                     await self._lane.run(lambda: self._collect(store))
-                self._reading.hasten()
+                if self._metered:
+                    self._reading.begin()
             finally:
                 await self._leases.release(_LEASE, self._token)
         except LeaseUnavailable as error:

@@ -77,8 +77,7 @@ def test_a_run_is_not_made_before_it_is_due_or_if_none_is_wanted() -> None:
         await made.settled()
         made.pulse(time.monotonic())
         assert runs == [0, 1]
-        made.hasten()
-        made.pulse(time.monotonic())
+        made.begin()
         await made.settled()
         assert runs == [0, 1, 2]
 
