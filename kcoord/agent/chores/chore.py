@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ class Lane:
 
     def __init__(self, name: str, *, low_priority: bool = False) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_lower_priority if low_priority else None)
+        self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, or its exception. If this is cancelled, the thread goes on."""
@@ -42,14 +43,14 @@ class Lane:
         """`work` as a function for the event loop, which runs it in this lane."""
         return functools.partial(self.run, work)
 
-    def submit(self, work: Callable[[], object], consequence: str) -> Future[object]:
-        """Run `work` when its turn comes. An exception is logged, with its `consequence`."""
-        future = self._pool.submit(work)
-        future.add_done_callback(lambda done: tell_if_failed(done, consequence))
-        return future
+    def submit(self, work: Callable[[], object], consequence: str) -> None:
+        """Run `work` when its turn comes; not after `close`. An exception is logged, with its `consequence`."""
+        if not self._closed:
+            self._pool.submit(work).add_done_callback(lambda done: tell_if_failed(done, consequence))
 
     def close(self) -> None:
         """Begin no other work."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -158,3 +158,16 @@ def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_to
     notices = Notices()
     play(scenario)
     assert notices.since(0)[0] == ["it is lost"]
+
+
+def test_after_the_end_a_lane_takes_work_and_does_none() -> None:
+    """A connection may end while the agent does: its files would be swept."""
+
+    async def scenario() -> None:
+        one, ran = chore(lambda: asyncio.sleep(0, None)), []
+        await Chores([one]).drain(20)
+        one.lane.submit(lambda: ran.append(1), "")
+        await asyncio.sleep(0.05)
+        assert ran == []
+
+    play(scenario)
