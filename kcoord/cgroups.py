@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, within the control groups that it is in.
+"""The cores and the memory that this process may use, within its control groups.
 
 ``/proc/self/cgroup`` names the groups, of version 2 or 1; a limit of any group above counts as well (cgroups(7)). A container
 sees its own group as the root of ``/sys/fs/cgroup``.
@@ -28,7 +28,7 @@ def cores() -> float:
 
 
 def free_memory() -> int:
-    """Bytes that can still be had without swapping, and before a group's limit kills somebody."""
+    """Bytes that are free without swapping, and within each group's limit, beyond which the kernel kills a process."""
     free = int(psutil.virtual_memory().available)
     for group in _groups("memory"):
         limit = _numbers(group, "memory.max") or _numbers(group, "memory.limit_in_bytes")
@@ -39,7 +39,7 @@ def free_memory() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """This process's group and those above it, of version 2 and of version 1's `controller`, as far as they are visible."""
+    """This process's group and the groups above it that are visible, of version 2 and of version 1's `controller`."""
     try:
         lines = os.fsdecode(_MEMBERSHIP.read_bytes()).splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def _numbers(group: Path, name: str) -> list[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of files that were read and can be dropped: they are in `used`."""
+    """Bytes of cached files, which the kernel can drop; a group's usage counts them."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:

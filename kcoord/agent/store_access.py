@@ -18,11 +18,9 @@ from typing import Any, TypeVar
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.files.health import Health, State
-from kcoord.files.patience import NoTurn, PatientIO, Silent, awaitable, silent
+from kcoord.files.patience import NoTurn, PatientIO, Silent, in_thread, silent
 from kcoord.leases.base import within
 from kcoord.telemetry.events import Notices, tell_if_failed
 
@@ -109,7 +107,7 @@ class SharedStore:
             return True
         if not self.faulty:
             if self._look is None or self._look.done():  # else its thread may hang, as would ours
-                self._look = awaitable(store.check)
+                self._look = in_thread(store.check)
             began = self._health.period
             try:
                 await within(_AT_ONCE, asyncio.shield(self._look))
@@ -131,7 +129,7 @@ class SharedStore:
         if isinstance(error, NoTurn):
             if error.late:
                 self._notices.tell(
-                    f"the store {store.root} is slow: what has waited for {_TURN_WITHIN:g} s for its turn is not fetched",
+                    f"the store {store.root} is slow: a fetch that waited {_TURN_WITHIN:g} s for its turn is given up",
                     about=f"slow {store.root}",
                 )
         elif isinstance(error, StoreError):
@@ -193,7 +191,7 @@ class SharedStore:
             pause = min(2 * pause, _SLOWEST_PROBE)
             began = self._health.period
             try:
-                await awaitable(store.check if store.opened else lambda: _open(store))  # as long as it takes
+                await in_thread(store.check if store.opened else lambda: _open(store))  # as long as it takes
             except StoreError as error:
                 self._failed(store, error, began)
             else:
@@ -217,7 +215,7 @@ async def opened(store: Store, patience: float, notices: Notices) -> None:
     """Open `store` within `patience` seconds; if that fails it is told, and a `SharedStore` goes on trying."""
     fault: StoreError
     try:
-        await within(patience, awaitable(store.open))
+        await within(patience, in_thread(store.open))
     except StoreError as error:
         fault = error
     except asyncio.TimeoutError:

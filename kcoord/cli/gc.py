@@ -14,12 +14,11 @@ from kcoord.cli.options import ON_DISK, PROFILE, Parsed, needed_store, print_jso
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
 from kcoord.retention.collected import Collected
-from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import collect
+from kcoord.retention.store_collector import collect, compact_profiles
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text

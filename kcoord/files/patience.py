@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.errors import StoreError
-from kcoord.files.daemon import in_daemon
 
 T = TypeVar("T")
 
@@ -31,25 +29,9 @@ def silent(root: Path, seconds: float) -> Silent:
     return Silent(f"{root}: {remedy}", remedy, passing=True)
 
 
-def awaitable(work: Callable[[], T]) -> asyncio.Future[T]:
-    """`in_daemon` for the event loop, which may end before the thread does."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(done: Future[T]) -> None:
-        if outcome.done():
-            return
-        if (error := done.exception()) is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(done.result())
-
-    def tell(done: Future[T]) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, done)
-
-    in_daemon(work).add_done_callback(tell)
-    return outcome
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `work` in a thread of its own, which a dead NFS server may hold for ever: an agent ends without joining it."""
+    return asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1), work)
 
 
 class PatientIO:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.patience import PatientIO
 from kcoord.leases.base import within
 

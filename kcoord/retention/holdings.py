@@ -1,7 +1,7 @@
-"""What a store holds, as the last pass that counted it found: one small file, ``<store>/v1/holdings``, for the agents' metrics.
+"""The holdings of a store: one small file, ``<store>/v1/holdings``, that the last pass which counted left for agents' metrics.
 
-A pass is made by one agent of all, or by `kcoord gc`; whoever wants the figures reads them here. They are as old as the file,
-whose modification time the file server sets. Not trusted: whoever can write to the store can forge them; they steer nothing.
+One agent of all makes a pass, or `kcoord gc`; the other agents read the figures here. They are as old as the file, whose
+modification time the file server sets. Not trusted: whoever can write to the store can forge them; they steer nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def note_holdings(store: Path, artifacts: int, size: int, files: int) -> None:
 
 
 def read_holdings(store: Path) -> Holdings | None:
-    """None: nobody has counted yet, or what is there tells nothing. Raises `StoreError`."""
+    """None: nobody has counted yet, or the file is not of this version, or damaged. Raises `StoreError`."""
     path = store / "v1" / _NAME
     try:
         try:
@@ -60,10 +60,10 @@ def read_holdings(store: Path) -> Holdings | None:
             return None
         raise store_error(error, path) from error
     try:
-        said, *figures = msgpack.unpackb(content)
+        version, *figures = msgpack.unpackb(content)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException):
         return None
-    if said != _FORMAT or len(figures) != 3 or not all(type(n) is int and 0 <= n < 1 << 63 for n in figures):
+    if version != _FORMAT or len(figures) != 3 or not all(type(n) is int and 0 <= n < 1 << 63 for n in figures):
         return None
     artifacts, size, files = figures
     return Holdings(artifacts, size, files, at)

@@ -1,8 +1,8 @@
-"""What may stay: limits, and which artifacts they are to cost. No I/O here.
+"""The limits of retention, and the choice of artifacts to remove. No I/O here.
 
-An artifact that is pinned, or younger than the least age, is never chosen, whatever the limits say. Chosen are, in this
-order: what is unused for too long, what is too old, what is of a toolchain that nobody uses, and, for the limits of size and
-count, what was used longest ago.
+An artifact that is pinned, or younger than the least age, is never chosen, whatever the limits say. The others are chosen in this
+order: those unused for too long, those too old, those of a toolchain that nobody uses, and, for the limits of size and count,
+those used longest ago.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields
 
 from kcoord.units import bytes_text, span_text
 
-LEAST_AGE = 3600.0  # seconds: what a running job has just published, other nodes are about to fetch
+LEAST_AGE = 3600.0  # seconds: other nodes are about to fetch the artifacts that a running job has just published
 
 
 @dataclass(frozen=True)
 class Limits:
     """None: no limit. Times in seconds, `max_size` in bytes, `max_files` counts files and directories (inodes).
 
-    `toolchain_gone`: remove what was made by a toolchain of which nothing was used for so long.
+    `toolchain_gone`: remove the artifacts of a toolchain of which none was used for so long.
     """
 
     max_size: int | None = None
@@ -58,19 +58,19 @@ class Doomed:
 
 @dataclass(frozen=True)
 class Plan:
-    """`doomed`, the first to go first. `over`: what still exceeds a limit, for people; empty: all limits are kept."""
+    """`doomed`, the first to go first. `over`: by how much a limit is still exceeded, for people; empty: all limits are kept."""
 
     doomed: list[Doomed]
     over: str = ""
 
 
 def choose(entries: Collection[Entry], limits: Limits, now: float, pinned: Collection[str] = ()) -> Plan:
-    """Which of `entries` the `limits` cost; `pinned` are names. `now` is the time of the file system that `entries` lie on."""
+    """Choose from `entries` by `limits`; `pinned` are names. `now` is the time of the file system that `entries` lie on."""
     gone = _toolchains_gone(entries, limits.toolchain_gone, now)
-    free = [e for e in entries if e.name not in pinned and now - e.made >= limits.least_age]
+    removable = [e for e in entries if e.name not in pinned and now - e.made >= limits.least_age]
     doomed: list[Doomed] = []
     rest: list[Entry] = []
-    for entry in free:
+    for entry in removable:
         rule, why = _outlived(entry, limits, now, gone)
         if rule:
             doomed.append(Doomed(entry, rule, why))
@@ -107,7 +107,7 @@ def _outlived(entry: Entry, limits: Limits, now: float, gone: dict[str, float]) 
 
 
 def _toolchains_gone(entries: Iterable[Entry], limit: float | None, now: float) -> dict[str, float]:
-    """Those of which nothing was used for so long, and for how long."""
+    """Toolchains that nobody has used for longer than `limit`, and for how long."""
     if limit is None:
         return {}
     latest: dict[str, float] = {}

@@ -22,12 +22,8 @@ from pathlib import Path
 from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks

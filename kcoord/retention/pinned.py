@@ -1,4 +1,4 @@
-"""What pinned profiles keep in the store: the artifacts that their jobs asked for."""
+"""The artifacts that pinned profiles keep in the store: those that their jobs asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kcoord.retention.pins import load_pins, pin
 
 
 def pin_profile(store: Path, profile: str) -> set[str]:
-    """Pin `profile`; returns the digests that it keeps, of what has been asked for under its name until now.
+    """Pin `profile`; returns the digests that it keeps: those that were asked for under its name until now.
 
     Raises `StoreError` if they cannot be read, and then nothing is pinned. Not guaranteed: that each is in the store.
     """
@@ -18,9 +18,9 @@ def pin_profile(store: Path, profile: str) -> set[str]:
 
 
 def pinned_digests(store: Path, *, note: bool = True) -> set[str]:
-    """All digests that pins keep now; what is new of them is added to the pins, unless `note` is false: then nothing is written.
+    """All digests that pins keep now. New ones are added to the pins; with `note` false nothing is written.
 
-    Raises `StoreError`: then nobody may remove.
+    Raises `StoreError`: then nobody may remove anything.
     """
     kept: set[str] = set()
     for profile, held in load_pins(store).items():
@@ -32,7 +32,7 @@ def pinned_digests(store: Path, *, note: bool = True) -> set[str]:
 
 
 def pinned_needs(store: Path) -> set[RequestedArtifact]:
-    """As `pinned_digests`, with the places in the local tier; of what can be read of `needs` now. Nothing is written.
+    """As `pinned_digests`, with the places in the local tier, as far as the lists of needs can be read now. Nothing is written.
 
     Raises `StoreError`, also where there is no store: its mount may have vanished, and its pins with it.
     """

@@ -1,8 +1,8 @@
 """Pins: profiles whose artifacts are never removed from the store.
 
-A pin is ``<store>/v1/pins/<profile>.pin``: the digests that the profile's jobs had asked for when it was last looked at.
-What they have asked for since is added by each `kcoord gc` (`kcoord.profiles.requested`), so that a pin outlives the files that
-it was made of.
+A pin is ``<store>/v1/pins/<profile>.pin``: the digests that the profile's jobs had asked for when the pin was last updated. Each
+`kcoord gc` adds those that they have asked for since (`kcoord.profiles.requested`), so a pin outlives the files that it was made
+of.
 
 Fails closed: while a pin cannot be read, nothing is removed.
 """
@@ -31,10 +31,10 @@ _SUFFIX = ".pin"
 
 
 def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True) -> set[str]:
-    """Pin `profile`, or add `digests` to its pin; returns all that it holds then. Raises `StoreError`.
+    """Pin `profile`, or add `digests` to its pin; returns all digests that it holds then. Raises `StoreError`.
 
-    Without `anew` a profile that is not pinned stays so: somebody has unpinned it meanwhile. Not guaranteed: that who unpins it
-    in the very moment of the rename need not do so again.
+    Without `anew` a profile that is not pinned stays so: somebody has unpinned it meanwhile. Not guaranteed: that an unpin in the
+    very moment of the rename lasts.
     """
     path = _path(store, profile)
     try:

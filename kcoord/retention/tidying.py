@@ -21,7 +21,7 @@ _LEASE_FILES = {".outcome": _DAY, ".lease": 7 * _DAY, ".part": _DAY}
 
 @dataclass(frozen=True)
 class Tidying:
-    """How long, in seconds, files stay that are no artifact; and how many quarantined artifacts."""
+    """The seconds for which other files than artifacts stay, and the number of quarantined artifacts that do."""
 
     quarantine_for: float = 7 * _DAY
     quarantined: int = 1000

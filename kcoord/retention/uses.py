@@ -1,13 +1,13 @@
-"""When artifacts were last used, coarsely, and without a write for each load.
+"""The times at which artifacts were last used: coarse, and without a write for each load.
 
-An agent remembers what its ranks asked for and loaded. Once a day, and when it ends, it leaves one file in ``<store>/v1/used/``,
-named after what is in it; nodes that used the same write one file, and the next day touch it. The file's modification time, which
-the file server sets, is the time of use. `merge_uses` turns many old files into one.
+An agent remembers the artifacts that its ranks asked for and loaded. Once a day, and when it ends, it leaves one file in
+``<store>/v1/used/``, named after its content; nodes that used the same artifacts write one file, and the next day touch it. The
+file's modification time, which the file server sets, is the time of use. `merge_uses` turns many old files into one.
 
-An artifact is told by the first 16 digits of its digest, as spans have them: two that share these keep each other.
+An artifact is known by the first 16 digits of its digest, as in spans: two that share these keep each other.
 
-Not guaranteed: that a use is known before a day has passed, nor that of a node that was killed before it wrote. So a limit for
-what is unused should be days, not hours. A use that is forged keeps an artifact; none removes one.
+Not guaranteed: that a use is known before a day has passed, nor the uses of a node that was killed before it wrote. So a limit
+for unused artifacts should be days, not hours. A forged use keeps an artifact; none removes one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ATTEMPTS = 5
 
 
 def prefix_of(digest: str) -> bytes:
-    """Of 16 digits or more. Raises ValueError."""
+    """The first bytes of a digest of 16 digits or more. Raises ValueError."""
     prefix = bytes.fromhex(digest[: 2 * PREFIX])
     if len(prefix) != PREFIX:
         raise ValueError(f"{digest!r} is too short")
@@ -51,7 +51,7 @@ def prefix_of(digest: str) -> bytes:
 
 
 def note_uses(store: Path, prefixes: Collection[bytes]) -> None:
-    """What `prefixes` tell is in use now. One file is touched, or written if there is none like it. Raises `StoreError`."""
+    """Note that the artifacts with `prefixes` are in use now: touch a file, or write it if it is new. Raises `StoreError`."""
     if not prefixes:
         return
     chosen = sorted(prefixes)[:MOST_USES]
@@ -67,15 +67,15 @@ def note_uses(store: Path, prefixes: Collection[bytes]) -> None:
 
 
 def load_uses(store: Path) -> dict[bytes, float]:
-    """When each was last used, in seconds of the file system's clock. Raises `StoreError`: then nobody knows what is unused."""
+    """Prefix → time of its last use, in seconds of the file system's clock. Raises `StoreError`: then no use is known."""
     return _fold(store, lambda path: True)
 
 
 def merge_uses(store: Path, now: float) -> int:
     """Make one file of those that nobody touches now, if they are many; returns how many went. Raises `StoreError`.
 
-    `now` is the file system's. The new file is there before the others go, so nothing is forgotten by whoever is killed, or
-    by two at once.
+    `now` is the file system's time. The new file is there before the others go, so a process that is killed loses nothing, and
+    neither do two at once.
     """
     settled: dict[Path, float] = {}
 
@@ -118,7 +118,7 @@ def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
 
 
 def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
-    """The latest use of each, of the `chosen` files; one file is in memory at a time. Raises `StoreError`.
+    """Prefix → time of its latest use, by the `chosen` files; one file is in memory at a time. Raises `StoreError`.
 
     Looks again if a file vanishes between listing and reading: it was merged into another.
     """
@@ -144,7 +144,7 @@ def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
 
 
 def _add(found: dict[bytes, float], path: Path) -> None:
-    """What is no file of ours adds nothing. Raises OSError."""
+    """Add the uses of one file; a damaged or foreign one has none. Raises OSError."""
     touched = path.lstat().st_mtime
     try:
         content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_MERGED * _RECORD.size)
@@ -155,6 +155,6 @@ def _add(found: dict[bytes, float], path: Path) -> None:
     if content[:start] != _FORMAT + hashlib.sha256(body).digest() or len(body) % _RECORD.size:
         return
     for prefix, stated in _RECORD.iter_unpack(body):
-        at = min(float(stated), touched) or touched  # none can be later than its file
+        at = min(float(stated), touched) or touched  # no use is later than its file
         if found.get(prefix, 0.0) < at:
             found[prefix] = at

@@ -3,15 +3,15 @@
 =========================================== ================================================================
 ``kcoord-bundle-1\n``                       16 bytes
 length of the index                         8 bytes, big-endian
-the index, signed if there is a key         msgpack: what follows, in its order, with its size and SHA-256
+the index, signed if there is a key         msgpack: the blobs, in order, each with its size and SHA-256
 the blobs                                   each artifact's two files as they are in the store, then profiles
 =========================================== ================================================================
 
-Nothing but the index says what a blob is; there are no paths, no times and no hosts but what the manifests hold. Equal artifacts
-and profiles make equal bytes (with one version of zstd, and one key).
+The index alone tells what a blob is; paths, times and hosts are in the manifests only. Equal artifacts and profiles make equal
+bytes (with one version of zstd, and one key).
 
-Not trusted: the index is judged before anything else is read, every read is bounded by what it states, and all blobs are verified
-before anything is written. Each is verified again, in memory, before it goes into the store.
+Not trusted: the index is judged before anything else is read, it bounds every read, and all blobs are verified before anything is
+written. Each is verified again, in memory, before it goes into the store.
 """
 
 from __future__ import annotations
@@ -29,20 +29,11 @@ from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import open_unwaiting
 from kcoord.files.sweep import sweep_beside
-from kcoord.transfer.bundle_index import (
-    Blob,
-    BundleInvalid,
-    Index,
-    Packed,
-)
+from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
@@ -69,7 +60,8 @@ class Exported:
 def export(
     store: Store, digests: Iterable[str], profiles: dict[str, bytes], out: Path, progress: Progress = lambda a, b: None
 ) -> Exported:
-    """Write a bundle to `out`, in whose place it comes when it is whole; what the store lacks, or does not verify, is left out.
+    """Write a bundle beside `out`, and rename it to `out` when it is whole. An artifact that the store lacks, or that does not
+    verify, is left out.
 
     Signed if the store's `trust` has a key. Memory holds one artifact at a time; each is read twice, since the index comes first.
     Raises `StoreError` if the store or the file's disk fails, or an artifact is replaced meanwhile.
@@ -117,7 +109,7 @@ def export(
 
 
 def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterator[bytes]:
-    """Raises `StoreError` if an artifact is not what it was a moment ago."""
+    """The blobs, in the index's order. Raises `StoreError` if an artifact has changed since the index was made."""
     for entry in index.artifacts:
         why = "it was removed meanwhile"
         try:
@@ -148,10 +140,11 @@ class Imported:
 
 
 class Bundle:
-    """An open bundle whose index is trusted, and whose size is the one that it states. Close it, or use it in a ``with``.
+    """An open bundle, whose index is trusted and states the file's size. Close it, or use it in a ``with``.
 
-    Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt` is why no key of ours vouches for it, under a
-    policy that lets it pass; `vouched` whether one does, under any policy: only then may its content be signed anew.
+    Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
+    under a policy that lets it pass. `vouched`: True if a key of ours does, under any policy; only then its content may be signed
+    anew.
     """
 
     def __init__(self, path: Path, trust: Trust) -> None:
@@ -188,9 +181,9 @@ class Bundle:
             pass
 
     def publish(self, store: Store, progress: Progress = lambda a, b: None, *, dry_run: bool = False) -> Imported:
-        """Publish the artifacts into `store`, each verified once more; those that are there already, and verify, are kept.
+        """Publish the artifacts into `store`, each verified once more; those that are there already, and verify, stay.
 
-        Call `verify` first. May be interrupted and begun again: each artifact comes by one rename. `dry_run`: only count.
+        Call `verify` first. May be interrupted and begun again: each artifact is published by one rename. `dry_run`: only count.
         Raises `BundleInvalid` if the file has changed since, and `StoreError`.
         """
         done = Imported()
@@ -244,12 +237,12 @@ class Bundle:
         return index, start + length
 
     def _artifacts(self, progress: Progress) -> Iterator[tuple[str, bytes, bytes]]:
-        """Digest, manifest's file and payload of each, every byte verified. Raises `BundleInvalid`."""
+        """Each artifact's digest, manifest file and payload, every byte verified. Raises `BundleInvalid`."""
         self._seek(self._start)
         done, size = 0, self.index.size
         for entry in self.index.artifacts:
-            what = f"the artifact {entry.digest[:12]}"
-            encoded, payload = self._blob(what, entry.manifest), self._blob(what, entry.payload)
+            label = f"the artifact {entry.digest[:12]}"
+            encoded, payload = self._blob(label, entry.manifest), self._blob(label, entry.payload)
             try:
                 manifest = Manifest.decode(encoded)
                 if manifest.key.digest != entry.digest:
@@ -258,18 +251,18 @@ class Bundle:
                     raise ArtifactInvalid(f"{len(payload)} bytes would unpack to {manifest.size}")
                 unpack(manifest, payload)
             except ArtifactInvalid as error:
-                raise BundleInvalid(f"{self._path}: {what}: {error}") from error
+                raise BundleInvalid(f"{self._path}: {label}: {error}") from error
             yield entry.digest, encoded, payload
             done += len(encoded) + len(payload)
             progress(done, size)
 
-    def _blob(self, what: str, blob: Blob) -> bytes:
+    def _blob(self, label: str, blob: Blob) -> bytes:
         try:
             content = self._file.read(blob.size)
         except OSError as error:
             raise store_error(error, self._path) from error
         if Blob.of(content) != blob:
-            raise BundleInvalid(f"{self._path}: {what} is not what the index states: copy the file again")
+            raise BundleInvalid(f"{self._path}: {label} is not what the index states: copy the file again")
         return content
 
     def _seek(self, position: int) -> None:
@@ -279,7 +272,7 @@ class Bundle:
             raise store_error(error, self._path) from error
 
     def _resealed(self, encoded: bytes) -> bytes:
-        """Signed by us, if the bundle's signature, which covers it, is one of ours, and its own is not."""
+        """The manifest's file `encoded`, signed anew if its own signature is not ours, and that of the bundle around it is."""
         if not self.vouched or self._trust.verifies(MANIFEST, encoded):
             return encoded
         content, _ = split(encoded)

@@ -1,6 +1,6 @@
-"""A bundle's index: which artifacts and profiles it holds, and the size and SHA-256 of each of their files.
+"""A bundle's index: its artifacts and profiles, with the size and SHA-256 of each file.
 
-It is not trusted: `Index.decode` judges every name and number before anything else of a bundle is read.
+Not trusted: `Index.decode` judges every name and number before anything else of a bundle is read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleInvalid(KcoordError):
-    """A file is no bundle, or not whole, or what is in it does not verify. Nothing of it was imported."""
+    """A file is no bundle, or not whole, or does not verify. Nothing of it was imported."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """So many bytes with this SHA-256."""
+    """One file's size in bytes, and its SHA-256."""
 
     size: int
     sha256: str
@@ -40,9 +40,9 @@ class Blob:
     def parse(cls, size: Any, sha256: Any, most: int) -> Blob:
         """Raises ValueError, also if it is larger than `most`."""
         if type(size) is not int or not 0 <= size <= most:
-            raise ValueError(f"{size!r:.40} is no size of what it is to be")
+            raise ValueError(f"{size!r:.40} is no size from 0 to {most} bytes")
         if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-            raise ValueError("a SHA-256 is none")
+            raise ValueError("a SHA-256 is not 64 hexadecimal digits")
         return cls(size, sha256)
 
 
@@ -57,7 +57,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Index:
-    """What a bundle holds: artifacts by digest, and documents of profiles by name, both sorted."""
+    """A bundle's artifacts by digest, and its documents of profiles by name, both sorted."""
 
     artifacts: tuple[Packed, ...]
     profiles: tuple[tuple[str, Blob], ...] = ()
@@ -79,7 +79,7 @@ class Index:
 
     @classmethod
     def decode(cls, data: bytes) -> Index:
-        """Raises `BundleInvalid` unless every name and number is tame."""
+        """Raises `BundleInvalid` for a name or a number that is not allowed."""
         try:
             document = msgpack.unpackb(data)
             if not isinstance(document, dict) or document.keys() != {"format", "artifacts", "profiles"}:
@@ -105,7 +105,7 @@ def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha2
 
 def _profile(name: Any, size: Any, sha256: Any) -> tuple[str, Blob]:
     if not isinstance(name, str):
-        raise TypeError("a profile's name is none")
+        raise TypeError("a profile's name is no text")
     try:
         return profile_name(name), Blob.parse(size, sha256, _LARGEST_PROFILE)
     except ValueError as error:

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from kcoord.telemetry.events import Notices, log, tell_if_failed
 T = TypeVar("T")
 
 REST = 20  # a disk that took long for a run is left alone for so many times as long
-SPREAD = 0.2  # of a period: the nodes of a job start together, and are not to come together every time
+_SPREAD = 0.2  # of a period, by which each is longer or shorter: the nodes of a job start together, and are not to stay in step
 
 
 class Lane:
@@ -33,6 +33,7 @@ class Lane:
 
     def __init__(self, name: str, *, low_priority: bool = False) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_lower_priority if low_priority else None)
+        self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, or its exception. If this is cancelled, the thread goes on."""
@@ -42,24 +43,23 @@ class Lane:
         """`work` as a function for the event loop, which runs it in this lane."""
         return functools.partial(self.run, work)
 
-    def submit(self, work: Callable[[], object], consequence: str) -> Future[object]:
-        """Run `work` when its turn comes. An exception is logged, with its `consequence`."""
-        future = self._pool.submit(work)
-        future.add_done_callback(lambda done: tell_if_failed(done, consequence))
-        return future
+    def submit(self, work: Callable[[], object], consequence: str) -> None:
+        """Run `work` when its turn comes; not after `close`. An exception is logged, with its `consequence`."""
+        if not self._closed:
+            self._pool.submit(work).add_done_callback(lambda done: tell_if_failed(done, consequence))
 
     def close(self) -> None:
         """Begin no other work."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Chore:
     """One pass, `work`, begun by `pulse` on the event loop.
 
-    Times in seconds. `first`: until the first run. `every`: between the beginnings of two runs, each time more or less by the
-    fraction `spread`; a run that returns a number of seconds sets the next pause itself. `rest`: a run that took t seconds is
-    followed by a pause of at least ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the
-    chore goes on with its next run.
+    Times in seconds, ± 20 %. `first`: until the first run. `every`: between the beginnings of two runs; a run that returns a
+    number of seconds has its next one after these. `rest`: a run that took t seconds is followed by a pause of at least
+    ``rest × t``. `wanted` is asked at each pulse. An exception of `work` is told once, and the chore goes on with its next run.
 
     `last` is the final run, which `drain` makes; without one, `drain` cancels the run that is under way. `lost` is told to the
     user if the final run does not end in time; without it the log alone has a line.
@@ -74,7 +74,6 @@ class Chore:
         *,
         first: float = 0.0,
         every: float = 0.0,
-        spread: float = 0.0,
         rest: float = 0.0,
         wanted: Callable[[], bool] = lambda: True,
         last: Callable[[], Awaitable[object]] | None = None,
@@ -83,11 +82,11 @@ class Chore:
         self.name, self.lane = name, lane
         self.ended = asyncio.Event()  # by `drain`
         self._work, self._notices = work, notices
-        self._every, self._spread, self._rest = every, spread, rest
+        self._every, self._rest = every, rest
         self._wanted, self._last, self._lost = wanted, last, lost
         self._run: asyncio.Task[None] | None = None
         self._draining = False
-        self._due = time.monotonic() + self._about(first)
+        self._due = time.monotonic() + _about(first)
 
     @property
     def under_way(self) -> bool:
@@ -104,17 +103,13 @@ class Chore:
             self._run = asyncio.create_task(self._once())
             self._run.add_done_callback(self._failed)
 
-    def hasten(self) -> None:
-        """The next run is due now."""
-        self._due = 0.0
-
     async def settled(self) -> None:
         """Wait for the end of the run that is under way, whatever comes of it."""
         if self._run is not None:
             await asyncio.wait({self._run})
 
     async def drain(self, seconds: float) -> None:
-        """End: wait for the run that is under way and make the last one, within `seconds`; what is not done then is given up."""
+        """End: wait for the run that is under way and make the last one, within `seconds`; the rest is given up."""
         self._draining = True
         if self._last is None:
             if self._run is not None:
@@ -139,7 +134,7 @@ class Chore:
             pause = await self._work()
         finally:
             ended = time.monotonic()
-            every = self._about(self._every if pause is None else pause)
+            every = _about(self._every if pause is None else pause)
             self._due = max(begun + every, ended + self._rest * (ended - begun))
 
     async def _finish(self, last: Callable[[], Awaitable[object]]) -> None:
@@ -149,9 +144,6 @@ class Chore:
     def _failed(self, run: asyncio.Task[None]) -> None:
         tell_if_failed(run, f"{self.name}: a run failed", self._notices.tell)
 
-    def _about(self, seconds: float) -> float:
-        return seconds * random.uniform(1 - self._spread, 1 + self._spread)
-
 
 class Chores:
     """All chores of one agent."""
@@ -160,7 +152,7 @@ class Chores:
         self._chores = [chore for group in groups for chore in group]
 
     def pulse(self) -> None:
-        """Begin what is due. Call it about once a second."""
+        """Begin the runs that are due. Call it about once a second."""
         now = time.monotonic()
         for chore in self._chores:
             chore.pulse(now)
@@ -172,6 +164,10 @@ class Chores:
         finally:
             for chore in self._chores:
                 chore.lane.close()
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(1 - _SPREAD, 1 + _SPREAD)
 
 
 def _lower_priority() -> None:

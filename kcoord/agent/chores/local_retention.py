@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
 from kcoord.errors import StoreError
 from kcoord.retention.holdings import Holdings
@@ -28,10 +28,8 @@ class LocalRetention:
         self._local_dir, self._max_size, self._store, self._notices = local_dir, max_size, store, notices
         self._holdings: Holdings | None = None  # after the last pass
         self._lane = Lane("local-retention", low_priority=True)
-        self.chores = [
-            Chore("the bound of the local directory", self._lane, self._pass, notices,
-                  first=FIRST, every=EVERY, spread=SPREAD),
-        ] if max_size is not None else []  # fmt: skip
+        chore = Chore("the bound of the local directory", self._lane, self._pass, notices, first=FIRST, every=EVERY)
+        self.chores = [chore] if max_size is not None else []
 
     def gauges(self) -> dict[str, float]:
         """The local directory's holdings and bound, by the names of the metrics."""

@@ -11,9 +11,7 @@ from typing import Any
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import ProtocolError, StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.profiles.parts import parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
 from kcoord.protocol.messages import ProfileState
@@ -43,7 +41,7 @@ class Profiles:
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
         self.chores = [
             Chore("profiles", self._lane, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
-                  last=self._save, lost=f"{self._roots[0]}: it does not answer; what was recorded last is lost"),
+                  last=self._save, lost=f"{self._roots[0]}: it does not answer; the last recipes of profiles are lost"),
         ]  # fmt: skip
 
     def add(self, name: str, recipes: list[Any]) -> None:
@@ -96,7 +94,7 @@ class Profiles:
             try:
                 save_part(self._roots[-1] / name, recipes)
             except StoreError as error:
-                self._notices.tell(f"a profile is not kept there: {error}", about=f"profiles in {self._roots[-1]}")
+                self._notices.tell(f"a profile is not saved: {error}", about=f"profiles in {self._roots[-1]}")
 
     def _checked_by(self, root: Path) -> Trust:
         """The trust to judge files below `root` by: this node's own need no signature."""
@@ -108,7 +106,7 @@ class Profiles:
     async def _save(self) -> None:
         for name, profile in list(self._profiles.items()):
             if profile.unsaved:
-                profile.unsaved = False  # what arrives meanwhile is for the next part
+                profile.unsaved = False  # recipes that arrive meanwhile are for the next part
                 recipes = list(profile.recipes.values())
                 part = await self._lane.run(functools.partial(self._write, name, recipes, profile.part))
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
@@ -126,5 +124,5 @@ class Profiles:
                 return save_part(root / name, whole.values(), earlier, self._checked_by(root))
             except StoreError as error:
                 about = fault_of(root.parent.parent, error) if root != here else f"profiles in {root}"
-                self._notices.tell(f"a profile is not kept there: {error}", about=about)
+                self._notices.tell(f"a profile is not saved: {error}", about=about)
         return None

@@ -24,7 +24,7 @@ _AGAIN = 60.0  # seconds after which a disk that refused one is tried again
 
 
 class RequestedRecorder:
-    """Records what is asked for under `profile`; nothing without a profile, or without a store. A loss harms no job.
+    """Records the artifacts that are asked for under `profile`; none without a profile or a store. A loss harms no job.
 
     Not guaranteed: that an artifact is recorded which a rank finds in the local tier, and so never asks for.
     """
@@ -57,7 +57,9 @@ class RequestedRecorder:
             await self._lane.run(lambda: self._write(asked))
         except StoreError as error:
             assert self._store is not None
-            self._notices.tell(f"what the job needs is not noted: {error}", about=fault_of(self._store, error))
+            self._notices.tell(
+                f"the list of the job's artifacts is not written: {error}", about=fault_of(self._store, error)
+            )
             self._recorded = 0
             return _AGAIN
         return None

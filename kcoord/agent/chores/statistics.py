@@ -32,9 +32,7 @@ class Statistics:
         self._lane = Lane("statistics")
         self._lane.submit(ledger.forget_old, "old statistics stay")
         # no rest: a dead Redis delays no heartbeat, and the counters are few
-        self.chores = [
-            Chore("statistics", self._lane, self._save, notices, wanted=self._has_changes, last=self._save)
-        ]  # fmt: skip
+        self.chores = [Chore("statistics", self._lane, self._save, notices, wanted=self._has_changes, last=self._save)]
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
         self._ledger.add(job, counters)

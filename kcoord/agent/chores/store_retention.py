@@ -1,4 +1,4 @@
-"""The agents' care for the store: they keep its bounds, empty its trash, merge old parts of profiles, and count what it holds.
+"""Retention in the store by its agents: bounds, the trash, merges of old parts of profiles, and a count of what is there.
 
 One agent of all makes a pass at a time, by a lease, and there is at most one pass an hour, by a stamp in the store. A pass counts
 the store if there is a bound, or if metrics are served; the other agents read the result.
@@ -12,21 +12,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
 from kcoord.leases.base import Lease, LeaseService
 from kcoord.retention.collected import Collected
-from kcoord.retention.compacting import compact_profiles
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.pinned import pinned_digests
-from kcoord.retention.store_collector import collect, count
+from kcoord.retention.store_collector import collect, compact_profiles, count
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices, log
 from kcoord.units import bytes_text
@@ -56,16 +53,10 @@ class StoreRetention:
         self.chores: list[Chore] = []
         if store is None:
             return
-        self._reading = Chore(
-            "the holdings of the store", self._lane, functools.partial(self._read, store), notices,
-            first=READ_FIRST, every=READ_EVERY, spread=SPREAD,
-        )  # fmt: skip
-        self.chores.append(
-            Chore("retention in the store", self._lane, functools.partial(self._pass, store), notices,
-                  first=FIRST, every=EVERY, spread=SPREAD),
-        )  # fmt: skip
-        if self._metered:
-            self.chores.append(self._reading)
+        make_pass, read = functools.partial(self._pass, store), functools.partial(self._read, store)
+        passes = Chore("retention in the store", self._lane, make_pass, notices, first=FIRST, every=EVERY)
+        self._reading = Chore("the store's holdings", self._lane, read, notices, first=READ_FIRST, every=READ_EVERY)
+        self.chores = [passes, self._reading] if self._metered else [passes]
 
     def gauges(self) -> dict[str, float]:
         """The store's holdings and bounds, by the names of the metrics."""
@@ -84,13 +75,14 @@ class StoreRetention:
             try:
                 await self._lane.run(lambda: self._compact(store))
                 await self._lane.run(lambda: self._collect(store))
-                self._reading.hasten()
+                if self._metered:
+                    self._reading.begin()
             finally:
                 await lease.release()
         except LeaseUnavailable as error:
-            log.info("the store was not looked through: %s", error)
+            log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
-            self._notices.tell(f"the store is not looked through: {error}", about=fault_of(store, error))
+            self._notices.tell(f"garbage collection of the store failed: {error}", about=fault_of(store, error))
 
     async def _read(self, store: Path) -> None:
         try:
@@ -124,7 +116,7 @@ def _is_turn(store: Path) -> bool:
     try:
         return is_turn(store / "v1" / "collected", EVERY)
     except OSError as error:
-        log.info("the store was not looked through: %s", error)
+        log.info("garbage collection of the store failed: %s", error)
         return False
 
 

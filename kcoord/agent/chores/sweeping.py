@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.files.sweep import sweep, sweep_left_by
 from kcoord.telemetry.events import Notices, log
 
@@ -32,16 +32,12 @@ class Sweeper:
         self._being_published: set[str] = set()  # names of staging directories
         self._node_was_swept = False
         self._lane = Lane("sweep")
-        self.chores = [
-            Chore("sweeping the local tiers", self._lane, self._lane.doing(self._sweep_tiers), notices,
-                  every=EVERY, spread=SPREAD),
-        ]  # fmt: skip
+        sweep_tiers = self._lane.doing(self._sweep_tiers)
+        self.chores = [Chore("sweeping the local tiers", self._lane, sweep_tiers, notices, every=EVERY)]
         if store is not None:
             lane, first = Lane("sweep-store"), FIRST_IN_STORE * random.random()
             sweep_store = lane.doing(lambda: _sweep_store(store))
-            self.chores.append(
-                Chore("sweeping the store", lane, sweep_store, notices, first=first, every=EVERY, spread=SPREAD)
-            )
+            self.chores.append(Chore("sweeping the store", lane, sweep_store, notices, first=first, every=EVERY))
 
     def seen(self, home: str) -> None:
         """There is a local tier around `home`."""

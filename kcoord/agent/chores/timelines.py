@@ -59,7 +59,7 @@ class Timelines:
         self._lines: dict[str, _Line] = {}
         self._opened = 0
         self._began, self._notices_read = time.time(), 0
-        self._said: list[span_files.AgentEvent] = []
+        self._events: list[span_files.AgentEvent] = []
         self._shared: dict[Path, int] = {}  # file → the bytes of it that the store has
         self._lane, self._store_lane = Lane("timelines"), Lane("timelines-store")
         self._lane.submit(lambda: span_files.forget_old(local_dir), "old time lines stay")
@@ -96,7 +96,7 @@ class Timelines:
         room = span_files.LARGEST_FILE - _ROOM_FOR_DROPPED - line.size
         if len(line.pending) + len(record) > min(room, _MOST_PENDING):
             self._notices.tell(
-                "a time line is full, or its disk is slow: what follows is only counted", about=f"full {who.job}"
+                "a time line is full, or its disk is slow: later spans are only counted", about=f"full {who.job}"
             )
             dropped += len(spans)
         elif spans:
@@ -111,23 +111,23 @@ class Timelines:
         directory = span_files.roots(None, self._local_dir)[0] / directory_name(job)
         path = directory / f"{self._agent}-{self._opened}{span_files.SUFFIX}"
         self._take_notices()
-        first = self._saying(self._began, f"agent {self._agent} began", "begins").record()
-        earlier = [said for said in self._said if said.when < time.time() - _LATELY]
+        first = self._event(self._began, f"agent {self._agent} began", "begins").record()
+        earlier = [event for event in self._events if event.when < time.time() - _LATELY]
         return _Line(job, bytearray(span_files.header(platform.node()) + first), path, noticed=len(earlier))
 
-    def _saying(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.AgentEvent:
+    def _event(self, when: float, text: str, what: span_files.Moment = "told") -> span_files.AgentEvent:
         return span_files.AgentEvent(when, platform.node(), text, what)
 
     def _take_notices(self) -> None:
         """Append to each job's file the agent's notices since the last time."""
         lines, self._notices_read = self._notices.since(self._notices_read)
-        self._said += [self._saying(time.time(), line) for line in lines]
+        self._events += [self._event(time.time(), line) for line in lines]
         for line in self._lines.values():
-            self._append_said(line, self._said[line.noticed :])
-            line.noticed = len(self._said)
+            self._append_events(line, self._events[line.noticed :])
+            line.noticed = len(self._events)
 
-    def _append_said(self, line: _Line, said: list[span_files.AgentEvent]) -> None:
-        for record in (each.record() for each in said):
+    def _append_events(self, line: _Line, events: list[span_files.AgentEvent]) -> None:
+        for record in (event.record() for event in events):
             if line.size + len(line.pending) + len(record) <= span_files.LARGEST_FILE - _ROOM_FOR_DROPPED:
                 line.pending += record
 
@@ -155,7 +155,7 @@ class Timelines:
         self._take_notices()
         for line in self._lines.values():
             self._count_dropped(line)
-            self._append_said(line, [self._saying(time.time(), f"agent {self._agent} was told to end", "ends")])
+            self._append_events(line, [self._event(time.time(), f"agent {self._agent} was told to end", "ends")])
         await self._save()
 
     async def _share_end(self) -> None:
@@ -178,9 +178,9 @@ class Timelines:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
             with path.open("r+b") as file:
-                if file.seek(0, os.SEEK_END) < size:  # somebody cleans this directory: what is left begins anew
+                if file.seek(0, os.SEEK_END) < size:  # somebody cleans this directory: the file begins anew
                     size, pending = 0, span_files.header(platform.node()) + pending
-                file.truncate(size)  # what a full disk cut off goes
+                file.truncate(size)  # a record that a full disk cut off goes
                 file.seek(size)
                 file.write(pending)
         except OSError as error:

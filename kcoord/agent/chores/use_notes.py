@@ -7,22 +7,20 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from kcoord.agent.chores.chore import SPREAD, Chore, Lane
+from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.files.sweep import lives
 from kcoord.retention.uses import MOST_USES, note_uses, prefix_of
 from kcoord.telemetry.events import Notices
 
-NOTED_FIRST, NOTED_EVERY = 1800.0, 86400.0  # seconds
+FIRST, EVERY = 1800.0, 86400.0  # seconds
 _PROCESSES = 64  # of which it is not looked at once whether they live
 
 
 class UseNotes:
-    """Notes uses once a day and when the agent ends. A process may hold in memory what it has ever used, so that is in use until
-    the process ends. No method raises for a disk's sake.
+    """Notes uses once a day and when the agent ends. An artifact is in use as long as a process lives that has ever used it, and
+    may have it in memory. No method raises for a disk's sake.
     """
 
     def __init__(self, store: Path | None, notices: Notices) -> None:
@@ -32,10 +30,10 @@ class UseNotes:
         self._most_processes = _PROCESSES
         self._refused: list[bytes] = []  # by the disk, at the last attempt
         self._lane = Lane("use-notes")
-        self.chores = [
-            Chore("notes of use", self._lane, self._note_all, notices, first=NOTED_FIRST, every=NOTED_EVERY,
-                  spread=SPREAD, last=self._note_rest),
-        ] if store is not None else []  # fmt: skip
+        chore = Chore(
+            "notes of use", self._lane, self._note_all, notices, first=FIRST, every=EVERY, last=self._note_rest
+        )  # fmt: skip
+        self.chores = [chore] if store is not None else []
 
     def used(self, digests: Iterable[str], pid: int) -> None:
         """The process `pid` of this node (0: unknown) asked for these, or loaded them; 16 digits of each are enough.
@@ -57,7 +55,7 @@ class UseNotes:
                     of_process.add(prefix)
 
     def _forget_ended_processes(self) -> None:
-        """Without this, an agent that serves one job after the other would keep in use everything that was ever used."""
+        """Without this, an agent that serves one job after the other would call every artifact used for ever."""
         self._by_process = {pid: used for pid, used in self._by_process.items() if pid == 0 or lives(pid)}
 
     async def _note_all(self) -> None:
@@ -77,4 +75,4 @@ class UseNotes:
             self._refused = []
         except StoreError as error:
             self._refused = chosen
-            self._notices.tell(f"what is used is not noted: {error}", about=fault_of(store, error))
+            self._notices.tell(f"the notes of use are not written: {error}", about=fault_of(store, error))

@@ -17,7 +17,7 @@ class Permits:
         self._holders: set[int] = set()
         self._since_look: set[int] = set()  # holders that the last look at the cores did not see at work
         self._idle = cores()
-        psutil.cpu_times_percent()  # the next call tells what happened since this one
+        psutil.cpu_times_percent()  # the next call is about the time since this one
 
     def ask(self, owner: int, memory: int) -> bool:
         """True if `owner` may compile one more key now. A refusal ends the permit that it had.

@@ -15,8 +15,8 @@ EVERY = 30.0  # seconds; the kubelet itself takes a minute or two to bring a new
 class SigningKeyWatch:
     """Gives `trust` the keys of the file at `path` when they have changed; the policy stays.
 
-    A file that is gone, torn or open to others changes nothing: the keys that are known stay in use, which is told if the next
-    look finds it so too. Not guaranteed: how soon new keys are seen.
+    A file that is gone, torn or open to others changes nothing: the known keys stay in use, which is told if the next look
+    finds it so too. Not guaranteed: how soon new keys are seen.
     """
 
     def __init__(self, trust: Trust, path: Path | None, notices: Notices) -> None:

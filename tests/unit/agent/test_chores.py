@@ -63,7 +63,7 @@ def test_a_run_is_not_made_before_it_is_due_or_if_none_is_wanted() -> None:
             runs.append(len(runs))
             return 0.0 if len(runs) == 1 else None
 
-        made = chore(work, first=100.0, every=100.0, spread=0.2, wanted=lambda: wanted)
+        made = chore(work, first=100.0, every=100.0, wanted=lambda: wanted)
         wanted, now = True, time.monotonic()
         made.pulse(now + 79.0)
         assert not made.under_way
@@ -77,8 +77,7 @@ def test_a_run_is_not_made_before_it_is_due_or_if_none_is_wanted() -> None:
         await made.settled()
         made.pulse(time.monotonic())
         assert runs == [0, 1]
-        made.hasten()
-        made.pulse(time.monotonic())
+        made.begin()
         await made.settled()
         assert runs == [0, 1, 2]
 
@@ -159,3 +158,16 @@ def test_at_the_end_a_run_without_a_last_one_is_cancelled_and_what_is_lost_is_to
     notices = Notices()
     play(scenario)
     assert notices.since(0)[0] == ["it is lost"]
+
+
+def test_after_the_end_a_lane_takes_work_and_does_none() -> None:
+    """A connection may end while the agent does: its files would be swept."""
+
+    async def scenario() -> None:
+        one, ran = chore(lambda: asyncio.sleep(0, None)), []
+        await Chores([one]).drain(20)
+        one.lane.submit(lambda: ran.append(1), "")
+        await asyncio.sleep(0.05)
+        assert ran == []
+
+    play(scenario)

@@ -671,8 +671,8 @@ def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store)
 
 def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
     stuck = (
-        f"{_FIRST_NOW}import time\nimport kcoord.retention.compacting as compacting\n"
-        "compacting.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
+        f"{_FIRST_NOW}import time\nimport kcoord.retention.store_collector as collector\n"
+        "collector.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
     )
     with Node(store=str(store.root)) as node:
         agent = start_agent(node, stuck)
@@ -757,7 +757,7 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
 
         @property
         def artifacts(self) -> int:  # type: ignore[override]
-            on_node._lane.submit(lambda: None, "").result(timeout=60)
+            on_node._lane._pool.submit(lambda: None).result(timeout=60)
             return 7
 
     async def scenario() -> None:
