@@ -68,8 +68,8 @@ _LOGGED = {"key": "digest", "backend": "backend", "name": "name"}
 """The fields of `kcoord.telemetry.json_log.about` that name a key: attributes of a request, or of its key."""
 
 Handler = Callable[[Connection, int, Any], messages.Answer | Awaitable[messages.Answer] | None]
-"""``handler(connection, request id, message)`` returns the answer, now or later; None: it has its answer sent itself. Raises
-`ProtocolError`, which ends the connection.
+"""``handler(connection, request id, message)`` returns the answer, or an awaitable of it. None: it calls `Connections.answer`,
+now or later. Raises `ProtocolError`, which ends the connection.
 """
 
 

@@ -1,0 +1,129 @@
+"""Messages: encoded and parsed by the same types, and refused where a field is missing or wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.errors import ProtocolError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.protocol import fields, frames, messages
+from kcoord.protocol.messages import Answer, Request, parse_answer, parse_request
+
+KEY = CacheKey.of("test", "kernel", source="text")
+HOME, STAGING = Path("/homes/a"), Path(os.fsdecode(b"/homes/\xff"))
+REQUESTS: list[Request] = [
+    messages.Claim(KEY.digest, "test", "kernel", HOME),
+    messages.Claim(KEY.digest, "test", "kernel", HOME, wait=False),
+    messages.Publish(KEY, "1.1", STAGING, HOME, 0.5, "cuda:90#0"),
+    messages.Fail(KEY.digest, "1.1", "no registers"),
+    messages.GiveUp(KEY.digest, "1.1"),
+    messages.Lookup(KEY.digest),
+    messages.Offer(KEY, b"choice", 1.0, ""),
+    messages.Record("mine", [{"a": 1}]),
+    messages.Deliver({"requests": 1.0}),
+    messages.Deliver({}, [["a span"]], 3, "a process", 7),
+    messages.Profile("mine"),
+    messages.Permit(1 << 30),
+    messages.Status(),
+    messages.Stats(),
+    messages.Stats("job"),
+    messages.Stop(),
+    messages.Attend(),
+    messages.Leave(),
+    messages.HandOver(),
+]
+ANSWERS: list[Answer] = [
+    messages.Ready("wait"),
+    messages.Lead("1.1"),
+    messages.Lead("1.2", hedges=True),
+    messages.Failed("log", "node 2"),
+    messages.Alone("why"),
+    messages.BUSY,
+    messages.Done(),
+    messages.Refused("why"),
+    messages.Choice(),
+    messages.Choice(b"choice"),
+    messages.ProfileState(checked=True, late=False),
+    messages.Permitted(granted=False),
+    messages.Left(last=True, ends=7),
+    messages.Facts({"flights": [], "notices": ["a line"]}),
+]
+
+
+def on_the_wire(message: Request | Answer) -> dict[str, Any]:
+    frame = frames.encode_frame(message.to_wire(7))
+    return frames.decode_body(frame[frames.HEADER_BYTES :])
+
+
+def test_every_kind_of_message_is_tested() -> None:
+    assert {type(m) for m in REQUESTS} == set(Request.ops.values())
+    assert {type(m) for m in ANSWERS} == set(Answer.ops.values())
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda m: m.op)
+def test_a_request_comes_out_as_it_went_in(message: Request) -> None:
+    assert parse_request(on_the_wire(message)) == (7, message)
+
+
+@pytest.mark.parametrize("message", ANSWERS, ids=lambda m: m.op)
+def test_an_answer_comes_out_as_it_went_in(message: Answer) -> None:
+    assert parse_answer(on_the_wire(message)) == message
+
+
+def test_busy_is_one_object() -> None:
+    assert parse_answer(on_the_wire(messages.BUSY)) is messages.BUSY
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda m: m.op)
+def test_a_request_without_a_field_that_has_no_default_is_refused(message: Request) -> None:
+    for field in dataclasses.fields(message):
+        wire = on_the_wire(message)
+        wire.pop(field.name, None)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            with pytest.raises(ProtocolError):
+                parse_request(wire)
+        else:
+            assert type(parse_request(wire)[1]) is type(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "value"),
+    [
+        (messages.Lookup(KEY.digest), "digest", KEY.digest[:-1]),
+        (messages.Lookup(KEY.digest), "digest", KEY.digest.upper()),
+        (messages.Claim(KEY.digest, "b", "n", HOME), "wait", 1),
+        (messages.Claim(KEY.digest, "b", "n", HOME), "home", "homes/a"),
+        (messages.Offer(KEY, b"", 1.0, ""), "seconds", float("nan")),
+        (messages.Offer(KEY, b"", 1.0, ""), "seconds", True),
+        (messages.Permit(1), "memory", True),
+        (messages.Deliver({}), "process", "x" * 65),
+        (messages.Deliver({}), "number", "1"),
+        (messages.Status(), "id", True),
+        (messages.Status(), "op", "nonsense"),
+        (messages.Status(), "op", ["status"]),
+    ],
+)
+def test_a_request_with_a_wrong_field_is_refused(message: Request, name: str, value: object) -> None:
+    with pytest.raises(ProtocolError):
+        parse_request({**on_the_wire(message), name: value})
+
+
+def test_spans_that_are_none_and_a_count_that_is_none_cost_no_delivery() -> None:
+    wire = {**on_the_wire(messages.Deliver({"requests": 1})), "spans": "many", "dropped": -1}
+    assert parse_request(wire) == (7, messages.Deliver({"requests": 1}))
+
+
+def test_texts_for_people_are_short_and_print() -> None:
+    _, claim = parse_request(on_the_wire(messages.Claim(KEY.digest, "b" * 999, "\x1b[31m", HOME)))
+    assert isinstance(claim, messages.Claim)
+    assert len(claim.backend) == 200
+    assert claim.name.isprintable()
+    _, fail = parse_request(on_the_wire(messages.Fail(KEY.digest, "1", "x\udcff" * fields.LONGEST_LOG)))
+    assert isinstance(fail, messages.Fail)
+    assert len(fail.log) == fields.LONGEST_LOG
+    assert fail.log.encode()
