@@ -18,7 +18,7 @@ from kcoord.cli.options import ALL, settings_flags
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
-    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and every Triton below it hooked.
+    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and every compiler below it hooked.
 
     With srun or mpirun it is what *they* run: srun kcoord exec -- python train.py.
 

@@ -38,8 +38,10 @@ _CHECK = hashlib.sha256().digest_size
 _SUFFIX = ".needs"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(
-    r"triton/[A-Za-z0-9_=-]{1,200}|objects/[0-9a-f]{2}/[0-9a-f]{64}"
-)  # nothing else of the local directory
+    r"(?!objects/|profiles/|stats/|toolchain/|traces/)[a-z0-9][a-z0-9_-]{0,63}/[A-Za-z0-9_=-]{1,200}"
+    r"|objects/[0-9a-f]{2}/[0-9a-f]{64}"
+)
+"""A compiler's tier or kcoord's; nothing else of the local directory."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def interpreter() -> str:
 def agent_environment(settings: Settings) -> dict[str, str]:
     """This environment with every setting spelled out, and without what makes a process a rank."""
     package_root = str(Path(__file__).absolute().parents[2])
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))
     for spec in FIELDS:
         value = getattr(settings, spec.name)

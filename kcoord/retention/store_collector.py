@@ -45,7 +45,7 @@ _OUTCOMES_FOR = 86400.0  # seconds; whoever asks later looks into the store
 _MARKERS_FOR = 7 * 86400.0  # nobody renews one so seldom
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-_TOOLCHAIN = ("triton", "torch", "tool versions", "compilers")
+_TOOLCHAIN = ("torch", "compilers")  # beside the factor that is named after the key's compiler
 
 Pinned = Callable[[], Collection[str]]
 """The digests that must stay, looked up anew at each call. Raises `StoreError`: then nothing is removed."""
@@ -215,7 +215,7 @@ def _sizes(home: Path) -> list[int]:
 
 
 def _toolchain(store: Store, digest: str) -> str:
-    """What its key says of the compiler's version, such as ``triton 3.6.0``; empty: nothing that can be read."""
+    """The compiler's version, from the artifact's key: ``triton 3.6.0``. Empty if the key has none, or cannot be read."""
     try:
         encoded = store.manifest_file(digest)
         if encoded is None:
@@ -223,8 +223,9 @@ def _toolchain(store: Store, digest: str) -> str:
         key = Manifest.decode(encoded).explained
     except (ArtifactInvalid, StoreError):
         return ""
-    said = {f.name: f.text for f in (*key.factors, *key.details) if f.name in _TOOLCHAIN and f.text}
-    return " ".join(f"{name} {text}" for name, text in sorted(said.items()))
+    names = (*_TOOLCHAIN, key.backend.partition("-")[0])
+    versions = {f.name: f.text for f in (*key.factors, *key.details) if f.name in names and f.text}
+    return " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
 
 
 def _rest(number: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.backends.base import notices
-from kcoord.backends.registry import install
+from kcoord.backends.registry import install, replayer
 from kcoord.errors import KcoordError, StoreError
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.parts import load_profile, profile_names
@@ -68,7 +68,7 @@ def warmup(
     were recorded, and need no GPU. While it lasts, rank 0 shows on stderr how far the whole job is; not with
     ``progress=False``, and with a function ``progress(done, all)`` each rank calls that after each key instead. A recipe that
     does not import or compile here is reported and skipped, and so is a profile that is not there yet, or cannot be read: nothing
-    of it can fail a job. It hooks Triton if a recipe is Triton's, and does nothing where kcoord is off. Raises ValueError for a
+    of it can fail a job. It hooks the compilers of its recipes, and does nothing where kcoord is off. Raises ValueError for a
     target that is none. Not guaranteed: that everything is compiled when it returns; what is missing is compiled when it is used.
     """
     begun = time.perf_counter()
@@ -201,9 +201,12 @@ def _read(read: Callable[[], T]) -> T:
 
 
 def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:
-    """Without Triton's recipes where Triton's compiles are not shared: each rank would compile all of them."""
-    others = [item for item in items if not (isinstance(item, Recipe) and item.backend.startswith("triton"))]
-    return items if len(others) == len(items) or "triton" in install() else others
+    """Without the recipes of compilers that are not hooked, and so not shared: each rank would compile all of them."""
+    backends = [replayer(item.backend) if isinstance(item, Recipe) else None for item in items]
+    needed = {backend.name for backend in backends if backend is not None and backend.modules}
+    unhooked = needed - set(install()) if needed else needed
+    pairs = zip(items, backends, strict=True)
+    return [item for item, backend in pairs if backend is None or backend.name not in unhooked]
 
 
 def _try(task: Task, waits: bool, report: Report) -> str:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.backends.registry import triton_environment
+from kcoord.backends.registry import child_environ
 from kcoord.errors import KcoordError, SettingsError, StoreError
 from kcoord.files.private import (
     make_private,
@@ -299,7 +299,7 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
 
     `spawn`: they may start one, because the agent that was found is another launcher's and may end before they do.
     """
-    environment = triton_environment(settings, os.environ)
+    environment = child_environ(settings, os.environ)
     for spec in FIELDS:
         value = getattr(settings, spec.name)
         if value is not None and spec.name not in SECRETS:

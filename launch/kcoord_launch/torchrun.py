@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         _launch(torchrun, args)
         return 0
-    # another interpreter may not have kcoord; its Triton is hooked by the environment if it has
+    # another interpreter may not have kcoord; its compilers are hooked by the environment if it has
     if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
     with (

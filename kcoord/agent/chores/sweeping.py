@@ -86,8 +86,8 @@ class Sweeper:
         return True
 
     def _sweep_tiers(self) -> int:
-        own = [self._local_dir / "triton", *self._local_dir.glob("objects/??")]
-        tiers = {str(path) for path in own} | set(self._tiers)
+        own = [path.parent for path in self._local_dir.glob("*/.kcoord")]
+        tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         removed = 0
         for tier in sorted(tiers):
             with suppress(OSError):  # a disk that cannot be written keeps what is there

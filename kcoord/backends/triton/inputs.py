@@ -29,10 +29,12 @@ from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.base import fails_open, notices
-from kcoord.backends.triton.own_key import TOOL_VARIABLES, libraries_moved, tool_factors
+from kcoord.backends.triton.own_key import libraries_moved
+from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
+from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.environment import VARIABLES, Environment, variables
+from kcoord.keys.environment import Environment, variables
 from kcoord.keys.function.lookup import wrapped_by
 from kcoord.keys.function.walk import Content, content_of, content_of_value
 from kcoord.keys.packages import Owner, module_of, owner_of
@@ -41,13 +43,13 @@ from kcoord.rank.connect import connect
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
 _CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
-_ENVIRONMENT = Environment(VARIABLES["triton"])
+_ENVIRONMENT = Environment(VARIABLES)
 _changes = [0]
 """How often this process changed its environment."""
 _last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
 """Of what is no JITFunction, and was passed to one as a constant: few, and they live as long as its kernels."""
-_watched_variables = set(VARIABLES["triton"] | TOOL_VARIABLES)
+_watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 _OFTEN = 16  # launches of a kernel, after which making a class for it pays
 _stock_names: dict[str, str] = {}
 _due = [0.0]

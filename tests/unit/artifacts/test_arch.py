@@ -364,7 +364,7 @@ def test_a_load_believes_the_manifest_and_reads_no_code(
 ) -> None:
     home = plant(coordinator, key(), SM80)
     monkeypatch.setattr("kcoord.rank.compilation.recorded_targets", refuse)
-    monkeypatch.setattr("kcoord.files.publish.recorded_targets", refuse)
+    monkeypatch.setattr("kcoord.artifacts.describe.recorded_targets", refuse)
     assert coordinator.find(key(), home, SM80) is not None
     assert coordinator.find(key(), home, SM90) is None
 
