@@ -1,4 +1,4 @@
-"""What files say themselves of the GPU that they are for, whatever their artifact's key says.
+"""The GPU that files are for, as they record it themselves, whatever their artifact's key holds.
 
 A compiler whose target was settled at its first call stores code for one GPU under the key of another; the code itself tells.
 Read are: ELF headers of NVIDIA's cubins and AMD's code objects, the targets that PTX and AMD assembly name, and Triton's
@@ -38,9 +38,10 @@ _AMD_MACHINES = {
 
 
 def contradiction(recorded: Collection[str], target: GPUTarget | None) -> str:
-    """``for cuda:80, not for cuda:90`` if `recorded`, which `recorded_targets` returned, says so; else nothing.
+    """``for cuda:80, not for cuda:90`` if `recorded`, from `recorded_targets`, contradicts `target`; else empty.
 
-    Without a target, for one that is no GPU, and of files that do not say, there is none.
+    Machine code records the GPU without its suffix: code for ``90`` and for ``"90a"`` contradicts neither. Files that record
+    nothing, no target, and a target that is no GPU contradict nothing.
     """
     requested = _spelled(target.backend, target.arch) if recorded and target is not None else None
     if requested is None or requested in recorded:

@@ -1,6 +1,6 @@
 """The adapter of one compiler. `Backend` owns the way of a request; a compiler's own class fills in small steps.
 
-A backend shares what it can give a key and load again, and nothing else. Whatever goes wrong inside kcoord, the compiler
+A backend shares artifacts that have a key and load again, and nothing else. If something goes wrong inside kcoord, the compiler
 answers as without it, and raises its own exceptions.
 """
 
@@ -236,7 +236,7 @@ class Backend(ABC, Generic[R, H]):
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         """Compile `recipe` for `target`, or for the current device: ``compiled``, ``loaded`` or, without `waits`, ``busy``.
 
-        Raises what importing and compiling raise. `prepare` does it for a request.
+        Raises the exceptions of the import and of the compile. `prepare` does it for a request.
         """
         raise NotImplementedError(f"{self.name} has no recipes")
 
@@ -247,8 +247,8 @@ class Backend(ABC, Generic[R, H]):
         """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
 
         It answers if the request is bypassed, has no key, or kcoord has a fault. An artifact that does not load is compiled for
-        this process alone, and stays. Raises what `compile`, `load` after a compile here, and `failed_elsewhere` raise. Not
-        guaranteed: exactly one compile in a job.
+        this process alone, and stays. Raises the exceptions of `compile`, of `failed_elsewhere`, and of `load` after a compile
+        here. Not guaranteed: exactly one compile in a job.
         """
         asked = self._asked(request)
         if isinstance(asked, Bypassed):
@@ -279,7 +279,7 @@ class Backend(ABC, Generic[R, H]):
 
     @final
     def finish(self, request: R, compilation: Compilation) -> Artifact | None:
-        """The second half: publish what was staged. None: it is not shared, and its files stay in ``compilation.staging``.
+        """The second half: publish the staged files. None: it is not shared, and its files stay in ``compilation.staging``.
 
         Raises nothing unless the backend is `explicit`; then `ArtifactInvalid`.
         """
@@ -436,7 +436,7 @@ class Backend(ABC, Generic[R, H]):
 
     @fails_open(lambda self, *arguments: None)
     def _record(self, request: R, seconds: float) -> None:
-        """Keep the recipe of what was compiled or loaded, if the job records a profile."""
+        """Keep the recipe of a compiled or loaded kernel, if the job records a profile."""
         coordinator = connect()
         if coordinator.settings.profile:
             recipe = self.recipe(request, seconds)

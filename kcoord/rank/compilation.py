@@ -1,6 +1,6 @@
 """One compile of this rank: its files are staged, and become the artifact.
 
-No fault of the agent or of a disk comes through here: what cannot be published is used where it is, by this process alone.
+No fault of the agent or of a disk comes through here: files that cannot be published stay where they are, for this process alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_running(digest: str) -> bool:
 
 @dataclass(frozen=True)
 class CompilationContext:
-    """What the compilations of one process share. ``ended(compilation, amounts)`` is called once for each, with its counts."""
+    """Parts that the compilations of a process share. ``ended(compilation, amounts)`` is called once for each, with its counts."""
 
     client: AgentClient
     notices: Notices
@@ -99,8 +99,8 @@ class Compilation:
     def run(self, compile: Callable[[Path], T], finish: Callable[[T], U]) -> U:
         """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused its files.
 
-        Raises what either raises, after other ranks were told: of an exception with its traceback; an interruption (a signal
-        handler's exception, KeyboardInterrupt) says nothing about the kernel, and the next rank compiles.
+        Re-raises an exception of either, after the other ranks were told of it. An interruption (a signal handler's exception,
+        KeyboardInterrupt) is no failure of the kernel: the next rank compiles.
         """
         _running.digests.add(self.key.digest)
         try:
@@ -187,7 +187,7 @@ class Compilation:
         self.context.ended(self, {"failures": 1})
 
     def _astray(self) -> str:
-        """How the staged files contradict `target`; empty if they do not."""
+        """The contradiction between `target` and the staged files; empty if there is none."""
         if self.target is None or not self.context.directories.is_shared(self.staging):
             return ""
         try:

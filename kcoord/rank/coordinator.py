@@ -113,7 +113,7 @@ class Coordinator:
         return True
 
     def home(self, digest: str) -> Path:
-        """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
+        """The home in the local tier of an artifact whose compiler has no layout of its own."""
         return self.settings.local_dir / "objects" / digest[:2] / digest
 
     def request(self, asked: Request) -> Artifact | Compilation:
@@ -147,7 +147,7 @@ class Coordinator:
         if not self.usable or is_running(key.digest):
             return self._compilation(key, home, asked.device, counters, asked.target)
         vanished: list[Path] = []
-        for attempt in (1, 2):  # of all who were told that it is ready, and find nothing, one leads if they ask again
+        for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             with self.ahead.during(asked.meanwhile) as waits:
                 answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
@@ -164,13 +164,13 @@ class Coordinator:
                     account.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
             if len(vanished) < attempt:
-                break  # what is there is torn, or for another GPU, and would be had again
+                break  # it is torn, or for another GPU: the next answer would be the same
         if len(vanished) == 2:
             self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
         try:
             return self._begun(asked, key, counters, answer, begun, took)
         except BaseException:
-            # interrupted, or no disk takes files: whoever keeps the exception would keep the lead
+            # interrupted, or no disk takes files: the exception would hold the lead for as long as it is kept
             if isinstance(answer, agent.Lead):
                 self._client.give_up(answer, key)
             raise
@@ -181,9 +181,9 @@ class Coordinator:
         """The compile that this rank is left with: `answer` is to a claim made at `begun` and answered `took` seconds later."""
         account, lead, failed, note = self._account, None, None, ""
         if isinstance(answer, agent.Ready):
-            note = "what had been published was gone, or for another GPU"
+            note = "the published artifact was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
-            lead, note = answer, "who had begun it was slow" if answer.hedges else ""
+            lead, note = answer, "the first rank was slow" if answer.hedges else ""
             account.waited("lead", key, counters, begun, took)
         elif isinstance(answer, agent.Failed):
             failed, note = answer, f"it had failed on {answer.where}"

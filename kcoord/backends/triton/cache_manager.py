@@ -29,13 +29,11 @@ from kcoord.backends.triton import inputs as triton_inputs
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
-from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend
+from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, coordinator_in_use
 from kcoord.backends.triton.modules import Module, TritonModules
-from kcoord.errors import SettingsError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
-from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import Busy, Compilation, Coordinator
+from kcoord.rank.coordinator import Busy, Compilation
 
 try:
     from triton import knobs
@@ -52,7 +50,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
-        self._coordinator = None if override or dump else _coordinator()
+        self._coordinator = None if override or dump else coordinator_in_use()
         if self._coordinator is None:
             name = triton_inputs.stock_name(key) if override or dump else key
             super().__init__(name, override=override, dump=dump)
@@ -176,23 +174,12 @@ def _group_file(names: Mapping[str, str]) -> str:
     return json.dumps({"child_paths": {name: f"{placeholder}/{name}" for name in sorted(names)}})
 
 
-@fails_open(lambda: None)
-def _coordinator() -> Coordinator | None:
-    """None if kcoord is off, or its settings cannot be used: then Triton works as it does without kcoord."""
-    try:
-        coordinator = connect()
-    except SettingsError as error:
-        notices.tell(f"{error}; kcoord stands aside")
-        return None
-    return None if coordinator.settings.disable else coordinator
-
-
 def hook() -> None:
     """Wrap `compile` wherever Triton keeps it, complete its keys, keep its hash of itself, and share autotuners' choices.
 
     Idempotent; does nothing on a version that is not supported, or if kcoord is off.
     """
-    coordinator = _coordinator() if supported() else None
+    coordinator = coordinator_in_use() if supported() else None
     if coordinator is None:
         return
     import triton.compiler
@@ -210,7 +197,7 @@ def hook() -> None:
 
 
 def supported() -> bool:
-    """Whether this Triton has the interface that this adapter was written for. Says so once if not."""
+    """True if this Triton has the interface that this adapter was written for. A notice names an older one, once."""
     version = tuple(int("".join(filter(str.isdigit, p)) or 0) for p in triton.__version__.split(".")[:2])
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))

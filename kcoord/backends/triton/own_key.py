@@ -39,24 +39,29 @@ _libraries: dict[str, str] = {}
 _IMPORTERS = ("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat")
 
 
+def home() -> Any:
+    """The module of Triton that has `triton_key`; None if none has."""
+    return next((m for m in map(importlib.import_module, _HOMES) if hasattr(m, "triton_key")), None)
+
+
 def hook(local_dir: Path) -> None:
     """Replace Triton's `triton_key` wherever it was imported to. Idempotent; nothing happens to one that is not Triton's own.
 
     `local_dir` is `Settings.local_dir`. Whatever goes wrong later, the stock function answers.
     """
-    home: Any = next((m for m in map(importlib.import_module, _HOMES) if hasattr(m, "triton_key")), None)
-    if home is None:
+    place = home()
+    if place is None:
         return
-    stock = getattr(home.triton_key, "__kcoord_stock__", home.triton_key)
+    stock = getattr(place.triton_key, "__kcoord_stock__", place.triton_key)
     computes = inspect.unwrap(stock)
-    if getattr(computes, "__qualname__", "") != "triton_key" or computes.__module__ != home.__name__:
-        return  # a stand-in: what it says must not be kept for others
-    if home.triton_key is stock:
-        home.triton_key = _kept(stock, local_dir)
+    if getattr(computes, "__qualname__", "") != "triton_key" or computes.__module__ != place.__name__:
+        return  # a stand-in: its answer must not be kept for others
+    if place.triton_key is stock:
+        place.triton_key = _kept(stock, local_dir)
     for name in _IMPORTERS:
         importer = sys.modules.get(name)
         if importer is not None and getattr(importer, "triton_key", None) is stock:
-            vars(importer)["triton_key"] = home.triton_key
+            vars(importer)["triton_key"] = place.triton_key
 
 
 def hook_libraries(local_dir: Path) -> None:
@@ -80,7 +85,7 @@ def _hashing(stock: Callable[[str], str], local_dir: Path) -> Callable[[str], st
 
 
 def libraries_moved(local_dir: Path) -> bool:
-    """Whether a library is not what it was when this was asked last, or when Triton hashed it first."""
+    """True if a library has changed since the last call, or since Triton hashed it first."""
     now = {path: "" if (found := fingerprint(path, local_dir)) is None else found.sha256 for path in list(_libraries)}
     moved = any(_libraries[path] != sha256 for path, sha256 in now.items())
     _libraries.update(now)

@@ -35,8 +35,8 @@ _SECTIONS = {"cuda": ("nvidia",), "hip": ("amd",)}
 def triton_tools(backend: str | None = None) -> dict[str, str]:
     """Paths of what Triton may run or link for ``cuda`` or ``hip`` (None: both), by label; some may be missing.
 
-    Read live: what the environment and `triton.knobs` choose, *and* what lies in the package, since Triton falls back on it
-    if what was chosen does not work. No process is run to find out.
+    Read live: the choices of the environment and of `triton.knobs`, *and* the package's own files, which Triton falls back on
+    if a chosen tool does not work. No process is run to find out.
     """
     knobs = tuple(vars(getattr(triton.knobs, section)).get(knob) for section, knob in _KNOBS.values())
     return dict(_paths(_SECTIONS.get(backend or "", ("nvidia", "amd")), _PLACES.token(), knobs))
@@ -62,10 +62,10 @@ def _paths(sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...
 
 
 def triton_toolchain(local_dir: Path, backend: str | None = None) -> dict[str, Tool]:
-    """The tools of `triton_tools` that are there, and what they run in their turn, as they are now."""
+    """The tools of `triton_tools` that exist, and the tools that they run, as they are now."""
     return tools(triton_tools(backend), local_dir)
 
 
 def tool_factors(local_dir: Path, backend: str | None = None) -> dict[str, Any]:
-    """What of them enters a key: the content of each, by label."""
+    """Their content, as it enters a key, by label."""
     return {label: tool.sha256 for label, tool in triton_toolchain(local_dir, backend).items()}

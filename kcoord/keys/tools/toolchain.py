@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +34,6 @@ _BESIDE = {
 }  # fmt: skip
 """What a tool runs from its own directory: the driver's bytes say nothing about it."""
 
-_NO_PROGRAM = (".so", ".bc", ".ll")  # some are executable
-_ASK_SECONDS = 10.0
 _LONGEST_SCRIPT = 64 << 10  # bytes
 _MOST_NAMED = 64
 _ABSOLUTE_PATH = re.compile(rb"(?<![\w.${}~/-])/[\w.+/-]+")
@@ -153,31 +150,3 @@ def _with_what_it_runs(path: str, label: str, local_dir: Path, seen: set[str]) -
 def tool_factors(found: Mapping[str, Tool]) -> dict[str, Any]:
     """What enters a key: the content of each tool, and not the directory that it lies in."""
     return {"tools": {label: tool.sha256 for label, tool in found.items()}}
-
-
-def tool_details(found: Mapping[str, Tool], local_dir: Path) -> dict[str, Any]:
-    """What explains it (`CacheKey.with_details`): the version that each tool tells. May run them, once per machine."""
-    asked = {label: version(tool, local_dir) for label, tool in found.items() if "/" not in label}
-    return {"tool versions": {label: text for label, text in asked.items() if text}}
-
-
-def version(tool: Tool, local_dir: Path) -> str:
-    """The first line with a number like 12.8 that ``--version`` prints; "" if there is none within 10 seconds.
-
-    It is for people: what identifies a tool is its content.
-    """
-    return once(local_dir, f"version-{tool.sha256[:32]}", str, lambda _: (text := _ask(tool.path), text))
-
-
-def _ask(path: str) -> str:
-    if path.endswith(_NO_PROGRAM) or not os.access(path, os.X_OK):
-        return ""
-    quiet = subprocess.DEVNULL
-    try:
-        done = subprocess.run(
-            [path, "--version"], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, timeout=_ASK_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    lines = done.stdout.decode(errors="replace").splitlines()
-    return next((line.strip()[:200] for line in lines if re.search(r"\d\.\d", line)), "")
