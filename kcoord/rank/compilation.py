@@ -60,7 +60,7 @@ def is_running(digest: str) -> bool:
 
 @dataclass(frozen=True)
 class CompilationContext:
-    """Parts that the compilations of a process share. ``ended(compilation, amounts)`` is called once for each, with its counts."""
+    """Parts that the compilations of a process share. ``ended(compilation, amounts)`` is called once for each, with counts."""
 
     client: AgentClient
     notices: Notices
