@@ -19,7 +19,7 @@ from kcoord.telemetry.events import Notices
 from kcoord_launch.supervise import Supervisor
 
 _RANKS, _KERNELS, _ROUNDS = 4, 20, 3
-_RANK = Path(__file__).parents[1] / "tests" / "programs" / "rank.py"
+_RANK = Path(__file__).parents[1] / "tests" / "support" / "programs" / "rank.py"
 
 
 def run() -> Result:

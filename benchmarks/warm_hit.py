@@ -14,7 +14,7 @@ from benchmarks.result import Result
 
 _KERNELS = 60
 _ROUNDS = 7
-_PROGRAMS = Path(__file__).parents[1] / "tests" / "programs"
+_PROGRAMS = Path(__file__).parents[1] / "tests" / "support" / "programs"
 
 _PROGRAM = f"""
 import json, sys, time

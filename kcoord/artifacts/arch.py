@@ -38,9 +38,10 @@ _AMD_MACHINES = {
 
 
 def contradiction(recorded: Collection[str], target: GPUTarget | None) -> str:
-    """``for cuda:80, not for cuda:90`` if the `recorded` targets do not include `target`; else an empty string.
+    """``for cuda:80, not for cuda:90`` if `recorded`, from `recorded_targets`, contradicts `target`; else empty.
 
-    Also empty if `target` is None or no GPU, and if nothing is recorded.
+    Machine code records the GPU without its suffix: code for ``90`` and for ``"90a"`` contradicts neither. Files that record
+    nothing, no target, and a target that is no GPU contradict nothing.
     """
     requested = _spelled(target.backend, target.arch) if recorded and target is not None else None
     if requested is None or requested in recorded:

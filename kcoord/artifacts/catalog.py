@@ -60,7 +60,7 @@ def local_manifests(local_dir: Path) -> Iterator[Path]:
 def _has_manifest(home: Path) -> bool:
     try:
         (home / MANIFEST_NAME).lstat()
-    except (FileNotFoundError, NotADirectoryError):  # a directory of Triton's, or another file
+    except (FileNotFoundError, NotADirectoryError):  # the compiler's own, or nobody's
         return False
     except OSError:
         return True  # its reader reports why it cannot be read
@@ -111,11 +111,17 @@ def homes_of(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def tiers(local_dir: Path) -> list[Path]:
-    """The directories of `local_dir` that hold homes, and the Triton cache directory of this process."""
-    triton = Path(os.environ.get("TRITON_CACHE_DIR") or local_dir / "triton")
+    """The directories that homes lie in: those of `local_dir`, and the compilers' caches that this environment names.
+
+    A compiler's cache (a variable ``…_CACHE_DIR``, or a directory of `local_dir`) is one once kcoord has staged a file there.
+    It may be a link to a larger disk. Raises OSError.
+    """
+    caches = sorted(local_dir.iterdir()) if local_dir.is_dir() else []
+    caches += [Path(value) for name, value in os.environ.items() if name.endswith("_CACHE_DIR") and value]
+    caches = [path for path in caches if (path / ".kcoord").is_dir()]
     try:
         buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
     except FileNotFoundError:
         buckets = []
-    ours = [p for p in buckets if not p.is_symlink()]
-    return [p for p in (triton, *ours) if p.is_dir()]  # a user may have linked Triton's to a larger disk
+    found = [*caches, *(p for p in buckets if p.is_dir() and not p.is_symlink())]
+    return list({os.path.realpath(path): path for path in found}.values())

@@ -1,8 +1,8 @@
-"""Compilations that their compiler abandoned: it raised, and told nobody.
+"""Compilations that their compiler abandoned: it raised, and did not tell its cache.
 
-Two releases find out. `wrap` goes around the compiler's entry point and ends what was claimed inside when it raises. For an
-entry point that was imported before it could be wrapped, a watch notices when the frame that asked has left its thread's
-stack; and at exit, because an exception that ends the process ends it faster than the watch looks.
+They are ended in two ways. `wrap` wraps the compiler's entry point: if it raises, the compilations that it began end. An entry
+point may have been imported before it was wrapped; so a thread watches the frame that asked, and ends its compilation once the
+frame has left its thread's stack. It looks once more at exit, because an exception may end the process sooner.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from kcoord.interruption import interruption_in, let_through
+from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Compilation
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
 
 class _Depth(threading.local):
-    """How many wrapped compiles the current thread is in; one compile may start another."""
+    """Depth of wrapped compiles in the current thread; one compile may start another."""
 
     value = 0
 
@@ -51,7 +50,7 @@ _watching = False
 
 
 def _forget_after_fork() -> None:
-    """What the parent compiles is the parent's: a child's exit says nothing about it."""
+    """The parent ends its own compilations; a child's exit does not."""
     global _watching, _pending_lock
     _pending_lock, _watching = threading.RLock(), False
     _pending.clear()
@@ -94,7 +93,7 @@ def _watch() -> None:
 def _fail_abandoned() -> None:
     """Fail every compilation whose asking frame has left its thread's stack."""
     with _pending_lock:
-        waiting = [p for p in _pending.values() if p.depth == 0]  # the wrap tells of the others, and knows why
+        waiting = [p for p in _pending.values() if p.depth == 0]  # `wrap` ends the others, with the exception
     stacks = sys._current_frames()
     for pending in waiting:
         if not _is_on(pending.frame, stacks.get(pending.thread)):
@@ -104,7 +103,7 @@ def _fail_abandoned() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _look_at_exit() -> None:
-    """An exception that ends the process ends it faster than the watch looks. Call it once there is a coordinator."""
+    """Look once more at exit. Register after the coordinator, which closes at exit, too: the last registered runs first."""
     atexit.register(_fail_abandoned)
 
 
@@ -117,21 +116,18 @@ def _is_on(frame: FrameType, top: FrameType | None) -> bool:
 
 
 def _failed(depth: int, error: BaseException) -> None:
-    """A wrapped compile of this thread raised: end what it had claimed and not published."""
+    """A wrapped compile of this thread raised: end the compilations that it began and did not publish."""
     thread = threading.get_ident()
     with _pending_lock:
         mine = [p for p in list(_pending.values()) if p.thread == thread and p.depth >= depth]
         for pending in mine:
             _pending.pop(id(pending.compilation), None)
     for pending in mine:
-        if isinstance(error, Exception) and interruption_in(error) is None:
-            pending.compilation.fail("".join(traceback.format_exception(error)))
-        else:
-            pending.compilation.give_up()
+        pending.compilation.raised(error)
 
 
 def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry point `original`, which when it raises ends what was claimed inside."""
+    """The entry point `original`; if it raises, the compilations that were begun inside end."""
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:

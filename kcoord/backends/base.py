@@ -1,25 +1,54 @@
-"""The promise that every hook of a compiler keeps: it fails open."""
+"""The adapter of one compiler. `Backend` owns the way of a request; a compiler's own class fills in small steps.
+
+A backend shares artifacts that have a key and load again, and nothing else. If something goes wrong inside kcoord, the compiler
+answers as without it, and raises its own exceptions.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast, final
 
+import msgpack
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends import abandoned
+from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.interruption import let_through
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
+from kcoord.keys.environment import Environment
+from kcoord.keys.tools.toolchain import tool_factors, tools
+from kcoord.keys.tools.tree import tree_factors
+from kcoord.profiles.recipe import Recipe
+from kcoord.rank.connect import connect
+from kcoord.rank.coordinator import ABSENT, Busy, Compilation, Coordinator, Request
+from kcoord.settings import Settings
+from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices, log
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+H = TypeVar("H")
 
 notices = Notices()
-"""What the backends of this process have to say, once each."""
+"""Notices of this process's backends, each told once."""
+
+UNLOADED: Any = object()
+"""Returned by `Backend.compile` if it built no handle: the published artifact is loaded."""
 
 
 def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
     """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
 
-    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. What a signal handler of
-    the script raised meanwhile is the script's, and goes on.
+    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. An exception that a
+    signal handler of the script raised meanwhile is the script's, and is raised.
     """
 
     def decorate(hook: F) -> F:
@@ -36,3 +65,380 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Bypassed:
+    """This request is not shared, for `reason`: use the compiler as without kcoord."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request with its identity in this process. `key` is the alias if `is_alias`."""
+
+    coordinator: Coordinator
+    key: CacheKey
+    device: DeviceKey | None
+    is_alias: bool
+
+
+class Backend(ABC, Generic[R, H]):
+    """One compiler. `R` is a request as its hook sees it, `H` the handle that callers get: a loaded kernel.
+
+    A hook calls `obtain` in place of the compiler. If the compiler asks a cache first and stores into it later, its hook calls
+    `begin` and `finish`. The registry (`kcoord.backends.registry`) makes one instance for each process; it is thread-safe if the
+    steps are. The class's module must not import the compiler when it is imported: launchers that lack the compiler use it, too.
+    """
+
+    name: ClassVar[str]
+    """Of its keys, recipes and statistics: lower-case letters, digits, ``_`` and ``-``."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """`hook` is called once each of these is imported; none: there is nothing to hook."""
+    packages: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    """Distributions that it needs, and the oldest version of each, for ``kcoord doctor``."""
+    recipes: ClassVar[tuple[str, ...]] = ()
+    """Kinds of recipes that `replay` takes; none: it cannot replay."""
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Variables of the environment that change what it generates, and how. They are in the default key."""
+    scope: ClassVar[Scope] = Scope.DEVICE
+    """How much of the device is in the default key."""
+    keeps_handles: ClassVar[bool] = True
+    """False: each request loads anew, because the compiler has a memory of its own."""
+    explicit: ClassVar[bool] = False
+    """True: the caller uses kcoord by name, so errors of keys, settings, publishing and loading are raised to it."""
+
+    # Steps: this process and its children.
+
+    def hook(self) -> None:
+        """Hook the compiler, which this process has imported. Idempotent."""
+
+    def obstacle(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
+        """Why this environment keeps it from being hooked, and the remedy; None if nothing does."""
+        return None
+
+    def child_environ(self, settings: Settings, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Variables by which the compiler in a child process finds kcoord. Called where the compiler may not be installed."""
+        return {}
+
+    def tiers(self, environ: Mapping[str, str]) -> Mapping[str, Path]:
+        """Directories outside `Settings.local_dir` that its artifacts lie in, by the variable that chooses them."""
+        return {}
+
+    # Steps: the key of a request.
+
+    def bypass(self, request: R) -> str:
+        """Why `request` must not be shared; empty if it may be."""
+        return ""
+
+    @abstractmethod
+    def label(self, request: R) -> str:
+        """The kernel's name, for people."""
+
+    def factors(self, request: R) -> Mapping[str, Any]:
+        """Everything else that the compiled bytes depend on. Raises `KeyFactorError` for a value without identity."""
+        return {}
+
+    def tools(self, request: R) -> Mapping[str, str] | Iterable[str]:
+        """Programs that it runs and libraries that it links, as names on PATH or paths. They are keyed by content."""
+        return ()
+
+    def trees(self, request: R) -> Iterable[str]:
+        """Directories of files that it reads: headers, templates. They are keyed by content."""
+        return ()
+
+    def target(self, request: R) -> GPUTarget | None:
+        """The GPU to compile for; None: the current device's. Artifacts that record another one are refused."""
+        return None
+
+    def device(self, request: R) -> DeviceKey | None:
+        """The device that handles belong to; None if the compiler must not be asked for it: then no handle is kept."""
+        device, target = current_device(), self.target(request)
+        return device if target is None else replace(device, target=target)
+
+    def key(self, request: R) -> CacheKey:
+        """The key, of the steps above. Override it only for a compiler whose own key is complete."""
+        local_dir = connect().settings.local_dir
+        factors = dict(self.factors(request))
+        if self.variables:
+            factors["env"] = self._environment.read()
+        if found := tools(self.tools(request), local_dir):
+            factors |= tool_factors(found)
+        if trees := tree_factors(self.trees(request), local_dir):
+            factors["trees"] = trees
+        key, device = CacheKey.of(self.name, self.label(request), **factors), self.device(request)
+        return key if device is None else key.on(device, self.scope)
+
+    def alias(self, request: R) -> CacheKey | None:
+        """A cheap key that stands for `key`, if that costs a trace: it is computed once for each alias, in the whole job.
+
+        An alias must hold whatever the trace depends on: it is the promise that equal aliases have equal keys.
+        """
+        return None
+
+    def details(self, request: R) -> Mapping[str, Any]:
+        """Explanations of a factor that is itself a hash; recorded, and not in the digest."""
+        return {}
+
+    # Steps: the artifact.
+
+    def home(self, request: R, key: CacheKey) -> Path:
+        """The artifact's directory in the local tier; override it for a compiler with a layout of its own."""
+        return connect().home(key.digest)
+
+    def compile(self, request: R, staging: Path) -> H:
+        """Compile, write the artifact's files into `staging`, and return the handle, or `UNLOADED`.
+
+        Raises the compiler's own exceptions. Not called for hooks that use `begin` and `finish`.
+        """
+        raise NotImplementedError(f"{self.name} compiles between begin and finish")
+
+    def lower_caches(self, key: CacheKey) -> contextlib.AbstractContextManager[object]:
+        """Entered around `compile`: switch off the compiler's own caches below the hook, or key them by ``key.digest``.
+
+        Without it, a "compile" may publish a stale file of such a cache under a fresh key.
+        """
+        return contextlib.nullcontext()
+
+    def required(self, request: R) -> Collection[str]:
+        """Names of files without which an artifact is neither published nor loaded."""
+        return ()
+
+    def unchanged(self, request: R) -> bool:
+        """False if an input has changed since the key was made: the compile may have read either value, and is not shared."""
+        return True
+
+    @abstractmethod
+    def load(self, request: R, artifact: Artifact) -> H:
+        """The handle of an artifact. Must not write into ``artifact.path``."""
+
+    def counters(self, request: R) -> Counters | None:
+        """Counters for a request that is no kernel of the job; None: the job's."""
+        return None
+
+    def meanwhile(self, request: R) -> None:
+        """Called once if the request waits for another rank. Must return at once."""
+
+    # Steps: failures, recipes.
+
+    def failed_elsewhere(self, request: R, compilation: Compilation) -> None:
+        """Another rank's compile failed. Return to compile anyway, so that this rank raises the compiler's own exception."""
+
+    def recipe(self, request: R, seconds: float) -> Recipe | None:
+        """The recipe of a request whose compile took `seconds`; None if it cannot be replayed."""
+        return None
+
+    def is_portable(self, recipe: Recipe) -> bool:
+        """False if a recipe holds for its own GPU only."""
+        return True
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        """Compile `recipe` for `target`, or for the current device: ``compiled``, ``loaded`` or, without `waits`, ``busy``.
+
+        Raises the exceptions of the import and of the compile. `prepare` does it for a request.
+        """
+        raise NotImplementedError(f"{self.name} has no recipes")
+
+    # The flow.
+
+    @final
+    def obtain(self, request: R, native: Callable[[], H]) -> H:
+        """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
+
+        It answers if the request is bypassed, has no key, or kcoord has a fault. An artifact that does not load is compiled for
+        this process alone, and stays. Raises the exceptions of `compile`, of `failed_elsewhere`, and of `load` after a compile
+        here. Not guaranteed: exactly one compile in a job.
+        """
+        asked = self._asked(request)
+        if isinstance(asked, Bypassed):
+            return native()
+        if self.keeps_handles and asked.device is not None:
+            handle = asked.coordinator.in_memory(asked.key, asked.device)
+            if handle is not ABSENT:
+                return cast(H, handle)
+        begun: object = self._begun(request, asked, True, True)
+        if isinstance(begun, Artifact):
+            handle = self._loaded(request, begun)
+            if handle is not ABSENT:
+                return self._kept(asked, handle)
+            begun = self._private(asked, begun)
+        if not isinstance(begun, Compilation):
+            return native()
+        handle = self._compiled(request, begun)
+        return native() if handle is ABSENT else self._kept(asked, handle)
+
+    @final
+    def begin(self, request: R, *, waits: bool = True, loads: bool = True) -> Artifact | Compilation | Busy | Bypassed:
+        """The first half of the flow: the artifact to load, or the compile that this rank is to do and to `finish`.
+
+        `BUSY` only without `waits`: another rank compiles it now. `loads` is false if it is only to be on this node.
+        """
+        asked = self._asked(request)
+        return asked if isinstance(asked, Bypassed) else self._begun(request, asked, waits, loads)
+
+    @final
+    def finish(self, request: R, compilation: Compilation) -> Artifact | None:
+        """The second half: publish the staged files. None: it is not shared, and its files stay in ``compilation.staging``.
+
+        Raises nothing unless the backend is `explicit`; then `ArtifactInvalid`.
+        """
+        try:
+            publish = self._published if self.explicit else self._published_openly
+            return publish(request, compilation)
+        finally:
+            if not self.explicit and not compilation.ended:
+                compilation.keep()
+            abandoned.unregister(compilation)
+
+    @final
+    def prepare(self, request: R, waits: bool) -> str:
+        """Have the artifact on this node, unloaded: ``compiled``, ``loaded`` or, without `waits`, ``busy``. For `replay`."""
+        found = self.begin(request, waits=waits, loads=False)
+        if isinstance(found, Compilation):
+            self._compiled(request, found, loads=False)
+            return "compiled"
+        return "busy" if isinstance(found, Busy) else "loaded"
+
+    # Its parts.
+
+    @functools.cached_property
+    def _environment(self) -> Environment:
+        return Environment(self.variables)
+
+    def _asked(self, request: R) -> _Asked | Bypassed:
+        return self._ask(request) if self.explicit else self._ask_openly(request)
+
+    @fails_open(lambda self, request: Bypassed("an error in kcoord"))
+    def _ask_openly(self, request: R) -> _Asked | Bypassed:
+        try:
+            return self._ask(request)
+        except KeyFactorError as error:
+            notices.tell(f"{self.label(request)} is compiled by each rank for itself: {error}")
+            return Bypassed(str(error))
+        except SettingsError as error:
+            notices.tell(f"{error}; kcoord stands aside")
+            return Bypassed(str(error))
+
+    def _ask(self, request: R) -> _Asked | Bypassed:
+        reason = self.bypass(request)
+        if reason:
+            return Bypassed(reason)
+        coordinator = connect()
+        if not self.explicit and coordinator.settings.disable:
+            return Bypassed("kcoord is off")
+        alias = self.alias(request)
+        return _Asked(coordinator, alias or self.key(request), self.device(request), alias is not None)
+
+    def _begun(self, request: R, asked: _Asked, waits: bool, loads: bool) -> Artifact | Compilation | Busy | Bypassed:
+        begin = self._begin if self.explicit else self._begin_openly
+        found = begin(request, asked, waits, loads)
+        if isinstance(found, Compilation) and found.failed is not None:
+            self.failed_elsewhere(request, found)
+        return found
+
+    def _begin(self, request: R, asked: _Asked, waits: bool, loads: bool) -> Artifact | Compilation | Busy:
+        coordinator = asked.coordinator
+        key = self._behind(request, asked) if asked.is_alias else asked.key
+        target = asked.device.target if asked.device is not None else self.target(request)
+        wanted = Request(
+            key,
+            self.home(request, key),
+            str(asked.device or target or ""),
+            target=target,
+            explain=lambda: self.details(request),
+            counters=self.counters(request),
+            meanwhile=lambda: self.meanwhile(request),
+            loads=loads,
+        )
+        found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
+        if isinstance(found, Artifact):
+            self._record(request, found.manifest.compile_seconds)
+        return found
+
+    @fails_open(lambda self, *arguments: Bypassed("an error in kcoord"))
+    def _begin_openly(self, *arguments: Any) -> Artifact | Compilation | Busy | Bypassed:
+        return self._begin(*arguments)
+
+    def _behind(self, request: R, asked: _Asked) -> CacheKey:
+        """The key that the alias stands for: the job's if a rank has traced it before, else traced now."""
+        begun = time.perf_counter()
+        content = asked.coordinator.choice(asked.key)
+        if content is not None:
+            try:
+                return CacheKey.from_wire(msgpack.unpackb(content))
+            except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException):
+                pass  # another version's: this rank traces
+        key = self.key(request)
+        content = msgpack.packb(key.to_wire(), unicode_errors="surrogatepass")
+        asked.coordinator.offer(asked.key, content, time.perf_counter() - begun)
+        return key
+
+    def _loaded(self, request: R, artifact: Artifact) -> Any:
+        """The handle; `ABSENT` if the artifact does not load."""
+        try:
+            missing = [name for name in self.required(request) if not (artifact.path / name).is_file()]
+            if missing:
+                raise FileNotFoundError(f"it has no {', '.join(missing)}")
+            return self.load(request, artifact)
+        except Exception as error:  # a compiler's loader may raise anything
+            let_through(error)
+            if self.explicit:
+                raise
+            notices.tell(
+                f"{artifact.path} does not load: {type(error).__name__}: {error}; this rank compiles for itself"
+            )
+            return ABSENT
+
+    @fails_open(lambda self, *arguments: None)
+    def _private(self, asked: _Asked, artifact: Artifact) -> Compilation | None:
+        return asked.coordinator.private(artifact.key, artifact.path, str(asked.device or ""))
+
+    def _compiled(self, request: R, compilation: Compilation, loads: bool = True) -> Any:
+        """The handle; `ABSENT` if there is none and nothing to load it from."""
+        handle: Any = UNLOADED
+
+        def compile(staging: Path) -> None:
+            nonlocal handle
+            with self.lower_caches(compilation.key):
+                handle = self.compile(request, staging)
+
+        artifact = compilation.run(compile, lambda _: self.finish(request, compilation))
+        if handle is not UNLOADED or not loads:
+            return handle
+        artifact = artifact or self._adopted(compilation)
+        return ABSENT if artifact is None else self.load(request, artifact)
+
+    @fails_open(lambda self, compilation: None)
+    def _adopted(self, compilation: Compilation) -> Artifact | None:
+        return compilation.adopted()
+
+    def _kept(self, asked: _Asked, handle: H) -> H:
+        if not self.keeps_handles or asked.device is None:
+            return handle
+        return asked.coordinator.keep_in_memory(asked.key, asked.device, handle)
+
+    def _published(self, request: R, compilation: Compilation) -> Artifact | None:
+        staged = compilation.staging
+        if (
+            compilation.shared
+            and self.unchanged(request)
+            and all((staged / n).is_file() for n in self.required(request))
+        ):
+            self._record(request, time.perf_counter() - compilation.started)  # before publishing, which delivers it
+            return compilation.publish(strict=self.explicit)
+        compilation.keep()
+        return None
+
+    @fails_open(lambda self, *arguments: None)
+    def _published_openly(self, request: R, compilation: Compilation) -> Artifact | None:
+        return self._published(request, compilation)
+
+    @fails_open(lambda self, *arguments: None)
+    def _record(self, request: R, seconds: float) -> None:
+        """Keep the recipe of a compiled or loaded kernel, if the job records a profile."""
+        coordinator = connect()
+        if coordinator.settings.profile:
+            recipe = self.recipe(request, seconds)
+            if recipe is not None:
+                coordinator.record(recipe)

@@ -1,4 +1,8 @@
-"""Hooking the compilers of this process, and of every process below it."""
+"""The compilers that kcoord knows, and hooking those that this process imports.
+
+Others are added by an entry point of the group ``kcoord.backends``: its name is `Backend.name`, its value the class. No compiler
+is imported here. A backend that cannot be loaded is named once, and its compiler works as without kcoord.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,103 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from kcoord.backends.base import fails_open, notices
+from kcoord.backends.base import Backend, fails_open, notices
+from kcoord.interruption import let_through
 from kcoord.settings import Settings
 
-TRITON_MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
+GROUP = "kcoord.backends"
+_BUILT_IN = {"triton": "kcoord.backends.triton.backend:TritonBackend"}
+_EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
 
 
 def install() -> list[str]:
     """Hook the compilers of this process, those imported already and those imported later; idempotent.
 
     Returns the names of the backends that are hooked: none under ``KCOORD_DISABLE=1``. Raises `SettingsError` if a setting
-    cannot be used. Not touched: a cache manager of your own (a warning says so).
+    cannot be used. A compiler that the user has given another cache is left alone (a warning names it).
     """
     settings = Settings.from_environ()
     if settings.disable:
         return []
-    found = triton_environment(settings, os.environ)
-    os.environ.update(found)
-    if "TRITON_CACHE_MANAGER" not in found:
-        return []
-    if "triton.runtime.jit" in sys.modules:
-        import_module("kcoord.backends.triton.cache_manager").hook()
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(
-            0, _AfterImport("triton", lambda: import_module("kcoord.backends.triton.cache_manager").hook())
-        )
-    return ["triton"]
+    hooked = []
+    for backend in _unobstructed(os.environ):
+        os.environ.update(backend.child_environ(settings, os.environ))
+        for module in backend.modules:
+            _hook_once_imported(module, backend)
+        hooked.append(backend.name)
+    return hooked
+
+
+def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which every compiler in a child process of this environment finds kcoord."""
+    found: dict[str, str] = {}
+    for backend in _unobstructed(environ):
+        found |= backend.child_environ(settings, environ)
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def backends() -> tuple[Backend[Any, Any], ...]:
+    """The backends that hook a compiler, installed or not."""
+    found = [EntryPoint(name, path, GROUP) for name, path in _BUILT_IN.items()]
+    others = [each for each in entry_points(group=GROUP) if each.name not in {**_BUILT_IN, **_EXPLICIT}]
+    return tuple(backend for each in (*found, *others) if (backend := _made(each)) is not None)
+
+
+def replayer(kind: str) -> Backend[Any, Any] | None:
+    """The backend that replays recipes of this kind; None if there is none here."""
+    path = _EXPLICIT.get(kind)
+    known = (_made(EntryPoint(kind, path, GROUP)),) if path else backends()
+    return next((each for each in known if each is not None and kind in each.recipes), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(registered: EntryPoint) -> Backend[Any, Any] | None:
+    try:
+        kind = registered.load()
+        if not (isinstance(kind, type) and issubclass(kind, Backend)) or kind.name != registered.name:
+            raise TypeError(f"{registered.value} is no Backend of this name")
+        return kind()
+    except Exception as error:  # noqa: BLE001 - another package's import may raise anything
+        let_through(error)
+        notices.tell(f"the backend {registered.name!r} is left alone: {type(error).__name__}: {error}")
+        return None
+
+
+def _unobstructed(environ: Mapping[str, str]) -> Iterator[Backend[Any, Any]]:
+    for backend in backends():
+        obstacle = backend.obstacle(environ)
+        if obstacle is None:
+            yield backend
+        else:
+            notices.tell("; ".join(obstacle))
+
+
+def _hook_once_imported(name: str, backend: Backend[Any, Any]) -> None:
+    module = sys.modules.get(name)
+    if module is not None:
+        if not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            fails_open(lambda: None)(backend.hook)()
+    elif not any(isinstance(each, _AfterImport) and each.is_for(name, backend) for each in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport(name, backend))
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls `then` once, when the module `name` has been imported. It finds nothing itself; an error of `then` stays here."""
+    """Hooks `backend` once, when the module `name` has been imported. It finds nothing itself; an error of a hook stays here."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then, self._looking = name, then, False
+    def __init__(self, name: str, backend: Backend[Any, Any]) -> None:
+        self._name, self._backend, self._looking = name, backend, False
+
+    def is_for(self, name: str, backend: Backend[Any, Any]) -> bool:
+        return (self._name, self._backend) == (name, backend)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name or self._looking:
@@ -57,31 +117,18 @@ class _AfterImport(MetaPathFinder):
         finally:
             self._looking = False
         if spec is not None and spec.loader is not None:
-            self._execute_then(spec.loader)
+            self._hook_after(spec.loader)
         return spec
 
-    def _execute_then(self, loader: Any) -> None:
-        original = loader.exec_module
+    def _hook_after(self, loader: Any) -> None:
+        original: Callable[[ModuleType], None] = loader.exec_module
 
         @functools.wraps(original)
         def exec_module(module: ModuleType) -> None:
             original(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                fails_open(lambda: None)(self._then)()
+                fails_open(lambda: None)(self._backend.hook)()
 
         with contextlib.suppress(AttributeError):  # a loader that cannot be changed: the first compile hooks
             loader.exec_module = exec_module
-
-
-def triton_environment(settings: Settings, environ: Any) -> dict[str, str]:
-    """The variables by which every Triton below this environment finds kcoord; empty if another manager is set."""
-    manager = environ.get("TRITON_CACHE_MANAGER") or TRITON_MANAGER
-    if manager != TRITON_MANAGER:
-        notices.tell(f"TRITON_CACHE_MANAGER={manager} is set: kcoord leaves Triton to it; unset it to use kcoord")
-        return {}
-    default = str(settings.local_dir / "triton")
-    return {
-        "TRITON_CACHE_MANAGER": TRITON_MANAGER,
-        "TRITON_CACHE_DIR": environ.get("TRITON_CACHE_DIR") or default,
-    }

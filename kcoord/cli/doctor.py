@@ -22,6 +22,7 @@ from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
+from kcoord.backends.registry import backends
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.files.naming import staging_name
@@ -74,21 +75,24 @@ def _kcoord(settings: Settings) -> Iterator[Finding]:
 
 
 def _compilers(settings: Settings) -> Iterator[Finding]:
-    for package, oldest in (("triton", (3, 4)), ("torch", (2, 8))):
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            yield Finding(package, "warn", "not installed", "pip install 'kcoord[torch]', unless this is a sidecar")
-            continue
-        number = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
-        if number < oldest:
-            remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"
-            yield Finding(package, "warn", version, remedy)
-        else:
-            yield Finding(package, "ok", version)
-    manager = os.environ.get("TRITON_CACHE_MANAGER")
-    if manager and not manager.startswith("kcoord."):
-        yield Finding("triton", "warn", f"TRITON_CACHE_MANAGER={manager}", "unset it: kcoord leaves Triton to it")
+    for backend in backends():
+        for package, oldest in backend.packages.items():
+            yield _package(package, oldest)
+        obstacle = backend.obstacle(os.environ)
+        if obstacle is not None:
+            yield Finding(backend.name, "warn", *obstacle)
+
+
+def _package(package: str, oldest: tuple[int, ...]) -> Finding:
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return Finding(package, "warn", "not installed", "pip install 'kcoord[torch]', unless this is a sidecar")
+    number = tuple(int(p) for p in version.split("+")[0].split(".")[: len(oldest)])
+    if number < oldest:
+        remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"
+        return Finding(package, "warn", version, remedy)
+    return Finding(package, "ok", version)
 
 
 def _local_dir(settings: Settings) -> Iterator[Finding]:
@@ -99,9 +103,10 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
     except KcoordError as error:
         yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")
         return
-    triton = os.environ.get("TRITON_CACHE_DIR")
-    places = [("KCOORD_LOCAL_DIR", settings.local_dir)] + ([("TRITON_CACHE_DIR", Path(triton))] if triton else [])
-    for name, place in places:
+    places = {"KCOORD_LOCAL_DIR": settings.local_dir}
+    for backend in backends():
+        places |= backend.tiers(os.environ)
+    for name, place in places.items():
         kind = _file_system(place)
         if kind in _NETWORK_FILE_SYSTEMS:
             remedy = f"set {name} to a directory on local disk; nodes share the store"

@@ -18,7 +18,7 @@ from kcoord.cli.options import ALL, settings_flags
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
-    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and hook Triton in all its processes.
+    """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and hook the compilers in all its processes.
 
     Put it after srun or mpirun: srun kcoord exec -- python train.py.
 

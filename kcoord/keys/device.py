@@ -1,7 +1,7 @@
-"""The device a kernel is compiled for, read live at the call, and how much of it a key holds.
+"""The device that a kernel is compiled for, read live at the call, and how much of it a key holds.
 
-Nothing here imports torch: a process that has not imported it does not run on a GPU through it. A switch
-of device between two calls therefore moves the key of the second call.
+A switch of device between two calls therefore moves the key of the second call. Nothing here imports torch: a process that has
+not imported it does not run on a GPU through it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import enum
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
+
+_SM = re.compile(r"[0-9]{2,3}[af]?")
 
 
 class Scope(enum.Enum):
@@ -27,7 +30,11 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True)
 class GPUTarget:
-    """What code is generated for; the same three values as Triton's class of this name."""
+    """The GPU that code is generated for; the same three values as Triton's class of this name.
+
+    `arch` is ``90``, ``"90a"`` (with the features of this architecture alone), ``"100f"`` (of its family) or ``"gfx942"``. Equal
+    targets have equal code: ``90`` and ``"90a"`` are two targets, of one GPU.
+    """
 
     backend: str
     arch: int | str
@@ -35,13 +42,13 @@ class GPUTarget:
 
     @classmethod
     def parse(cls, text: str) -> GPUTarget:
-        """``cuda:90`` or ``hip:gfx942``. Raises ValueError on anything else."""
+        """``cuda:90``, ``cuda:90a``, ``cuda:100f`` or ``hip:gfx942``. Raises ValueError on anything else."""
         backend, _, arch = text.partition(":")
-        if backend == "cuda" and arch.isdigit():
-            return cls(backend, int(arch), 32)
+        if backend == "cuda" and _SM.fullmatch(arch):
+            return cls(backend, int(arch) if arch.isdecimal() else arch, 32)
         if backend == "hip" and arch.startswith("gfx"):
             return cls(backend, arch, 32 if arch.startswith(("gfx10", "gfx11", "gfx12")) else 64)
-        raise ValueError(f"{text!r} is no target: write cuda:90 or hip:gfx942")
+        raise ValueError(f"{text!r} is no target: write cuda:90, cuda:90a or hip:gfx942")
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.arch}"
@@ -49,7 +56,7 @@ class GPUTarget:
 
 @dataclass(frozen=True)
 class DeviceKey:
-    """`(GPUTarget, device_id)`: what an in-memory handle always belongs to."""
+    """`(GPUTarget, device_id)`: every in-memory handle belongs to one."""
 
     target: GPUTarget
     device_id: int
@@ -62,7 +69,7 @@ CPU = DeviceKey(GPUTarget("cpu", platform.machine(), 0), 0)
 
 
 class _Seen:
-    """What one torch has told this process. The properties of a GPU do not change while the process lives."""
+    """Answers of one torch, kept: the properties of a GPU do not change while the process lives."""
 
     __slots__ = ("cpu_only", "devices", "models", "torch")
 

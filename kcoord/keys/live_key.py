@@ -7,7 +7,7 @@ The first call reads everything (some milliseconds). A later one only checks for
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +17,17 @@ from kcoord.errors import GlobalsDrift, KeyFactorError
 from kcoord.keys.arguments.signature import Arguments
 from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
-from kcoord.keys.environment import VARIABLES, Environment, variables
-from kcoord.keys.function.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
+from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment, variables
+from kcoord.keys.function.lookup import (
+    REMEDY,
+    is_computed,
+    is_open,
+    is_slot,
+    own_attributes,
+)
 from kcoord.keys.function.walk import Content, content_of
 from kcoord.keys.tools.toolchain import tools
-from kcoord.keys.tools.tree import tree_fingerprint
+from kcoord.keys.tools.tree import by_name, tree_fingerprint
 
 _MOST_KEYS = 4096  # cached per function: a job that makes more of them compiles all the time anyway
 _REMEDY = (
@@ -79,7 +85,7 @@ class LiveKey:
 
     def __init__(self, function: Callable[..., Any], declared: Declared, local_dir: Callable[[], Path]) -> None:
         self._function, self._declared, self._local_dir = function, declared, local_dir
-        self.takes_target = _takes_target(function)
+        self.takes_target, self.scope = _takes_target(function), declared.scope
         given = ("staging", "target") if self.takes_target else ("staging",)
         self._parameters = [p for n, p in inspect.signature(function).parameters.items() if n not in given]
         names = [p.name for p in self._parameters]
@@ -150,7 +156,7 @@ class LiveKey:
 
     def _find(self, owner: type | None) -> _State:
         content = content_of(self._function, self._declared.ignore, owner)
-        variables = (VARIABLES["python"] | self._declared.variables | content.variables) - self._declared.ignore
+        variables = (TOOLCHAIN_VARIABLES.keys() | self._declared.variables | content.variables) - self._declared.ignore
         bind = _binder(self._function, self._parameters)
         state = _State(content, content.watch.unchanged(), Environment(variables), bind)
         self._states[owner] = state
@@ -170,7 +176,7 @@ class LiveKey:
         environment, found, trees = surroundings if isinstance(surroundings, tuple) else (surroundings, (), ())
         factors |= {"env": variables(environment)}
         factors |= {"tools": dict(found)} if found else {}
-        factors |= {"trees": _by_name(trees)} if trees else {}
+        factors |= {"trees": by_name(trees)} if trees else {}
         return CacheKey.of("python", self._function.__qualname__, **factors).on(device, self._declared.scope)
 
 
@@ -182,17 +188,6 @@ def _takes_target(function: Callable[..., Any]) -> bool:
         and parameter.kind is inspect.Parameter.KEYWORD_ONLY
         and parameter.default is inspect.Parameter.empty
     )
-
-
-def _by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Fingerprints by the tree's last name, wherever it lies; two of one name by the order of declaration."""
-    found: dict[str, str] = {}
-    for tree, fingerprint in trees:
-        name = Path(tree).name
-        while name in found:
-            name += "'"
-        found[name] = fingerprint
-    return found
 
 
 class _Functions:

@@ -1,26 +1,25 @@
-"""What a rank calls: memory → local tier → agent → compile → publish.
+"""A rank's way of a request: memory → local tier → agent → compile → publish.
 
-`Coordinator.request` is the whole way of a request for a backend; `get_or_compile` is the generic API on top of it. No
-fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody coordinates.
+`Coordinator.request` serves backends (`kcoord.backends.base.Backend.begin`); `get_or_compile` is the generic API on top of
+it. No fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody coordinates.
 """
 
 from __future__ import annotations
 
 import atexit
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from kcoord.artifacts import choices, local
+from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
-from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError, StoreError
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, ProtocolError, StoreError
 from kcoord.files import private
 from kcoord.fork import forgets_after_fork
-from kcoord.interruption import interruption_in, let_through
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
@@ -30,9 +29,10 @@ from kcoord.rank.client import BUSY as BUSY
 from kcoord.rank.client import AgentClient
 from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
-from kcoord.rank.compilation import Workshop
+from kcoord.rank.compilation import CompilationContext, is_running
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.reporting import Recorder
+from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters, by_backend
 from kcoord.telemetry.events import Notices
@@ -40,18 +40,18 @@ from kcoord.telemetry.events import Notices
 T = TypeVar("T")
 
 ABSENT: Any = object()
-"""What is not in memory; None may well be: a handle that was loaded for its effects."""
+"""No handle is in memory. None may be one: of an artifact that is loaded for its effects."""
 _NONE: Any = object()  # stands for None in memory
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a backend asks for: the artifact of `key`, which lies at `home` once it is on this node.
+    """A backend's request for the artifact of `key`, which lies at `home` once it is on this node.
 
-    `device` and, on a miss, the details that ``explain()`` returns are recorded with what is compiled. What says of itself that
-    it is for another GPU than `target` is neither loaded nor published. `counters` counts what is no kernel of the job apart from
-    its statistics. ``meanwhile()`` is called once if there is a wait; it must return at once, and not raise. `loads`: what is
-    found is loaded now, and counts; a warm-up only wants it to be there.
+    `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
+    another GPU than `target` are neither loaded nor published. `counters`: not the job's, for artifacts that are no kernels of
+    it. ``meanwhile()`` is called once if there is a wait; it must return at once, and not raise. `loads` is false for a warm-up,
+    which wants the artifact to be there: it is not counted as loaded.
     """
 
     key: CacheKey
@@ -62,13 +62,6 @@ class Request:
     counters: Counters | None = None
     meanwhile: Callable[[], None] | None = None
     loads: bool = True
-
-
-class _Compiling(threading.local):
-    """The digests that the current thread is compiling."""
-
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
 
 
 class Coordinator:
@@ -82,19 +75,19 @@ class Coordinator:
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.ahead = WorkAhead(settings, self.notices)
-        self._compiling = _Compiling()
-        self._workshop = Workshop(self._client, self.notices, lambda: self.usable, self._recorder.ended)
+        self._staging = StagingDirectories(self.notices, lambda: self.usable)
+        self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         atexit.register(self.close)
         forgets_after_fork(self)
 
     @property
     def counters(self) -> Counters:
-        """What this process's requests for kernels came to."""
+        """Counts of this process's requests for kernels, by outcome."""
         return self._recorder.counters
 
     @property
     def usable(self) -> bool:
-        """False if kcoord is off, or the local directory is not ours: what another user put there is not loaded."""
+        """False if kcoord is off, or another user owns the local directory: files of others are not loaded."""
         if self._checked is None:
             self._checked = not self.settings.disable and self._owns_local_dir()
         return self._checked
@@ -109,7 +102,7 @@ class Coordinator:
         return True
 
     def home(self, digest: str) -> Path:
-        """Where the local tier keeps the artifact of a key that has no compiler's layout of its own."""
+        """The home in the local tier of an artifact whose compiler has no layout of its own."""
         return self.settings.local_dir / "objects" / digest[:2] / digest
 
     def request(self, asked: Request) -> Artifact | Compilation:
@@ -117,10 +110,9 @@ class Coordinator:
         return self._found_or_claimed(asked, wait=True)
 
     def attempt(self, asked: Request) -> Artifact | Compilation | Busy:
-        """As `request`, or `BUSY`, which is counted nowhere, if another rank, of this node or another, is at it now: ask later.
+        """As `request`, or `BUSY`, which is counted nowhere, if another rank, of any node, compiles the key now: ask later.
 
-        An artifact in the store is waited for all the same. Not guaranteed: that who is at it gets there, or that it compiles;
-        it may find the artifact, or give up.
+        Waits for an artifact of the store all the same. Not guaranteed: that the other rank publishes; it may fail or give up.
         """
         return self._found_or_claimed(asked, wait=False)
 
@@ -134,18 +126,17 @@ class Coordinator:
         key, home, recorder = asked.key, asked.home, self._recorder
         counters = recorder.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
-        artifact = self._workshop.find(key, home, asked.target) if self.usable else None
+        artifact = self.find(key, home, asked.target) if self.usable else None
         if artifact is not None:
             if asked.loads:
                 recorder.loaded(artifact, "local_hits", counters, begun)
             return artifact
         if asked.explain is not None:
             key = key.with_details(asked.explain())
-        if not self.usable or key.digest in self._under_way():
-            # a compile that needs itself would wait for itself
-            return self._workshop.begin(key, home, asked.device, counters, asked.target)
+        if not self.usable or is_running(key.digest):
+            return self._compilation(key, home, asked.device, counters, asked.target)
         vanished: list[Path] = []
-        for attempt in (1, 2):  # of all who were told that it is ready, and find nothing, one leads if they ask again
+        for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             with self.ahead.during(asked.meanwhile) as waits:
                 answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
@@ -156,19 +147,19 @@ class Coordinator:
                 break
             recorder.waited("ok" if answer.source == "wait" else "fetch", key, counters, begun, took)
             begun = time.perf_counter()
-            artifact = self._workshop.find(key, home, asked.target, vanished.append)
+            artifact = self.find(key, home, asked.target, vanished.append)
             if artifact is not None:
                 if asked.loads:
                     recorder.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
             if len(vanished) < attempt:
-                break  # what is there is torn, or for another GPU, and would be had again
+                break  # it is torn, or for another GPU: the next answer would be the same
         if len(vanished) == 2:
             self.notices.tell(f"{home}: it was published and has vanished: does something clean it?")
         try:
             return self._begun(asked, key, counters, answer, begun, took)
         except BaseException:
-            # interrupted, or no disk takes files: whoever keeps the exception would keep the lead
+            # interrupted, or no disk takes files: the exception would hold the lead for as long as it is kept
             if isinstance(answer, agent.Lead):
                 self._client.give_up(answer, key)
             raise
@@ -176,12 +167,12 @@ class Coordinator:
     def _begun(
         self, asked: Request, key: CacheKey, counters: Counters, answer: agent.Answer, begun: float, took: float
     ) -> Compilation:
-        """The compile that the agent's `answer` leaves to this rank, which asked at `begun` and heard it so long after."""
+        """The compile that this rank is left with: `answer` is to a claim made at `begun` and answered `took` seconds later."""
         recorder, lead, failed, note = self._recorder, None, None, ""
         if isinstance(answer, agent.Ready):
-            note = "what had been published was gone, or for another GPU"
+            note = "the published artifact was gone, or for another GPU"
         elif isinstance(answer, agent.Lead):
-            lead, note = answer, "who had begun it was slow" if answer.hedges else ""
+            lead, note = answer, "the first rank was slow" if answer.hedges else ""
             recorder.waited("lead", key, counters, begun, took)
         elif isinstance(answer, agent.Failed):
             failed, note = answer, f"it had failed on {answer.where}"
@@ -191,21 +182,53 @@ class Coordinator:
             recorder.waited("alone", key, counters, begun, took, note)
         if lead is None and failed is None:
             counters.add(alone=1)
-        compilation = self._workshop.begin(key, asked.home, asked.device, counters, asked.target, lead, failed)
-        compilation.note = note
-        return compilation
+        return self._compilation(key, asked.home, asked.device, counters, asked.target, lead, failed, note)
 
-    def find(self, key: CacheKey, home: Path, target: GPUTarget | None = None) -> Artifact | None:
-        """The artifact at `home` if it verifies, and does not say that it is for another GPU than `target`."""
-        return self._workshop.find(key, home, target)
+    def _compilation(self, key: CacheKey, home: Path, *rest: Any) -> Compilation:
+        return Compilation(self._context, key, home, self._staging.new(home), *rest)
+
+    def find(
+        self,
+        key: CacheKey,
+        home: Path,
+        target: GPUTarget | None = None,
+        missing: Callable[[Path], object] = lambda home: None,
+    ) -> Artifact | None:
+        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
+
+        ``missing(home)`` is called if there is none.
+        """
+        try:
+            artifact = local.open_artifact(home, key.digest)
+            if artifact is None:
+                missing(home)
+            astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
+            if astray:
+                raise ArtifactInvalid(f"{home} holds code {astray}")
+            return artifact
+        except ArtifactUnreadable as error:  # other processes may be able to read it
+            let_through(error)
+            self.notices.tell(f"{error}; it is compiled again")
+            return None
+        except ArtifactInvalid as error:
+            let_through(error)
+            self.notices.tell(f"{error}; it is compiled again")
+        try:
+            local.quarantine(home)
+        except StoreError as error:
+            let_through(error)
+            self.notices.tell(str(error))
+        return None
 
     def private_directory(self) -> Path:
         """A new directory in the temporary directory, which lasts as long as this process."""
-        return self._workshop.private_directory()
+        return self._staging.new_private()
 
-    def private(self, key: CacheKey, home: Path) -> Compilation:
-        """The task of compiling `key` for this process alone: nobody is asked, nobody waits. End it with `keep`."""
-        return self._workshop.begin(key, home, "", self.counters)
+    def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
+        """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
+        compilation = self._compilation(key, home, device, self.counters)
+        compilation.shared = False
+        return compilation
 
     def get_or_compile(
         self,
@@ -243,12 +266,15 @@ class Coordinator:
         compile: Callable[[Path], Any],
         load: Callable[[Artifact], T] | None = None,
     ) -> Any:
-        """As `get_or_compile`, of a key that holds its device, and is not in memory."""
+        """As `get_or_compile`, for a key that holds its device, and is not in memory."""
         artifact = self.ensure(key, device, compile)
-        assert not isinstance(artifact, Busy)  # told only to who does not wait
-        handle = load(artifact) if load else artifact
+        assert not isinstance(artifact, Busy)  # the answer of a claim that does not wait
+        return self.keep_in_memory(key, device, load(artifact) if load else artifact)
+
+    def keep_in_memory(self, key: CacheKey, device: DeviceKey, handle: T) -> T:
+        """Keep `handle` for `in_memory`; returns the handle that is kept, the first one of two threads."""
         kept = self._memory.put(key.digest, device, _NONE if handle is None else handle)
-        return None if kept is _NONE else kept
+        return handle if kept is _NONE else kept
 
     def ensure(
         self,
@@ -259,16 +285,20 @@ class Coordinator:
         wait: bool = True,
         loads: bool = True,
     ) -> Artifact | Busy:
-        """As `serve`, of the artifact itself, which is not loaded. Without `wait`: `BUSY` if another rank is at it."""
+        """As `serve`, but the artifact is not loaded. Without `wait`: `BUSY` if another rank compiles it."""
         asked = Request(key, self.home(key.digest), str(device), device.target, loads=loads)
         found = self.request(asked) if wait else self.attempt(asked)
-        return self._run(found, compile) if isinstance(found, Compilation) else found
+        if not isinstance(found, Compilation):
+            return found
+        if found.failed is not None:
+            found.give_up()
+            raise CompileFailed(key.name, found.failed.log, found.failed.where)
+        return found.run(compile, lambda _: found.publish(strict=True))
 
     def choice(self, key: CacheKey) -> bytes | None:
-        """What was chosen for `key`, by whichever rank was first; None if nobody has, or nobody can tell.
+        """The content that the first rank offered for `key`; None if there is none, or the agent cannot tell.
 
-        Waits for no other rank; for the agent and the store, seconds at most. The content is as whoever offered it made it:
-        untrusted.
+        Waits for no other rank; for the agent and the store, seconds at most. The content is untrusted.
         """
         if not self.usable:
             return None
@@ -276,7 +306,7 @@ class Coordinator:
         if self.settings.store is None:
             homes.append(choices.node_decided(self.settings.local_dir, key.digest))
         for home in homes:
-            artifact = self._workshop.find(key, home)
+            artifact = self.find(key, home)
             if artifact is not None:
                 try:
                     return choices.content_of(key.name, local.read_contents(artifact))
@@ -287,10 +317,10 @@ class Coordinator:
         return self._client.lookup(key)
 
     def offer(self, key: CacheKey, content: bytes, seconds: float, device: str = "") -> bytes | None:
-        """Offer `content` as what is chosen for `key`; returns what holds from now on, here and wherever the store is read.
+        """Offer `content` as the choice for `key`; returns the one that holds from now on, here and wherever the store is read.
 
-        That is `content`, or what another rank offered before. None: nobody keeps it, and it is this process's own.
-        `seconds` is what it took to come to it. Not guaranteed: that nodes agree which have no store in common, or whose store
+        That is `content`, or an earlier offer of another rank. None: nothing is kept, and the choice is this process's own.
+        `seconds` is the time that choosing took. Not guaranteed: that nodes agree which have no store in common, or whose store
         does not answer.
         """
         if not self.usable:
@@ -315,8 +345,8 @@ class Coordinator:
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Thread-safe; costs microseconds.
 
-        Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that what a process recorded after its
-        last compile arrives if it is killed.
+        Delivered with the statistics, after each compile, and by `close`. Not guaranteed: that recipes which a process recorded
+        after its last compile arrive if it is killed.
         """
         self._recorder.record(recipe)
 
@@ -324,40 +354,11 @@ class Coordinator:
         """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
         self._recorder.close()
         self._client.close()
-        self._workshop.close()
+        self._staging.close()
         self.ahead.close()
 
     def forget_after_fork(self) -> None:
         self._recorder.forget_after_fork()
         self._memory.forget_after_fork()
-        self._workshop.forget_after_fork()
+        self._staging.forget_after_fork()
         self.ahead.forget_after_fork()
-        self._compiling = _Compiling()
-
-    def _run(self, compilation: Compilation, compile: Callable[[Path], Any]) -> Artifact:
-        failed = compilation.failed
-        if failed is not None:
-            compilation.give_up()
-            raise CompileFailed(compilation.key.name, failed.log, failed.where)
-        under_way = self._under_way()
-        under_way.add(compilation.key.digest)
-        try:
-            try:
-                compile(compilation.staging)
-            except OSError as error:
-                if interruption_in(error) is not None or not compilation.moves(error):
-                    raise
-                compile(compilation.staging)
-            return compilation.publish(strict=True)
-        except BaseException as error:
-            if isinstance(error, Exception) and interruption_in(error) is None:
-                compilation.fail(traceback.format_exc())
-            else:
-                compilation.give_up()  # interrupted: that says nothing about the kernel
-            raise
-        finally:
-            under_way.discard(compilation.key.digest)
-
-    def _under_way(self) -> set[str]:
-        """The keys that this thread is compiling now."""
-        return self._compiling.keys

@@ -95,7 +95,7 @@ def interpreter() -> str:
 
 def agent_environment(settings: Settings) -> dict[str, str]:
     """This environment with `settings`, and without a rank's variables."""
-    replaced = {"RANK", "LOCAL_RANK", "TRITON_CACHE_MANAGER", *(variable(field.name) for field in FIELDS)}
+    replaced = {"RANK", "LOCAL_RANK", *(variable(field.name) for field in FIELDS)}
     environment = {name: value for name, value in os.environ.items() if name not in replaced}
     package_root = str(Path(__file__).absolute().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))

@@ -27,7 +27,7 @@ from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import Factor, FactorDiff
 from kcoord.report.findings import Findings, Kernel
 from kcoord.report.groups import Asked, Name, Ranks, apart, asked_of
-from kcoord.report.relatives import telling_differences
+from kcoord.report.relatives import is_digest, telling_differences
 from kcoord.report.timeline import Timeline
 
 _SURROUNDINGS = frozenset((
@@ -53,7 +53,6 @@ _MOST_COMPARED = 64  # keys of one group in one kernel
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 _EVIDENCE = 2  # kernels, or groups beside the first, that make a pattern no coincidence
 _MOST_TRIED = 4  # divergences of the same factors that a kernel's is compared with
-_EXPLAINED_BY_DETAILS = ("triton",)  # their keys are their compiler's hash, which explains nothing
 
 _Values = tuple[str, ...]
 
@@ -165,7 +164,8 @@ class _Known:
             key = manifest.key
         factors = (*key.factors, *key.details)
         plain = replace(manifest, key=key, details=b"")
-        return cls(plain, frozenset(_flat("", factors)), bool(key.details) or key.backend not in _EXPLAINED_BY_DETAILS)
+        explained = bool(key.details) or not all(is_digest(f.text) for f in key.factors)
+        return cls(plain, frozenset(_flat("", factors)), explained)
 
     def to(self, other: _Known) -> list[FactorDiff]:
         return telling_differences(self.manifest, other.manifest)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import FactorDiff
 
-_OPAQUE = ("triton_key", "source")  # hashes that other factors explain
+_DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 
 
@@ -26,9 +27,15 @@ def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
 
 
 def telling_differences(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
-    """The differences from `theirs` to `mine`, without opaque hashes if other factors differ as well."""
+    """From `theirs` to `mine`, without digests if anything else differs: a compiler's own hash explains nothing."""
     differences = _diff(theirs, mine)
-    return [d for d in differences if d.name not in _OPAQUE] or differences
+    told = [d for d in differences if not (" " not in d.name and is_digest(d.ours) and is_digest(d.theirs))]
+    return told or differences
+
+
+def is_digest(text: str | None) -> bool:
+    """True if a factor's text is a hash, which tells people nothing."""
+    return text is not None and _DIGEST.fullmatch(text) is not None
 
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:

@@ -35,7 +35,7 @@ from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-_TOOLCHAIN = ("triton", "torch", "tool versions", "compilers")
+_TOOLCHAIN = ("torch", "compilers")  # beside the factor that is named after the key's compiler
 
 Pinned = Callable[[], Collection[str]]
 """The digests that must stay, looked up anew at each call. Raises `StoreError`: then nothing is removed."""
@@ -181,7 +181,7 @@ def _sizes(home: Path) -> list[int]:
 
 
 def _toolchain(store: Store, digest: str) -> str:
-    """The compiler's version by the artifact's key, such as ``triton 3.6.0``; empty if it cannot be read."""
+    """The compiler's version by the artifact's key, such as ``triton 3.6.0``; empty if the key has none, or cannot be read."""
     try:
         encoded = store.manifest_file(digest)
         if encoded is None:
@@ -189,7 +189,8 @@ def _toolchain(store: Store, digest: str) -> str:
         key = Manifest.decode(encoded).explained
     except (ArtifactInvalid, StoreError):
         return ""
-    versions = {f.name: f.text for f in (*key.factors, *key.details) if f.name in _TOOLCHAIN and f.text}
+    names = (*_TOOLCHAIN, key.backend.partition("-")[0])
+    versions = {f.name: f.text for f in (*key.factors, *key.details) if f.name in names and f.text}
     return " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
 
 

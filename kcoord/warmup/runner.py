@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.backends.base import notices
-from kcoord.backends.registry import install
+from kcoord.backends.registry import install, replayer
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
@@ -68,7 +68,7 @@ def warmup(
     ones, and need no GPU. Rank 0 shows the whole job's progress on stderr, unless ``progress=False``; with a function
     ``progress(done, total)`` each rank calls that after each key instead. A recipe that does not import or compile here is
     skipped with a notice, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a job. Hooks
-    Triton if a recipe is Triton's; does nothing where kcoord is off. Raises ValueError for a malformed target. Not guaranteed:
+    the compilers of its recipes; does nothing where kcoord is off. Raises ValueError for a malformed target. Not guaranteed:
     that everything is compiled when it returns; the rest is compiled when it is used.
     """
     begun = time.perf_counter()
@@ -186,9 +186,12 @@ def _read(read: Callable[[], T]) -> T:
 
 
 def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:
-    """Drops Triton's recipes where Triton's compiles are not shared: each rank would compile all of them."""
-    others = [item for item in items if not (isinstance(item, Recipe) and item.backend.startswith("triton"))]
-    return items if len(others) == len(items) or "triton" in install() else others
+    """Without the recipes of compilers that are not hooked, and so not shared: each rank would compile all of them."""
+    backends = [replayer(item.backend) if isinstance(item, Recipe) else None for item in items]
+    needed = {backend.name for backend in backends if backend is not None and backend.modules}
+    unhooked = needed - set(install()) if needed else needed
+    pairs = zip(items, backends, strict=True)
+    return [item for item, backend in pairs if backend is None or backend.name not in unhooked]
 
 
 def _try(task: Task, waits: bool, report: Report) -> str:

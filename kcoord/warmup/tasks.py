@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, TypeVar
 
 from kcoord.backends.base import notices
+from kcoord.backends.python.recipes import replay_call
+from kcoord.backends.registry import replayer
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
 
 T = TypeVar("T")
-_REPLAYERS = {
-    "triton": "kcoord.backends.triton.recipes",
-    "triton_autotune": "kcoord.backends.triton.autotune",
-    "python": "kcoord.backends.python.recipes",
-}
-_OF_ITS_GPU = ("triton_autotune",)  # a choice for one GPU says nothing about another
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""
@@ -40,7 +35,7 @@ def distinct(items: Sequence[T], targets: Sequence[object]) -> list[T]:
     found: dict[object, T] = {}
     for number, item in enumerate(items):
         same: object = number
-        if targets and isinstance(item, Recipe) and item.backend not in _OF_ITS_GPU:
+        if targets and isinstance(item, Recipe) and _is_portable(item):
             same = replace(item, target="").digest
         found.setdefault(same, item)
     return list(found.values())
@@ -51,18 +46,19 @@ def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Tas
     replay: Callable[[GPUTarget | None, bool], str]
     if isinstance(item, Recipe):
         name, seconds, recorded, recipe = f"{item.module}.{item.qualname}", item.seconds, item.target, item
-        if recipe.backend not in _REPLAYERS:
+        backend = replayer(recipe.backend)
+        if backend is None:
             notices.tell(f"{name}: this kcoord has no backend {recipe.backend!r}; its recipes are skipped")
             return []
 
         def replay(target: GPUTarget | None, waits: bool) -> str:
-            return str(_of(recipe.backend).replay(recipe, target, waits))
+            return backend.replay(recipe, target, waits)
     else:
         function, arguments = item
         name, seconds, recorded = getattr(function, "__qualname__", repr(function)), 0.0, ""
 
         def replay(target: GPUTarget | None, waits: bool) -> str:
-            return str(_of("python").replay_call(function, tuple(arguments), {}, waits, target))
+            return replay_call(function, tuple(arguments), {}, waits, target)
 
     return [_task(name, seconds, target, replay) for target in [*map(str, targets)] or [recorded]]
 
@@ -76,5 +72,6 @@ def _task(name: str, seconds: float, target: str, replay: Callable[[GPUTarget | 
     return Task(f"{name} for {target}" if target else name, run, seconds)
 
 
-def _of(backend: str) -> Any:
-    return import_module(_REPLAYERS[backend])
+def _is_portable(recipe: Recipe) -> bool:
+    backend = replayer(recipe.backend)
+    return backend is None or backend.is_portable(recipe)

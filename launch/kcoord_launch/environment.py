@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kcoord.backends.registry import triton_environment
+from kcoord.backends.registry import child_environ
 from kcoord.settings import LONGEST_JOB, SECRETS, Settings, variable
 from kcoord.telemetry.spans import plain_text
 
@@ -30,7 +30,7 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
 
     `spawn`: ranks may start an agent, because the agent that was found is another launcher's and may end before they do.
     """
-    environment = triton_environment(settings, os.environ) | settings.to_environ(without=SECRETS)
+    environment = child_environ(settings, os.environ) | settings.to_environ(without=SECRETS)
     environment[variable("spawn")] = str(int(spawn))
     if settings.signing_key_file is not None or settings.signing_key is not None:
         # its default depends on the keys, which ranks lack; and a sidecar's key file may be unreadable here

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         _launch(torchrun, args)
         return 0
-    # another interpreter may lack kcoord; if it has kcoord, the environment hooks its Triton
+    # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
     if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
     with (

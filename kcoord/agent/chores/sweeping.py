@@ -67,8 +67,8 @@ class Sweeper:
         return SECOND if first else None
 
     def _remove_stale(self) -> int:
-        own = [self._local_dir / "triton", *self._local_dir.glob("objects/??")]
-        tiers = {str(path) for path in own} | set(self._tiers)
+        own = [path.parent for path in self._local_dir.glob("*/.kcoord")]
+        tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         removed = 0
         for tier in sorted(tiers):
             with suppress(OSError):  # a disk that cannot be written keeps what is there

@@ -7,15 +7,20 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kcoord.artifacts.local import Artifact
-from kcoord.errors import KeyFactorError
-from kcoord.keys.device import GPUTarget, Scope
+from kcoord.backends.base import UNLOADED, Backend
+from kcoord.backends.python.recipes import recipe_of, replay
+from kcoord.errors import CompileFailed, KcoordError, KeyFactorError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
+from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import ABSENT, Busy, Coordinator
+from kcoord.rank.coordinator import ABSENT, Compilation
 
 
 def compile_once(
@@ -35,18 +40,17 @@ def compile_once(
     parameter ``target`` without a default is given the `GPUTarget` to compile for; with `Scope.TARGET`, such a function can be
     warmed up for GPUs that are not there.
 
-    Its key, read live at each call, holds: its arguments (tensors by their metadata); what it says, with its helpers, defaults,
+    Its key, read live at each call, holds: its arguments (tensors by their metadata); its code, with its helpers, defaults,
     closure and the globals that they read; the device, as `scope` says; and the variables of the environment that compilers
-    commonly read, that it reads by a constant name, or that `environ` names. What it reads otherwise must be declared: `tools`
-    that it runs (names on PATH, or paths; they count by content) and `trees` of files that it reads (directories or files).
-    Tensors that `dynamic` names count by what Triton specializes on, not by exact sizes and strides. `ignore` names globals,
-    closure variables and variables of the environment that do not change what it makes (a logger).
+    commonly read, that it reads by a constant name, or that `environ` names. Declare its other inputs: `tools` that it runs
+    (names on PATH, or paths; they count by content) and `trees` of files that it reads (directories or files).
+    Tensors that `dynamic` names count by the divisibility that kernels are specialized on, not by exact sizes and strides.
+    `ignore` names globals, closure variables and variables of the environment that do not change its output (a logger).
 
     ``build.key(config)`` is the key that a call would have. Raises at the call: `KeyFactorError` for a value without identity;
-    `GlobalsDrift` if something that it reads (not an argument, a variable, a tool) has changed since it was compiled in this
-    process, unless `on_drift` is ``"rekey"``, which makes a new key, or while it was compiled; and what
-    `Coordinator.get_or_compile` raises.
-    Not seen: what is reached by a computed name, ``getattr(module, name)``, and files and network that nobody declared.
+    `GlobalsDrift` if an input (not an argument, a variable, a tool) has changed since it was compiled in this process, unless
+    `on_drift` is ``"rekey"``, which makes a new key, or while it was compiled; and as `Coordinator.get_or_compile` does.
+    Not seen: objects that are reached by a computed name, ``getattr(module, name)``; files and network that nobody declared.
     """
     if on_drift not in ("raise", "rekey"):
         raise KeyFactorError(f'on_drift={on_drift!r}: it must be "raise" or "rekey"')
@@ -63,52 +67,24 @@ def compile_once(
         if "staging" not in inspect.signature(function).parameters:
             raise KeyFactorError(f"{function.__qualname__} needs a keyword parameter 'staging': def …(…, *, staging)")
         live = LiveKey(function, declared, lambda: connect().settings.local_dir)
+        compiles = _Compiles(function, live, load)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             asked = live.of(args, kwargs)
-            coordinator = connect()
-            handle = coordinator.in_memory(asked.key, asked.device)
+            handle = connect().in_memory(asked.key, asked.device)  # as `obtain` would, in half the time
             if handle is not ABSENT:
                 return handle
             if on_drift == "raise":
                 live.check(asked)
-
-            def compile(staging: Path) -> None:
-                begun = time.perf_counter()
-                function(*args, staging=staging, **kwargs, **given(asked))
-                live.check_still(asked)
-                record(asked, args, kwargs, time.perf_counter() - begun)  # before it is published, which delivers it
-
-            def loaded(artifact: Artifact) -> Any:
-                record(asked, args, kwargs, artifact.manifest.compile_seconds)
-                return load(artifact) if load else artifact
-
-            handle = coordinator.serve(asked.key, asked.device, compile, loaded)
+            handle = _BACKEND.obtain(_Request(compiles, asked, args, kwargs), _no_native_compiler)
             live.served(asked)
             return handle
 
-        def given(asked: Call) -> dict[str, Any]:
-            return {"target": asked.device.target} if live.takes_target else {}
-
-        def record(asked: Call, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> None:
-            coordinator = connect()
-            if coordinator.settings.profile:
-                for_others = live.takes_target and scope is Scope.TARGET and asked.device.target.backend != "cpu"
-                _record(coordinator, function, args, kwargs, str(asked.device.target) if for_others else "", seconds)
-
         def warm(args: tuple[Any, ...], kwargs: dict[str, Any], waits: bool, target: GPUTarget | None = None) -> str:
             """For `kcoord.warmup`: ``compiled``, ``loaded`` (nothing is loaded yet) or, without `waits`, ``busy``."""
-            asked, how = live.of(args, kwargs, target), "loaded"
-
-            def compile(staging: Path) -> None:
-                nonlocal how
-                how = "compiled"
-                function(*args, staging=staging, **kwargs, **given(asked))
-                live.check_still(asked)
-
-            found = connect().ensure(asked.key, asked.device, compile, wait=waits, loads=False)
-            return "busy" if isinstance(found, Busy) else how
+            asked = live.of(args, kwargs, target)
+            return _BACKEND.prepare(_Request(compiles, asked, args, kwargs, records=False), waits)
 
         call.key = lambda *args, **kwargs: live.of(args, kwargs).key  # type: ignore[attr-defined]
         call.warm = warm  # type: ignore[attr-defined]
@@ -117,14 +93,74 @@ def compile_once(
     return decorate
 
 
-def _record(
-    coordinator: Coordinator, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: str, seconds: float
-) -> None:
-    from kcoord.backends.python.recipes import recipe_of
+@dataclass(frozen=True)
+class _Compiles:
+    """A decorated function."""
 
-    recipe = recipe_of(function, args, kwargs, target, seconds, time.monotonic_ns())
-    if recipe is not None:
-        coordinator.record(recipe)
+    function: Callable[..., Any]
+    live: LiveKey
+    load: Callable[[Artifact], Any] | None
+
+
+class _Request(NamedTuple):
+    """One call of it. A call that is a warm-up `records` no recipe."""
+
+    of: _Compiles
+    asked: Call
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    records: bool = True
+
+
+class PythonBackend(Backend[_Request, Any]):
+    """`compile_once`. Its callers use kcoord by name: they get errors, and `CompileFailed` for another rank's failure."""
+
+    name = "python"
+    recipes = ("python",)
+    explicit = True
+
+    def label(self, request: _Request) -> str:
+        return request.of.function.__qualname__
+
+    def key(self, request: _Request) -> CacheKey:
+        return request.asked.key
+
+    def device(self, request: _Request) -> DeviceKey:
+        return request.asked.device
+
+    def compile(self, request: _Request, staging: Path) -> Any:
+        target = {"target": request.asked.device.target} if request.of.live.takes_target else {}
+        request.of.function(*request.args, staging=staging, **request.kwargs, **target)
+        request.of.live.check_still(request.asked)
+        return UNLOADED
+
+    def load(self, request: _Request, artifact: Artifact) -> Any:
+        return request.of.load(artifact) if request.of.load else artifact
+
+    def failed_elsewhere(self, request: _Request, compilation: Compilation) -> None:
+        failed = compilation.failed
+        compilation.give_up()
+        if failed is not None:
+            raise CompileFailed(compilation.key.name, failed.log, failed.where)
+
+    def recipe(self, request: _Request, seconds: float) -> Recipe | None:
+        """A recipe holds for other GPUs if the function is told its target and depends on nothing else of the device."""
+        if not request.records:
+            return None
+        live, target = request.of.live, request.asked.device.target
+        is_portable = live.takes_target and live.scope is Scope.TARGET and target.backend != "cpu"
+        chosen = str(target) if is_portable else ""
+        return recipe_of(request.of.function, request.args, request.kwargs, chosen, seconds, time.monotonic_ns())
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        return replay(recipe, target, waits)
+
+
+_BACKEND = PythonBackend()
+
+
+def _no_native_compiler() -> Any:
+    raise KcoordError("a compile_once function needs kcoord for its staging directory")
 
 
 def _several(names: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ def recipe_of(
 
 
 def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-    """Compile it for `target`, or for the current device. Raises what importing and compiling raise."""
+    """Compile it for `target`, or for the current device. Raises the exceptions of the import and of the compile."""
     found: Any = import_module(recipe.module)
     for name in recipe.qualname.split("."):
         found = getattr(found, name)

@@ -1,8 +1,8 @@
 """Triton's autotuner: its choices are shared. The first rank that has tuned decides, and nobody waits.
 
-Every rank that has not found a choice tunes as ever, and offers what it chose; the first offer wins, and the winner's choice is
-what each of them launches. So ranks may tune at once, and still run the same configuration in the end. Tuning holds no lease:
-it launches kernels, perhaps in step with other ranks.
+A rank that finds no choice tunes as without kcoord, and offers its choice; the first offer wins, and all of them launch the
+winner's. So ranks may tune at once, and still run the same configuration in the end. Tuning holds no lease: it launches kernels,
+perhaps in step with other ranks.
 
 The hook is the place where Triton itself looks for a choice before it measures, `Autotuner.check_disk_cache`, which is always
 asked here (`cache_results` reads True) and goes on to Triton's own cache where the user wants that. It is passed once for each
@@ -12,7 +12,7 @@ A choice is checked before it is used: it must be one of the configurations that
 A rank on whose GPU it does not run tunes, and keeps what it finds.
 
 Not guaranteed: that ranks agree which cannot reach their agent, or nodes that have no store in common: each then keeps its own
-choice, as without kcoord. Not shared at all: what `kcoord.backends.triton.choice_key` cannot give a key.
+choice, as without kcoord. Not shared at all: choices that `kcoord.backends.triton.choice_key` can give no key.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from kcoord.backends.base import fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
-from kcoord.backends.triton import choice_key as choice_key
-from kcoord.errors import KeyFactorError, SettingsError
+from kcoord.backends.triton import choice_key
+from kcoord.backends.triton.backend import coordinator_in_use
+from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
 from kcoord.profiles.recipe import Recipe
-from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import Coordinator
 
 _RECIPES = "triton_autotune"
@@ -77,7 +77,7 @@ class _Tuning:
         return chosen
 
     def settle(self, chosen: Any, timings: dict[Any, Any] | None) -> Any:
-        """This rank has `chosen`; returns what holds, the winner's choice if it runs here."""
+        """This rank has `chosen`; returns the configuration to launch: the winner's, if it runs here."""
         took = time.perf_counter() - self.begun
         if timings is not None and not choice_key.is_finite(timings.get(chosen)):
             return chosen  # none of them runs here, and the launch is to say so
@@ -96,7 +96,7 @@ class _Tuning:
         return {**choice_key.named(self.autotuner, self.args), **self.kwargs, **config.all_kwargs()}
 
     def _use(self, content: bytes, timings: Mapping[Any, Any] | None) -> Any | None:
-        """What `content` says, if it runs here: as was measured, or else as its compile says."""
+        """The configuration of `content` if it runs here, by its measurement, or else by its compile; None if not."""
         digest = triton_choice.chosen_in(content)
         if digest not in self.digests:
             notices.tell(
@@ -111,7 +111,7 @@ class _Tuning:
         return config
 
     def _runs(self, config: Any) -> bool:
-        """Whether `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
+        """True if `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
         if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
             config.pre_hook(self.bound_with(config))
         try:
@@ -119,11 +119,7 @@ class _Tuning:
             if not hasattr(kernel, "_init_handles"):
                 return True  # compiled elsewhere, or by a hook of somebody's
             kernel._init_handles()
-        except (
-            OutOfResources,
-            CompileTimeAssertionFailure,
-            PTXASError,
-        ):  # what Triton takes for an answer when it measures
+        except (OutOfResources, CompileTimeAssertionFailure, PTXASError):  # as Triton does when it measures
             return False
         return bool(kernel.metadata.num_warps * self.device.target.warp_size <= kernel.n_max_threads)
 
@@ -143,7 +139,7 @@ class _Tuning:
             target = str(self.device.target)
             recipe = Recipe(_RECIPES, module, qualname, call, target, seconds, time.monotonic_ns())
         except (ValueError, ImportError):
-            return  # what is too large, or leads nowhere, is not recorded
+            return  # it is too large, or cannot be imported
         self.coordinator.record(recipe)
 
 
@@ -164,8 +160,8 @@ def hook() -> None:
 
 
 def _asks(autotuner: Autotuner) -> bool:
-    """What `cache_results` reads: whether `check_disk_cache` is asked before `autotuner` measures."""
-    # not a subclass's, nor what somebody has put there since
+    """The value of `cache_results`: True if Triton is to call `check_disk_cache` before `autotuner` measures."""
+    # neither a subclass's own, nor a later replacement
     ours = hasattr(type(autotuner).check_disk_cache, "__kcoord_stock__")
     return _wants_disk_cache(autotuner) or (ours and not knobs.runtime.interpret)
 
@@ -218,7 +214,7 @@ def _tuning(
     autotuner: Autotuner, key: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Tuning | None:
     """None if the choice is not to be shared: there is none to make, nothing is launched, or it has no key."""
-    coordinator = _coordinator()
+    coordinator = coordinator_in_use()
     if coordinator is None or knobs.runtime.interpret or kwargs.get("warmup") or len(configs) < 2:
         return None
     name = autotuner.base_fn.__name__
@@ -246,7 +242,7 @@ def _found(tuning: _Tuning) -> Any | None:
 
 
 def _settle(tuning: _Tuning, tuning_key: Any, timings: dict[Any, Any] | None) -> None:
-    """Put what holds where Triton has just put what it chose."""
+    """Put the choice that holds where Triton has just put its own."""
     autotuner = tuning.autotuner
     if tuning_key not in autotuner.cache:
         return  # a subclass keeps it elsewhere
@@ -284,7 +280,7 @@ class _Joined(dict[Any, Any]):
 
 
 def _measures(frame: FrameType) -> bool:
-    """Whether it is that of the function inside `Autotuner.run` which measures."""
+    """True for the frame of the function inside `Autotuner.run` that measures."""
     wanted = {"self", "args", "kwargs", "pruned_configs"}
     return frame.f_globals.get("__name__") == Autotuner.__module__ and wanted <= set(frame.f_code.co_freevars)
 
@@ -302,7 +298,7 @@ def _join(frame: FrameType | None) -> None:
 
 
 def _resolve(module: str, qualname: str) -> Autotuner | None:
-    """Raises ImportError, and what importing raises."""
+    """The autotuner of this import path; None if there is none. Raises the exceptions of the import."""
     found: Any = import_module(module)
     for name in qualname.split("."):
         found = getattr(found, name, None)
@@ -311,22 +307,13 @@ def _resolve(module: str, qualname: str) -> Autotuner | None:
     return found
 
 
-def _coordinator() -> Coordinator | None:
-    """None if kcoord is off, or its settings cannot be used, which the first compile has told."""
-    try:
-        coordinator = connect()
-    except SettingsError:
-        return None
-    return None if coordinator.settings.disable else coordinator
-
-
 def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
     """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled, and there is nothing to wait for.
 
     A choice of another GPU than `target`, or of a kernel, a compiler or configurations that have changed since, is a choice of
-    something else, and is left alone. Raises what importing raises, and KeyError or TypeError for what is no recipe.
+    something else, and is left alone. Raises the exceptions of the import; KeyError or TypeError for a document of another form.
     """
-    coordinator, call = _coordinator(), recipe.call
+    coordinator, call = coordinator_in_use(), recipe.call
     if coordinator is None or target is None or str(target) != recipe.target:
         return "loaded"
     autotuner = _resolve(recipe.module, recipe.qualname)

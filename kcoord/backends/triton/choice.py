@@ -1,4 +1,4 @@
-"""What is shared of an autotuner's choice: which configuration, and what was measured. Read as something from a stranger."""
+"""An autotuner's choice as it is shared: the configuration's digest, and the measurements. Other ranks' content is untrusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_TIMINGS = 1000
 
 
 def pack(digest: str, config: Any, timings: list[Any] | None) -> bytes:
-    """`timings` are in the order of the digests of what was measured; what Triton does not measure so is left out."""
+    """`timings` are in the order of the configurations' digests. They are left out if they are not as Triton measures."""
     if timings is not None and (len(timings) > _MOST_TIMINGS or not all(map(_is_timing, timings))):
         timings = None
     document = {"format": FORMAT, "config": digest, "text": str(config)[:LONGEST_TEXT], "timings": timings}
@@ -20,7 +20,7 @@ def pack(digest: str, config: Any, timings: list[Any] | None) -> bytes:
 
 
 def _unpacked(content: bytes) -> dict[str, Any]:
-    """Empty for what is no choice, or another version's."""
+    """The document; empty if `content` is no choice, or another version's."""
     try:
         document = msgpack.unpackb(content, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException):
@@ -29,7 +29,7 @@ def _unpacked(content: bytes) -> dict[str, Any]:
 
 
 def chosen_in(content: bytes) -> str:
-    """The digest of the configuration; empty for what is no choice."""
+    """The digest of the configuration; empty if `content` is no choice."""
     digest = _unpacked(content).get("config")
     return digest if isinstance(digest, str) else ""
 

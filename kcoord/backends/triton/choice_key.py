@@ -1,4 +1,4 @@
-"""What an autotuner's choice depends on: the key under which ranks share it.
+"""The key of an autotuner's choice: the inputs that it depends on.
 
 More than the tuning key of Triton, which is one process's: there the first call's constants decide for all later calls, here they
 are another rank's, or another job's, and a configuration that was chosen for a small head must not meet a large one. So the key
@@ -6,13 +6,12 @@ also holds the constants of the call, the kinds of its other arguments, and the 
 pruning left them: whatever prunes them need not be known. What depends on values and addresses is left out, or ranks would not
 agree; whether a choice that is found runs in the call is tried there.
 
-Raises `KeyFactorError` throughout for what has no identity, with the reason.
+Functions here raise `KeyFactorError` for a value without identity, with the reason.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import os
 import re
@@ -26,8 +25,9 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kcoord.backends.triton import own_key
 from kcoord.backends.triton.choice import FORMAT
-from kcoord.backends.triton.inputs import JITCallable, inputs_of
+from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.function.lookup import is_project
@@ -38,10 +38,9 @@ BACKEND = "triton-autotune"
 _OF_THE_LAUNCH = ("grid", "warmup")
 _SCALARS = (type(None), bool, int, float, str)
 _FUNCTIONS = (JITCallable, types.FunctionType, functools.partial, type)
-_TRITON_KEY_HOMES = ("triton.runtime.cache", "triton.compiler.compiler")  # from 3.5; in 3.4
 _HARMLESS = ("triton", "numpy", "torch.cuda", "builtins", "functools", "gc", "itertools", "math", "operator", "statistics",
              "sys", "time")  # fmt: skip
-"""What a benchmark function may use that waits for no other rank."""
+"""Modules that a benchmark function may use: they wait for no other rank."""
 _BY_TIME = {"do_bench", "do_bench_cudagraph"}
 """Triton's own benchmark functions. How often they launch depends on how long it takes: nothing tunes in step through them."""
 _BEYOND_THE_GPU = re.compile(r"\bsys\b|multimem|shmem|symm|\biris\b|triton_dist")
@@ -54,7 +53,7 @@ def choice_key(kernel: Mapping[str, Any], call: Mapping[str, Any], configs: Sequ
 
 
 def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
-    """What belongs to the autotuner itself, on Triton's `target`."""
+    """The factors of the autotuner itself, on Triton's `target`."""
     jit, _ = _inner(autotuner)
     inputs = inputs_of(jit)
     if inputs.problem:
@@ -66,7 +65,7 @@ def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
         "kernel": inputs.key.digest,
         "parameters": parameters,
         "options": [bool(getattr(jit, "debug", None)), bool(getattr(jit, "noinline", None))],
-        "triton": _triton_key(),
+        "triton": str(own_key.home().triton_key()),
         "compiler": make_backend(target).hash(),
         "tuned_by": list(autotuner.keys),
         "restored": [list(autotuner.reset_to_zero), list(autotuner.restore_value)],
@@ -91,9 +90,9 @@ def call_factors(
     kwargs: Mapping[str, Any],
     configs: Sequence[Any],
 ) -> dict[str, Any]:
-    """What belongs to the call: plain data. `configs` are those that pruning left.
+    """The factors of the call, as plain data. `configs` are those that pruning left.
 
-    Of what is no constant, only its kind: ranks whose lengths or addresses differ are to agree all the same.
+    An argument that is no constant counts by its kind alone: ranks whose lengths or addresses differ are to agree.
     """
     jit, heuristics = _inner(autotuner)
     bound = named(autotuner, args) | dict(kwargs)
@@ -109,7 +108,7 @@ def call_factors(
 
 
 def _kind(value: Any) -> Any:
-    """What Triton compiles for, but for the value: its tuning key says nothing of a descriptor's type, nor which are None."""
+    """An argument's type, without its value. Triton's tuning key lacks a descriptor's type, and which arguments are None."""
     if hasattr(value, "dtype"):
         return str(value.dtype)
     if isinstance(value, (tuple, list)):
@@ -119,7 +118,7 @@ def _kind(value: Any) -> Any:
 
 
 def config_digest(config: Any) -> str:
-    """What identifies a configuration."""
+    """The digest that identifies a configuration."""
     if getattr(config, "ir_override", None):
         raise KeyFactorError("one of its configurations is overridden by a file (ir_override)")
     facts = {name: value for name, value in vars(config).items() if name not in ("kwargs", "pre_hook")}
@@ -130,12 +129,12 @@ def config_digest(config: Any) -> str:
 
 def said_by(function: Any) -> dict[str, Any]:
     """A host function by content, and by the variables of the environment that it reads."""
-    content = content_of(function, skip=_is_triton)
+    content = content_of(function, skip=is_triton)
     return content.factors() | {"env": {name: os.environ.get(name) for name in content.variables}}
 
 
 def plain(value: Any) -> Any:
-    """`value` as data that a recipe can hold. Functions and types of data by what identifies them."""
+    """`value` as data that a recipe can hold. Functions and data types are replaced by what identifies them."""
     if type(value) in _SCALARS:
         return value
     if type(value) in (tuple, list):
@@ -196,18 +195,18 @@ def _bench_factors(autotuner: Autotuner) -> Any:
 
 
 def _waits_for_nobody(bench: Any) -> bool:
-    """Whether `bench` measures by Triton's means, and all else that it uses is known to be of this process alone."""
+    """True if `bench` measures by Triton's functions, and everything else that it uses is known to stay in this process."""
     while isinstance(bench, functools.partial):
         if not all(type(v) in _SCALARS for v in (*bench.args, *bench.keywords.values())):
             return False
         bench = bench.func
     if not isinstance(bench, types.FunctionType):
         return False
-    if _is_triton(bench.__module__):
+    if is_triton(bench.__module__):
         return True
     if not is_project(bench) or not _BY_TIME & set(bench.__code__.co_names):
         return False
-    content = content_of(bench, skip=_is_triton)
+    content = content_of(bench, skip=is_triton)
     followed = {label for label, said in content.code.items() if isinstance(said, tuple)}
     if any(label.rpartition(".")[2] in _BY_TIME for label in followed):
         return False  # one of that name, of somebody else's
@@ -221,20 +220,11 @@ def _is_harmless(name: str, value: Any, followed: set[str]) -> bool:
     if owner_of(name.rpartition(".")[0] or name) is not Owner.PROJECT:
         return False
     if isinstance(value, tuple) and len(value) == 2 and value[0] == "function":
-        return value[1] in followed or _is_triton(str(value[1]))
+        return value[1] in followed or is_triton(str(value[1]))
     return type(value) in _SCALARS
 
 
-def _is_triton(module: str) -> bool:
-    return module.partition(".")[0] in ("triton", "builtins", "math")
-
-
-def _triton_key() -> str:
-    home: Any = next(m for m in map(importlib.import_module, _TRITON_KEY_HOMES) if hasattr(m, "triton_key"))
-    return str(home.triton_key())
-
-
 def is_finite(timing: Any) -> bool:
-    """Whether a measurement says that its configuration runs at all."""
+    """True if a measurement shows that its configuration runs at all."""
     first = timing[0] if isinstance(timing, (list, tuple)) and timing else timing
     return isinstance(first, (int, float)) and math.isfinite(first)

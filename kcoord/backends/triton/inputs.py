@@ -1,13 +1,13 @@
-"""What a Triton kernel depends on and Triton's own key leaves open, folded into the hash of its source.
+"""The inputs of a Triton kernel that Triton's own key leaves open, folded into the hash of its source.
 
 Left open are: constants read through a module or an object (``hp.TILE``), globals that are no constexpr, helpers and values that
 are exchanged in mid-process, variables of the environment that a kernel in memory was not compiled under, the content of
 ptxas and its like, types of constants (``1`` and ``"1"``), and a kernel's name.
 
-Two places are hooked. ``ASTSource.hash`` gets these inputs as a suffix, so that all of Triton and of Inductor, who look for the
-kernel's files under its hash, agree. ``JITFunction.device_caches``, which a launch passes before it looks its kernel up, drops
-what was compiled when an input has changed since: the launch compiles under a new key. That is a dictionary's look-up made
-0.2 to 0.5 µs longer; nothing else is added to a launch.
+Two places are hooked. ``ASTSource.hash`` gets these inputs as a suffix, so that all of Triton and of Inductor, which look for the
+kernel's files under its hash, agree. ``JITFunction.device_caches``, where a launch looks its kernel up, drops kernels when
+an input of theirs has changed: the launch compiles under a new key. That makes a dictionary look-up 0.2 to 0.5 µs longer; nothing
+else is added to a launch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.base import fails_open, notices
-from kcoord.backends.triton.own_key import TOOL_VARIABLES, libraries_moved, tool_factors
+from kcoord.backends.triton.own_key import libraries_moved
+from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
+from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.environment import VARIABLES, Environment, variables
+from kcoord.keys.environment import Environment, variables
 from kcoord.keys.function.lookup import wrapped_by
 from kcoord.keys.function.walk import Content, content_of, content_of_value
 from kcoord.keys.packages import Owner, module_of, owner_of
@@ -41,13 +43,13 @@ from kcoord.rank.connect import connect
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
 _CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
-_ENVIRONMENT = Environment(VARIABLES["triton"])
+_ENVIRONMENT = Environment(VARIABLES)
 _changes = [0]
-"""How often this process changed its environment."""
+"""A count of this process's changes of its environment."""
 _last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
-"""Of what is no JITFunction, and was passed to one as a constant: few, and they live as long as its kernels."""
-_watched_variables = set(VARIABLES["triton"] | TOOL_VARIABLES)
+"""Inputs of constants that are no JITFunction, by id: few, and they live as long as the kernels."""
+_watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 _OFTEN = 16  # launches of a kernel, after which making a class for it pays
 _stock_names: dict[str, str] = {}
 _due = [0.0]
@@ -66,7 +68,7 @@ class Inputs:
         self.content = Content()
         self.functions: list[Any] = []
         try:
-            self.content = (content_of if isinstance(function, _CODE) else content_of_value)(function, skip=_is_triton)
+            self.content = (content_of if isinstance(function, _CODE) else content_of_value)(function, skip=is_triton)
             self.functions = self.content.jit_functions
             named = _repr(function)
         except KeyFactorError as error:
@@ -82,7 +84,7 @@ class Inputs:
         return type(None), ()
 
     def hold(self) -> bool:
-        """Whether they are still so."""
+        """True if they are unchanged."""
         if self._seen != _changes[0] or time.monotonic() > _due[0]:
             changes = _changes[0]
             if _surroundings(self.content.variables).digest != self.surroundings.digest:
@@ -91,7 +93,7 @@ class Inputs:
         return self._unchanged()
 
     def details(self) -> dict[str, Any]:
-        """The inputs by name, for people who ask why two keys differ."""
+        """The inputs by name, to explain why two keys differ."""
         return self.content.factors() | self.surroundings.factors
 
 
@@ -122,7 +124,7 @@ class _Caches(defaultdict[Any, Any]):
         except KeyError:
             return self.__missing__(device)
 
-    @fails_open(lambda self: dict.clear(self))  # what cannot be watched is compiled anew
+    @fails_open(lambda self: dict.clear(self))  # kernels that cannot be watched are compiled anew
     def _look(self) -> None:
         if hasattr(self, "_function"):
             before = [each.key.digest for each in self._inputs]
@@ -202,7 +204,7 @@ def inputs_of(function: Any) -> Inputs:
 
 
 def inputs_of_source(source: Any) -> list[Inputs]:
-    """The live inputs of what is compiled: of the kernel, and of functions and objects that are passed to it as constants."""
+    """The live inputs of a compile: of the kernel, and of functions and objects that are passed to it as constants."""
     function = getattr(source, "fn", None)
     if not isinstance(function, JITFunction):
         return []
@@ -210,7 +212,7 @@ def inputs_of_source(source: Any) -> list[Inputs]:
 
 
 def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
-    """What among a kernel's constants its text says too little of: functions, classes and objects."""
+    """The constants that their text does not identify: functions, classes and objects."""
     for constant in constants:
         if type(constant) in (tuple, list, set, frozenset):
             yield from _with_content(constant)
@@ -221,20 +223,20 @@ def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_its_text(kind: type) -> bool:
-    """Whether an object of this class is, as a constant, what its text says, which is in Triton's key."""
+    """True if the text of such a constant, which is in Triton's key, identifies it."""
     module = module_of(kind)
     return owner_of(module) is Owner.PYTHON or module.partition(".")[0] in ("numpy", "torch", "triton")
 
 
-def _is_triton(module: str) -> bool:
+def is_triton(module: str) -> bool:
     """Triton's own code is in its key."""
     return module.partition(".")[0] in ("triton", "builtins", "math")
 
 
 def _repr(function: Any) -> Any:
-    """What gives a kernel its name in the binary, if that is not the function's own name."""
+    """The function that gives a kernel its name in the binary, if that is not the kernel's own name."""
     chosen = getattr(function, "_repr", None) if isinstance(function, JITCallable) else None
-    return None if chosen is None else content_of(chosen, skip=_is_triton).factors()
+    return None if chosen is None else content_of(chosen, skip=is_triton).factors()
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ class _Surroundings:
 
 
 def _surroundings(read: Collection[str] = ()) -> _Surroundings:
-    """As they are now, with what host functions `read` of the environment. A change of the tools is told to all kernels."""
+    """As they are now, with the variables that host functions `read`. After a change of the tools all kernels look closely."""
     tools, known, moved = _tools(), _last.get("tools"), _libraries_moved()
     _due[0] = time.monotonic() + _LOOK_AT_TOOLS
     token = _ENVIRONMENT.token(), tuple((n, os.environ.get(n)) for n in sorted(read)), tuple(tools.items())
@@ -255,7 +257,7 @@ def _surroundings(read: Collection[str] = ()) -> _Surroundings:
         for caches in _known_caches():
             caches.clear()  # a launch is known by the paths of its libraries
     if known is not None and known != token[2]:
-        _tell_of_a_change()
+        _look_closely()
     return _described(token)
 
 
@@ -363,13 +365,13 @@ def _counting(original: Callable[..., None]) -> Callable[..., None]:
     def change(name: Any, *value: Any) -> None:
         original(name, *value)
         if os.fsdecode(name) in _watched_variables:
-            _tell_of_a_change()
+            _look_closely()
 
     return change
 
 
 @fails_open(lambda: None)
-def _tell_of_a_change() -> None:
+def _look_closely() -> None:
     """All kernels are to look closely, once."""
     _changes[0] += 1
     for caches in _known_caches():

@@ -2,7 +2,7 @@
 
 Up to Triton 3.6, the first launch of a kernel of a new signature runs the C compiler: some 0.2 s in which all ranks wait once
 more. What a launcher depends on is known before its kernel is there. It is built as it always is, by Triton, through its cache;
-when its time comes it is found. Nobody waits for a launcher here: who finds another rank at it has nothing to do.
+when it is needed, it is there. Nobody waits for a launcher here: if another rank builds it, there is nothing to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEVICES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd", "/dev/dx
 
 
 class _Ahead(threading.local):
-    """Whether the current thread builds a launcher ahead of its time."""
+    """`active` while the current thread builds a launcher that no launch needs yet."""
 
     active = False
 
@@ -36,7 +36,7 @@ class Done(BaseException):
 
 
 class _Metadata:
-    """Stands for a kernel's metadata, of which a launcher's C code holds nothing but what is here."""
+    """Stands for a kernel's metadata: the part of it that is in a launcher's C code."""
 
     tensordesc_meta = None
     cluster_dims = (1, 1, 1)
@@ -90,7 +90,7 @@ def _has_gpu(backend: str) -> bool:
 
 
 def _is_known(launcher: Any, signature: Mapping[Any, Any]) -> bool:
-    """Whether there is C code to build, and it is known: a tensor descriptor's depends on the compiled kernel."""
+    """True if there is C code to build, and it is known: that of a tensor descriptor depends on the compiled kernel."""
     builds = hasattr(sys.modules.get(getattr(launcher, "__module__", "")), "make_launcher")
     return builds and not any("tensordesc" in str(kind) for kind in signature.values())
 

@@ -1,4 +1,4 @@
-"""Triton's key of itself, its tools and the libraries of launches, found out once per machine.
+"""Triton's key of itself and of the libraries that launches link, computed once per machine.
 
 Triton hashes some 500 MB of its own files in every process, 0.3 to 1.1 s, in order to notice that it was changed. Here their
 stamps tell whether it was (`kcoord.keys.tools.machine_cache`): one process hashes, with Triton's function, and the value is
@@ -27,9 +27,8 @@ from typing import Any
 import triton
 
 from kcoord.backends.base import fails_open
-from kcoord.keys.environment import Environment, variables
 from kcoord.keys.tools.machine_cache import cached, is_settled
-from kcoord.keys.tools.toolchain import Tool, fingerprint, tools
+from kcoord.keys.tools.toolchain import fingerprint
 from kcoord.keys.tools.tree import Listed, listing_of
 
 _PACKAGE = Path(triton.__file__).parent
@@ -40,24 +39,29 @@ _libraries: dict[str, str] = {}
 _IMPORTERS = ("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat")
 
 
+def home() -> Any:
+    """The module of Triton that has `triton_key`; None if none has."""
+    return next((m for m in map(importlib.import_module, _HOMES) if hasattr(m, "triton_key")), None)
+
+
 def hook(local_dir: Path) -> None:
     """Replace Triton's `triton_key` wherever it was imported to. Idempotent; nothing happens to one that is not Triton's own.
 
     `local_dir` is `Settings.local_dir`. Whatever goes wrong later, the stock function answers.
     """
-    home: Any = next((m for m in map(importlib.import_module, _HOMES) if hasattr(m, "triton_key")), None)
-    if home is None:
+    place = home()
+    if place is None:
         return
-    stock = getattr(home.triton_key, "__kcoord_stock__", home.triton_key)
+    stock = getattr(place.triton_key, "__kcoord_stock__", place.triton_key)
     computes = inspect.unwrap(stock)
-    if getattr(computes, "__qualname__", "") != "triton_key" or computes.__module__ != home.__name__:
-        return  # a stand-in: what it says must not be kept for others
-    if home.triton_key is stock:
-        home.triton_key = _kept(stock, local_dir)
+    if getattr(computes, "__qualname__", "") != "triton_key" or computes.__module__ != place.__name__:
+        return  # a stand-in: its answer must not be kept for others
+    if place.triton_key is stock:
+        place.triton_key = _kept(stock, local_dir)
     for name in _IMPORTERS:
         importer = sys.modules.get(name)
         if importer is not None and getattr(importer, "triton_key", None) is stock:
-            vars(importer)["triton_key"] = home.triton_key
+            vars(importer)["triton_key"] = place.triton_key
 
 
 def hook_libraries(local_dir: Path) -> None:
@@ -81,7 +85,7 @@ def _hashing(stock: Callable[[str], str], local_dir: Path) -> Callable[[str], st
 
 
 def libraries_moved(local_dir: Path) -> bool:
-    """Whether a library is not what it was when this was asked last, or when Triton hashed it first."""
+    """True if a library has changed since the last call, or since Triton hashed it first."""
     now = {path: "" if (found := fingerprint(path, local_dir)) is None else found.sha256 for path in list(_libraries)}
     moved = any(_libraries[path] != sha256 for path, sha256 in now.items())
     _libraries.update(now)
@@ -126,61 +130,3 @@ def _digest(listing: list[Listed]) -> str:
     """The version is in it, since the one in memory enters the key, too; and how this interpreter names a library."""
     told = (triton.__version__, sysconfig.get_config_var("EXT_SUFFIX"), listing)
     return hashlib.sha256(repr(told).encode()).hexdigest()
-
-
-_KNOBS = {
-    "TRITON_PTXAS_PATH": ("nvidia", "ptxas"),
-    "TRITON_PTXAS_BLACKWELL_PATH": ("nvidia", "ptxas_blackwell"),
-    "TRITON_LIBDEVICE_PATH": ("nvidia", "libdevice_path"),
-    "TRITON_HIP_LLD_PATH": ("amd", "lld_path"),
-    "TRITON_AMD_CODEGEN_PATH": ("amd", "codegen_path"),
-}
-_PLUGINS = ("LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS")
-TOOL_VARIABLES = frozenset((*_KNOBS, *_PLUGINS))
-"""The variables that choose tools."""
-_PLACES = Environment(TOOL_VARIABLES)
-_SHIPPED = {
-    "nvidia": ("bin/ptxas", "bin/ptxas-blackwell", "lib/libdevice.10.bc", "lib/gsan.ll"),
-    "amd": ("lib/ocml.bc", "lib/ockl.bc", "lib/asanrtl.bc", "lib/libtriton_amd_codegen.so", "llvm/bin/ld.lld"),
-}
-_ROCM_LINKERS = ("/opt/rocm/llvm/bin/ld.lld", "/usr/bin/ld.lld")
-_SECTIONS = {"cuda": ("nvidia",), "hip": ("amd",)}
-
-
-def triton_tools(backend: str | None = None) -> dict[str, str]:
-    """Paths of what Triton may run or link for ``cuda`` or ``hip`` (None: both), by label; some may be missing.
-
-    Read live: what the environment and `triton.knobs` choose, *and* what lies in the package, since Triton falls back on it
-    if what was chosen does not work. No process is run to find out.
-    """
-    knobs = tuple(vars(getattr(triton.knobs, section)).get(knob) for section, knob in _KNOBS.values())
-    return dict(_paths(_SECTIONS.get(backend or "", ("nvidia", "amd")), _PLACES.token(), knobs))
-
-
-@functools.lru_cache(maxsize=16)
-def _paths(sections: tuple[str, ...], token: bytes, knobs: tuple[str | None, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for section in sections:
-        home = _PACKAGE / "backends" / section
-        found |= {part.rpartition("/")[2]: f"{home}/{part}" for part in _SHIPPED[section]}
-    set_ = variables(token)
-    for (variable, (section, _)), knob in zip(_KNOBS.items(), knobs, strict=True):
-        chosen = knob or set_.get(variable)
-        if section in sections and chosen:
-            found[variable] = chosen
-    if "amd" in sections and hasattr(triton.knobs.amd, "lld_path"):  # 3.4 runs a linker
-        found |= {path: path for path in _ROCM_LINKERS}
-    for variable in _PLUGINS:
-        paths = set_.get(variable, "").split(os.pathsep)
-        found |= {f"{variable}.{number}": path for number, path in enumerate(paths) if path}
-    return found
-
-
-def triton_toolchain(local_dir: Path, backend: str | None = None) -> dict[str, Tool]:
-    """The tools of `triton_tools` that are there, and what they run in their turn, as they are now."""
-    return tools(triton_tools(backend), local_dir)
-
-
-def tool_factors(local_dir: Path, backend: str | None = None) -> dict[str, Any]:
-    """What of them enters a key: the content of each, by label."""
-    return {label: tool.sha256 for label, tool in triton_toolchain(local_dir, backend).items()}

@@ -34,7 +34,7 @@ class Settled(BaseException):
 
 
 class _Replaying(threading.local):
-    """Whether the current thread replays a recipe, and then whether it waits for other ranks."""
+    """`active` while the current thread replays a recipe; `waits` if it waits for other ranks."""
 
     active = False
     waits = True
@@ -73,7 +73,7 @@ def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int
 def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
     """Compile `recipe`, unless it is there (``loaded``) or, without `waits`, another rank is at it (``busy``).
 
-    Raises what importing and compiling raise, and `Unreplayable`.
+    Raises the exceptions of the import and of the compile, and `Unreplayable`.
     """
     function = _resolve(recipe.module, recipe.qualname)
     call = recipe.call
@@ -100,7 +100,7 @@ def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
 
 def _place(function: Any) -> tuple[str, str]:
     module, qualname = function.fn.__module__, function.fn.__qualname__
-    if sys.modules.get(module) is None:  # what has this name elsewhere is not to be run in the middle of a job
+    if sys.modules.get(module) is None:  # another module of this name must not be run in the middle of a job
         raise Unreplayable(f"{module} was not imported under this name")
     if _resolve(module, qualname) is not function:
         raise Unreplayable(f"{module}.{qualname} is another kernel")
@@ -120,7 +120,7 @@ def _resolve(module: str, qualname: str) -> Any:
 
 
 def _chosen(target: Any, options: Any) -> dict[str, Any]:
-    """The options that are not what the target gives by itself."""
+    """The options that differ from the target's defaults."""
     backend = make_backend(target)
     defaults = vars(backend.parse_options({}))
     chosen = {name: _plain(value) for name, value in vars(options).items() if defaults.get(name) != value}

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,22 @@ def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tu
     if settled:
         _known[root, patterns] = listing, fingerprint
     return fingerprint
+
+
+def tree_factors(trees: Iterable[str | os.PathLike[str]], local_dir: Path) -> dict[str, str]:
+    """The fingerprint of each tree, by name. Raises as `tree_fingerprint` does."""
+    return by_name((os.fspath(tree), tree_fingerprint(tree, local_dir)) for tree in trees)
+
+
+def by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Fingerprints by the last name of each tree, wherever it lies; two of one name are told apart by their order."""
+    found: dict[str, str] = {}
+    for tree, fingerprint in trees:
+        name = Path(tree).name
+        while name in found:
+            name += "'"
+        found[name] = fingerprint
+    return found
 
 
 def listing_of(root: str, patterns: tuple[str, ...]) -> list[Listed]:

@@ -214,6 +214,8 @@ def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
     ("recorded", "target", "fits"),
     [
         (("cuda:90",), GPUTarget("cuda", 90, 32), True), (("cuda:90",), GPUTarget("cuda", "90a", 32), True),
+        (("cuda:100",), GPUTarget("cuda", "100f", 32), True), (("cuda:90",), GPUTarget("cuda", "100f", 32), False),
+        (("cuda:80",), GPUTarget("cuda", "90a", 32), False), (("cuda:103",), GPUTarget("cuda", "100f", 32), False),
         (("cuda:90",), GPUTarget("cuda", 80, 32), False), (("cuda:80", "cuda:90"), GPUTarget("cuda", 80, 32), True),
         (("hip:gfx942",), GPUTarget("hip", "gfx942:sramecc+:xnack-", 64), True),
         (("hip:gfx950",), GPUTarget("hip", "gfx942", 64), False),

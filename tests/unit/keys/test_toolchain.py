@@ -328,13 +328,11 @@ def test_labels_are_names_or_those_that_are_given(tmp_path: Path, local: Path) -
 
 
 def test_a_key_names_the_tool_that_differs(tmp_path: Path, local: Path) -> None:
-    path = script(tmp_path / "ptxas", "echo release 12.8, V12.8.93")
-    keys = []
-    for _ in range(2):
-        keys.append(CacheKey.of("b", "n", **tool_factors(tools([str(path)], local))))
-        script(path, "echo release 12.9, V12.9.41")
-    (difference,) = (str(d) for d in keys[0].diff(keys[1]))
-    assert difference.startswith("tools ptxas: ")
+    path = script(tmp_path / "ptxas", "echo 1")
+    before = CacheKey.of("b", "n", **tool_factors(tools([str(path)], local)))
+    script(path, "echo 2")
+    (difference,) = before.diff(CacheKey.of("b", "n", **tool_factors(tools([str(path)], local))))
+    assert difference.name == "tools ptxas"
 
 
 # A process that asks for a tool. Each hash is logged and then waits for the gate; so does, before it waits, each lock.

@@ -26,7 +26,9 @@ import triton.runtime.cache
 
 from kcoord.backends.base import notices
 from kcoord.backends.triton import own_key as triton_key
-from kcoord.backends.triton.own_key import hook, tool_factors, triton_tools
+from kcoord.backends.triton import tools as tools_of_triton
+from kcoord.backends.triton.own_key import hook
+from kcoord.backends.triton.tools import tool_factors, triton_tools
 from kcoord.keys.tools import machine_cache, toolchain
 from tests.support.sandbox import eventually, finish
 
@@ -220,7 +222,7 @@ import json, sys
 from pathlib import Path
 import filelock, triton
 from kcoord.keys.tools import machine_cache
-from kcoord.backends.triton import own_key
+from kcoord.backends.triton import own_key as triton_key
 root = Path(sys.argv[1])
 machine_cache._RACY = -1
 def say(what):
@@ -298,17 +300,17 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / "triton" / "backends" / name
         path.parent.mkdir(parents=True)
         path.write_text(name)
-    monkeypatch.setattr(triton_key, "_PACKAGE", tmp_path / "triton")
-    monkeypatch.setattr(triton_key, "_ROCM_LINKERS", ())
+    monkeypatch.setattr(tools_of_triton, "_PACKAGE", tmp_path / "triton")
+    monkeypatch.setattr(tools_of_triton, "_ROCM_LINKERS", ())
     monkeypatch.setattr(toolchain, "_known", {})
-    triton_key._paths.cache_clear()
+    tools_of_triton._paths.cache_clear()
     return tmp_path / "triton" / "backends"
 
 
 @pytest.fixture(autouse=True)
 def _paths_of_this_test_alone() -> Iterator[None]:
     yield
-    triton_key._paths.cache_clear()
+    tools_of_triton._paths.cache_clear()
 
 
 def test_the_tools_of_a_backend_are_those_that_it_ships(shipped: Path, local: Path) -> None:

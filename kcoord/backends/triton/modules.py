@@ -1,0 +1,75 @@
+"""The C modules that Triton builds with the host's compiler (drivers, launchers of kernels), each one file of its cache."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.base import Backend
+from kcoord.backends.triton.inputs import base32
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey
+from kcoord.telemetry.counters import Counters
+
+_counters = Counters()
+"""Modules are no kernels of the job: a summary that counted them would contradict Triton's listener."""
+
+
+def _forget_after_fork() -> None:
+    global _counters
+    _counters = Counters()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+@dataclass(frozen=True)
+class Module:
+    """`digest` is Triton's key, of the source; `cache` Triton's cache directory."""
+
+    filename: str
+    digest: str
+    cache: Path
+
+
+class TritonModules(Backend[Module, str]):
+    """A handle is the path of the library."""
+
+    name = "triton-module"
+    keeps_handles = False
+
+    def label(self, request: Module) -> str:
+        return request.filename
+
+    def key(self, request: Module) -> CacheKey:
+        compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
+        return CacheKey.of(self.name, request.filename, triton_key=request.digest, compilers=compilers, **_host_abi())
+
+    def device(self, request: Module) -> DeviceKey | None:
+        return None
+
+    def home(self, request: Module, key: CacheKey) -> Path:
+        return request.cache / base32(key.digest)
+
+    def required(self, request: Module) -> tuple[str, ...]:
+        return (request.filename,)
+
+    def load(self, request: Module, artifact: Artifact) -> str:
+        return str(artifact.path / request.filename)
+
+    def counters(self, request: Module) -> Counters:
+        return _counters
+
+
+@functools.lru_cache(maxsize=1)
+def _host_abi() -> dict[str, str]:
+    return {
+        "machine": platform.machine(),
+        "libc": "-".join(platform.libc_ver()),
+        "python": str(sysconfig.get_config_var("EXT_SUFFIX")),
+    }

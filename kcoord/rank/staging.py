@@ -1,0 +1,68 @@
+"""The directories that one process compiles in: below the local tier, or private if that takes no files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from kcoord.artifacts import local
+from kcoord.errors import StoreError
+from kcoord.files.faults import store_error
+from kcoord.interruption import let_through
+from kcoord.telemetry.events import Notices
+
+_LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin there
+
+
+class StagingDirectories:
+    """A private directory lasts as long as this process. ``shares()`` is false if kcoord is off: then all are private."""
+
+    def __init__(self, notices: Notices, shares: Callable[[], bool]) -> None:
+        self._notices, self._shares = notices, shares
+        self._private: list[Path] = []
+
+    def new(self, home: Path) -> Path:
+        """A staging directory on the disk of `home`; a private one if that disk refuses, which is told."""
+        if self._shares():
+            try:
+                return local.new_staging(home, _LEAST_ROOM)
+            except StoreError as error:
+                let_through(error)
+                self._refused(error, f"the local directory: {error.remedy}")
+        return self.new_private()
+
+    def new_private(self) -> Path:
+        """A new directory in the temporary directory."""
+        directory = Path(tempfile.mkdtemp(prefix="kcoord-"))
+        self.keep(directory)
+        return directory
+
+    def keep(self, directory: Path) -> None:
+        """This process loads from `directory` until it ends, and then removes it."""
+        self._private.append(directory)
+
+    def is_shared(self, directory: Path) -> bool:
+        """True if what is staged in `directory` may become an artifact that others see."""
+        return self._shares() and directory not in self._private
+
+    def instead_of(self, staging: Path, error: OSError) -> Path | None:
+        """A private directory in place of `staging`, which is removed; None if `staging` still takes files, or is private."""
+        if staging in self._private or local.takes_files(staging, _LEAST_ROOM):
+            return None
+        self._refused(store_error(error, staging.parent), f"the local directory: {store_error(error, staging).remedy}")
+        shutil.rmtree(staging, ignore_errors=True)
+        return self.new_private()
+
+    def close(self) -> None:
+        private, self._private = self._private, []
+        for directory in private:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def forget_after_fork(self) -> None:
+        """The parent removes its own private directories."""
+        self._private = []
+
+    def _refused(self, error: StoreError, about: str) -> None:
+        self._notices.tell(f"{error}; this process keeps its kernels in a temporary directory", about=about)

@@ -1,0 +1,228 @@
+"""A conformance suite for backends. Inherit `BackendSuite` in a test module, and name the program that drives the compiler::
+
+    from kcoord.testing.backends import BackendSuite
+
+    class TestMine(BackendSuite):
+        program = Path(__file__).with_name("subject.py")
+        error = "MyCompileError"
+
+Every test starts processes of its own, with a local directory of its own. It shows that the backend shares what it may and
+nothing else; it does not show that a key is complete, beyond the stale rows that the subject names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from kcoord.artifacts.catalog import local_manifests
+
+Environ = Mapping[str, str]
+NOTHING: Environ = MappingProxyType({})
+_LONG = 120.0  # seconds: the bound of every process
+
+
+class World:
+    """A local directory, and processes that use it. `environ` is theirs."""
+
+    def __init__(self, root: Path, program: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.program = root, program
+        self.local = root / "local"
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("KCOORD_") and not n.endswith("_CACHE_DIR")}
+        self.environ = {**kept, "KCOORD_LOCAL_DIR": str(self.local), "HOME": str(root), **environ}
+
+    def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> subprocess.Popen[str]:
+        """A process that goes through `steps` (`kcoord.testing.subject`)."""
+        command = [sys.executable, str(self.program), json.dumps(steps)]
+        environment = {**self.environ, **environ}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, cwd=cwd or self.root, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> list[Any]:
+        return self.outcomes(self.start(*steps, cwd=cwd, environ=environ))
+
+    def outcomes(self, process: subprocess.Popen[str]) -> list[Any]:
+        """The outcome of each step. A process that fails fails the test."""
+        try:
+            out, err = process.communicate(timeout=_LONG)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"a process did not end within {_LONG:g} s:\n{process.communicate()[1]}")
+        assert process.returncode == 0, err
+        assert "please report it" not in err
+        outcomes: list[Any] = json.loads(out.splitlines()[-1])
+        return outcomes
+
+    def together(self, count: int, *steps: list[Any]) -> list[list[Any]]:
+        """`count` processes that go through `steps` at the same time."""
+        gate = str(self.root / "gate")
+        processes = [self.start(["meet", gate], *steps) for _ in range(count)]
+        until(lambda: len(list(self.root.glob("gate.*"))) == count or any(p.poll() is not None for p in processes))
+        Path(gate).touch()
+        return [self.outcomes(process)[1:] for process in processes]
+
+    def artifacts(self) -> list[Path]:
+        return [manifest.parent for manifest in local_manifests(self.local)]
+
+    def close(self) -> None:
+        """End the agent, and whatever else runs with this local directory."""
+        own = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("KCOORD_LOCAL_DIR") == self.environ["KCOORD_LOCAL_DIR"]:
+                    own.append(process)
+        for process in own:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(own, timeout=10)
+
+
+def until(condition: Any) -> None:
+    """Wait for `condition`, bounded."""
+    deadline = time.monotonic() + _LONG
+    while not condition():
+        assert time.monotonic() < deadline, "it still did not happen"
+        time.sleep(0.01)
+
+
+class BackendSuite:
+    """Set `program` and `error`; the others as they apply."""
+
+    program: ClassVar[Path]
+    """It ends with ``main(MySubject)``: see `kcoord.testing.Subject`."""
+    error: ClassVar[str]
+    """The class name of the exception that `Subject.refuse` raises."""
+    failure_elsewhere: ClassVar[str] = ""
+    """The exception in processes that waited for a failing compile, if it is not the compiler's own."""
+    has_target: ClassVar[bool] = False
+    """True if `Subject.build` compiles for a GPU, whether there is one or not."""
+    changes: ClassVar[tuple[str, ...]] = ()
+    """The stale rows: inputs that `Subject.change` changes."""
+
+    def environment(self, root: Path) -> Mapping[str, str]:
+        """Further variables for the processes; may write files below `root`, a fresh directory."""
+        return {}
+
+    @pytest.fixture
+    def world(self) -> Iterator[World]:
+        root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))  # a Unix socket's path is at most 108 bytes long
+        world = World(root, self.program, self.environment(root))
+        try:
+            yield world
+        finally:
+            world.close()
+            shutil.rmtree(root, ignore_errors=True)
+
+    def test_four_cold_processes_compile_a_kernel_once_and_a_warm_one_not_at_all(self, world: World) -> None:
+        outcomes = world.together(4, ["build", 1], ["build", 2])
+        for kernel in range(2):
+            assert sum(each[kernel]["compiles"] for each in outcomes) == 1
+            assert len({each[kernel]["code"] for each in outcomes}) == 1
+        (warm,) = world.run(["build", 1])
+        assert (warm["compiles"], warm["code"]) == (0, outcomes[0][0]["code"])
+
+    def test_a_failing_compile_raises_the_compilers_own_exception_everywhere_and_in_parallel(
+        self, world: World
+    ) -> None:
+        failed = world.together(4, ["slow", 4.0, str(world.root / "began")], ["refuse"])
+        outcomes = [each[1] for each in failed]
+        errors = sorted(outcome["error"] for outcome in outcomes)
+        if self.failure_elsewhere:
+            assert errors == sorted([self.error, *[self.failure_elsewhere] * 3])
+            return
+        assert errors == [self.error] * 4
+        _, *others = sorted(tuple(pause) for outcome in outcomes for pause in outcome["pauses"])
+        assert max(begun for begun, _ in others) < min(ended for _, ended in others), "one after the other"
+
+    def test_an_abandoned_compile_is_taken_over_while_its_process_lives(self, world: World) -> None:
+        began, gate = str(world.root / "began"), str(world.root / "gate")
+        first = world.start(["slow", _LONG, began], ["alarm", 20.0], ["build", 1], ["meet", gate])
+        until(lambda: Path(began).exists() or first.poll() is not None)
+        (built,) = world.run(["build", 1])
+        assert (built["compiles"], "code" in built) == (1, True)
+        assert first.poll() is None
+        Path(gate).touch()
+        assert world.outcomes(first)[2]["error"] == "TimeoutError"
+
+    def test_a_killed_leader_is_followed_by_another(self, world: World) -> None:
+        began = str(world.root / "began")
+        leader = world.start(["slow", _LONG, began], ["build", 1])
+        until(lambda: Path(began).exists() or leader.poll() is not None)
+        follower = world.start(["build", 1])
+        leader.kill()
+        leader.communicate()
+        (built,) = world.outcomes(follower)
+        assert (built["compiles"], "code" in built) == (1, True)
+
+    def test_a_full_disk_costs_no_kernel(self, world: World) -> None:
+        world.local.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", world.local], capture_output=True)
+        if mounted.returncode:
+            pytest.skip("needs the right to mount a tmpfs")
+        try:
+            (world.local / "filler").write_bytes(b"x" * (1 << 20))
+            (built,) = world.run(["build", 1])
+            assert (built["compiles"], "code" in built) == (1, True)
+        finally:
+            world.close()
+            subprocess.run(["umount", "-l", world.local], check=True)
+
+    def test_a_corrupt_file_is_compiled_again(self, world: World) -> None:
+        (first,) = world.run(["build", 1])
+        for home in world.artifacts():
+            for path in home.rglob("*"):
+                if path.is_file():
+                    content = path.read_bytes()
+                    path.chmod(0o600)
+                    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        (again,) = world.run(["build", 1])
+        assert (again["compiles"], again["code"]) == (1, first["code"])
+
+    def test_code_for_another_gpu_is_not_shared(self, world: World) -> None:
+        if not self.has_target:
+            pytest.skip("its artifacts record no GPU")
+        _, first = world.run(["astray"], ["build", 1])
+        (second,) = world.run(["build", 1])
+        assert (first["compiles"], second["compiles"]) == (1, 1)
+        assert second["code"] == first["code"]
+
+    def test_a_key_is_the_same_in_every_process_that_asks_for_the_same(self, world: World) -> None:
+        """Another hash seed and working directory, and the subject imported rather than run as ``__main__``."""
+        (first,) = world.run(["build", 1], environ={"PYTHONHASHSEED": "1"})
+        elsewhere = world.root / "elsewhere"
+        elsewhere.mkdir()
+        (script,) = world.run(["build", 1], cwd=elsewhere, environ={"PYTHONHASHSEED": "2"})
+        assert (script["compiles"], script["code"]) == (0, first["code"])
+        imports = world.root / "imports.py"
+        imports.write_text(
+            f"import sys\nsys.path.insert(0, {str(self.program.parent)!r})\n"
+            f"import {self.program.stem} as subject\nfrom kcoord.testing.subject import Subject, main\n"
+            "main(next(c for c in vars(subject).values() if isinstance(c, type) and c.__module__ == subject.__name__\n"
+            "          and issubclass(c, Subject)))\n"
+        )
+        world.program = imports
+        (imported,) = world.run(["build", 1], environ={"PYTHONHASHSEED": "3"})
+        assert (imported["compiles"], imported["code"]) == (0, first["code"])
+
+    def test_a_changed_input_is_never_served_old_code(self, world: World) -> None:
+        """In the same process and in a new one; the oracle is a process without kcoord and with an empty cache."""
+        for row in self.changes:
+            oracle = {"HOME": str(world.root / f"oracle-{row}"), "KCOORD_DISABLE": "1"}
+            _, true = world.run(["change", row], ["build", 1], environ=oracle)
+            before, _, changed = world.run(["build", 1], ["change", row], ["build", 1])
+            _, fresh = world.run(["change", row], ["build", 1])
+            assert before["code"] != true["code"], row
+            assert (changed["code"], fresh["code"]) == (true["code"], true["code"]), row

@@ -1,0 +1,73 @@
+"""The registry: compilers are found by name, and none is imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from kcoord.backends import registry
+from kcoord.backends.base import Backend, notices
+from tests.support.sandbox import Sandbox
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Registers entry points, in place of those that are installed."""
+
+    def register(**entries: str) -> None:
+        found = [EntryPoint(name, value, registry.GROUP) for name, value in entries.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: found)
+        registry.backends.cache_clear()
+
+    monkeypatch.setattr(notices, "_told", {})
+    yield register
+    registry.backends.cache_clear()
+
+
+class Other(Backend[Any, Any]):
+    name = "other"
+    recipes = ("other",)
+
+    def label(self, request: Any) -> str:
+        return "kernel"
+
+    def load(self, request: Any, artifact: Any) -> Any:
+        return artifact
+
+
+def test_a_backend_of_another_package_is_one_of_them(registered: Any) -> None:
+    registered(other=f"{__name__}:Other")
+    assert [backend.name for backend in registry.backends()] == ["triton", "other"]
+    assert type(registry.replayer("other")) is Other
+
+
+@pytest.mark.parametrize(
+    "value", ["no_such_module:Backend", f"{__name__}:Nothing", f"{__name__}:pytest", f"{__name__}:Other"]
+)
+def test_a_broken_one_is_named_once_and_left_alone(registered: Any, value: str) -> None:
+    registered(broken=value)  # Other has another name
+    for _ in range(2):
+        assert [backend.name for backend in registry.backends()] == ["triton"]
+        registry.backends.cache_clear()
+        registry._made.cache_clear()
+    (line,) = notices.since(0)[0]
+    assert "'broken' is left alone" in line
+
+
+def test_a_built_in_one_is_not_replaced(registered: Any) -> None:
+    registered(triton=f"{__name__}:Other", python=f"{__name__}:Other")
+    assert [type(backend).__name__ for backend in registry.backends()] == ["TritonBackend"]
+
+
+def test_recipes_find_their_backend_by_kind() -> None:
+    found = {kind: registry.replayer(kind) for kind in ("triton", "triton_autotune", "python", "unknown")}
+    assert {kind: backend and backend.name for kind, backend in found.items()} == {
+        "triton": "triton", "triton_autotune": "triton", "python": "python", "unknown": None,
+    }  # fmt: skip
+
+
+def test_installing_imports_no_compiler(sandbox: Sandbox) -> None:
+    program = "import sys, kcoord; print(kcoord.install()); print([n for n in ('triton', 'torch') if n in sys.modules])"
+    assert sandbox.run("-c", program).stdout == "['triton']\n[]\n"

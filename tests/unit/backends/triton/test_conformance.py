@@ -1,0 +1,22 @@
+"""Triton's backend conforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kcoord.testing.backends import BackendSuite
+
+pytest.importorskip("triton")
+
+
+class TestTriton(BackendSuite):
+    program = Path(__file__).with_name("subject.py")
+    error = "CompilationError"
+    has_target = True
+    changes = ("line information",)
+
+    def environment(self, root: Path) -> Mapping[str, str]:
+        return {"TRITON_DEFAULT_FP_FUSION": "1"}  # Triton 3.9 warns without it
