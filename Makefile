@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PARALLEL := $(BIN)/pytest -n auto --dist loadgroup
+marked = $(shell grep -rl --include='test_*.py' pytest.mark.$(1) tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
@@ -21,15 +22,15 @@ demo: setup
 
 # Before each commit: lint, the units, and a smoke of each other part.
 UNITS := tests/unit
-SLOW := tests/stale tests/nfs tests/cluster/proof $(UNITS)/keys/test_key_stability.py $(UNITS)/agent/test_flights_model.py \
+SLOW := $(UNITS)/keys/test_key_stability.py $(UNITS)/agent/test_flights_model.py \
   $(addprefix $(UNITS)/leases/test_,failover.py files.py redis_model.py) $(addprefix $(UNITS)/backends/triton/test_,triton.py autotune.py) \
   $(UNITS)/transfer/test_prefetch.py $(UNITS)/telemetry/test_spans.py $(UNITS)/files/test_sweep.py
 check: lint
-	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(addprefix --ignore=,$(SLOW)) $(ARGS)
+	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(UNITS) $(call marked,smoke) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 # All of it: first what measures time, alone. ARGS are more arguments for pytest.
 test: setup
-	$(BIN)/pytest -m serial $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
+	$(BIN)/pytest -m serial $(call marked,serial) $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
 
 # The Triton tests on every release that is supported (the newest is the one in .venv).
 test-tritons: setup

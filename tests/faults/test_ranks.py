@@ -189,7 +189,6 @@ def die(rank: Rank, death: Death) -> float:
     return moment
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("forks", [False, True], ids=["", "whose child holds its socket"])
 @pytest.mark.parametrize("name", DEATHS)
 def test_one_other_rank_leads_when_the_leader_dies_by(cluster: Cluster, name: str, forks: bool) -> None:

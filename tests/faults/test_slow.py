@@ -52,17 +52,28 @@ QUICKLY = {"stall": "1", "hedge": "0"}
 EARLY = {"stall": "0", "hedge": "2", "hedge_after": "1"}  # what took half a second is expected to: see `publish`
 
 
-def leader(node: Node, text: str = "the leader's") -> Rank:
-    rank = node.rank(_LEADS.format(text=text))
+def started(node: Node, *snippets: str) -> list[Rank]:
+    """Ranks that claim `k` once they are told to: none comes too late because its process was slow to start."""
+    ranks = [node.rank(f'say("here")\nlisten()\n{snippet}') for snippet in snippets]
+    for rank in ranks:
+        rank.expect("here")
+    return ranks
+
+
+def named(*names: str) -> list[str]:
+    """Snippets of ranks whose artifacts say whose they are."""
+    return [_LEADS.format(text=f"{name}'s") for name in names]
+
+
+def lead(rank: Rank) -> None:
+    rank.tell()
     rank.expect("Lead")
-    return rank
 
 
-def waiter(node: Node, text: str, count: int = 1) -> Rank:
-    """A rank that waits for `k`, as the `count`th of this node."""
-    rank = node.rank(_LEADS.format(text=text))
-    node.until_waiting("k", count)
-    return rank
+def follow(node: Node, rank: Rank, count: int = 1) -> None:
+    """`rank` claims, as the `count`th of this node behind the leader: it waits, or hedges already."""
+    rank.tell()
+    until(lambda: len(node.flight("k").get("waiting", ())) + node.status()["hedges"] >= count)
 
 
 def taught(node: Node) -> None:
@@ -90,8 +101,9 @@ def server() -> Iterator[RedisServer]:
 def test_a_compiler_that_hangs_is_followed_by_a_waiter_and_publishes_late_without_harm() -> None:
     with Node(**QUICKLY) as node:
         node.start()
-        first = leader(node)
-        second = waiter(node, "the second's")
+        first, second = started(node, *named("the leader", "the second"))
+        lead(first)
+        second.tell()
         assert second.expect("Lead")["token"]
         second.tell()
         assert second.expect("published")["ok"]
@@ -108,20 +120,21 @@ def test_a_compiler_that_is_stopped_by_a_signal_hangs_too(store: Path) -> None:
 
     with Node(**QUICKLY) as node:
         node.start()
-        first = leader(node)
+        first, second = started(node, *named("the leader", "the second"))
+        lead(first)
         os.kill(first.pid, signal.SIGSTOP)
-        second = waiter(node, "the second's")
-        second.expect("Lead")
+        lead(second)
         os.kill(first.pid, signal.SIGCONT)
 
 
+@pytest.mark.serial  # a compiler that is given no core for a second looks idle
 @pytest.mark.parametrize("code", [_SPINS, _WAITS_FOR_A_BUSY_CHILD], ids=["by itself", "in a child"])
 def test_a_compiler_that_works_does_not_hang(code: str) -> None:
     with Node(**QUICKLY) as node:
         node.start()
-        first = node.rank("import subprocess\n" + code)
-        first.expect("Lead")
-        second = waiter(node, "the second's")
+        first, second = started(node, "import subprocess\n" + code, *named("the second"))
+        lead(first)
+        follow(node, second)
         until(lambda: node.flight("k")["seconds"] > 4)
         assert node.flight("k")["waiting"], "a compiler that works was overtaken"
         first.tell()
@@ -136,9 +149,9 @@ def test_a_compiler_that_hangs_with_nobody_waiting_on_its_node_frees_the_lease_f
     with Node(**shared, **QUICKLY) as one, Node(**shared, **QUICKLY) as other:
         one.start()
         other.start()
-        first = leader(one)
-        second = waiter(other, "the second's")
-        second.expect("Lead")
+        (first,), (second,) = started(one, *named("the leader")), started(other, *named("the second"))
+        lead(first)
+        lead(second)
         second.tell()
         assert second.expect("published")["ok"]
         first.tell()
@@ -149,9 +162,9 @@ def test_a_compiler_that_hangs_with_nobody_waiting_on_its_node_frees_the_lease_f
 def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
     with Node(stall="0", hedge="0", lease_ttl="0.5", lease_limit="1.5") as node:
         node.start()
-        first = leader(node)
-        second = waiter(node, "the second's")
-        second.expect("Lead")
+        first, second = started(node, *named("the leader", "the second"))
+        lead(first)
+        lead(second)
         second.tell()
         assert second.expect("published")["ok"]
         first.tell()
@@ -164,8 +177,10 @@ def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_
     with Node(**EARLY) as node:
         node.start()
         taught(node)
-        first = leader(node)
-        ranks = [waiter(node, f"waiter {n}'s", n + 1) for n in range(3)]
+        first, *ranks = started(node, *named("the leader", "waiter 0", "waiter 1", "waiter 2"))
+        lead(first)
+        for count, rank in enumerate(ranks, 1):
+            follow(node, rank, count)
         hedge = ranks[0]
         assert hedge.expect("Lead")
         until(lambda: node.flight("k")["seconds"] > 3)  # time for two more, if there were no bound
@@ -184,8 +199,10 @@ def test_the_slow_compile_may_still_be_the_first(store: Path) -> None:
     with Node(**EARLY) as node:
         node.start()
         taught(node)
-        first = leader(node)
-        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+        lead(first)
+        follow(node, hedge)
+        follow(node, third, 2)
         hedge.expect("Lead")
         first.tell()
         assert first.expect("published")["ok"]
@@ -199,8 +216,10 @@ def test_a_hedge_that_dies_is_followed_by_another_after_a_while() -> None:
     with Node(**EARLY) as node:
         node.start()
         taught(node)
-        leader(node)
-        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+        lead(first)
+        follow(node, hedge)
+        follow(node, third, 2)
         hedge.expect("Lead")
         hedge.kill()
         third.expect("Lead")
@@ -211,8 +230,10 @@ def test_a_hedge_is_the_next_leader_when_the_leader_dies() -> None:
     with Node(**EARLY) as node:
         node.start()
         taught(node)
-        first = leader(node)
-        hedge, third = waiter(node, "the hedge's"), waiter(node, "the third's", 2)
+        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+        lead(first)
+        follow(node, hedge)
+        follow(node, third, 2)
         hedge.expect("Lead")
         first.kill()
         until(lambda: str(hedge.pid) in node.flight("k")["leader"])
@@ -227,10 +248,10 @@ def test_a_hedge_that_could_not_publish_is_not_the_next_leader() -> None:
     with Node(**EARLY) as node:
         node.start()
         taught(node)
-        first = leader(node)
-        hedge = node.rank(_PUBLISHES_NOTHING)
-        node.until_waiting("k", 1)
-        third = waiter(node, "the third's", 2)
+        first, hedge, third = started(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
+        lead(first)
+        follow(node, hedge)
+        follow(node, third, 2)
         hedge.expect("Lead")
         hedge.tell()
         assert not hedge.expect("published")["ok"]
@@ -246,8 +267,11 @@ def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
         for node in nodes:
             node.start()
             taught_by_reading(node, one)
-        first = leader(one)
-        ranks = [waiter(node, f"node {n}'s") for n, node in enumerate(nodes)]
+        first, mine = started(one, *named("the leader", "node 0"))
+        ranks = [mine, *(started(node, *named(f"node {n}"))[0] for n, node in enumerate(nodes[1:], 1))]
+        lead(first)
+        for node, rank in zip(nodes, ranks, strict=True):
+            follow(node, rank)
         until(lambda: sum(n.status()["hedges"] for n in nodes) >= 1)
         until(lambda: one.flight("k")["seconds"] > 4)
         assert sum(n.status()["hedges"] for n in nodes) == 1
@@ -277,7 +301,8 @@ def taught_by_reading(node: Node, first: Node) -> None:
 def test_nothing_is_hedged_before_anything_is_known() -> None:
     with Node(stall="0", hedge="1", hedge_after="0.2") as node:
         node.start()
-        leader(node)
-        waiter(node, "the second's")
+        first, second = started(node, *named("the leader", "the second"))
+        lead(first)
+        follow(node, second)
         until(lambda: node.flight("k")["seconds"] > 3)
         assert node.flight("k")["waiting"]
