@@ -269,6 +269,39 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
     asyncio.run(scenario())
 
 
+def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+        for action in flights.claim(claimant(), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: leases._watchers)
+        await within(10.0, tasks.drain(60.0))
+
+    asyncio.run(scenario())
+
+
+def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts() -> None:
+    async def scenario() -> None:
+        leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        tasks = tasks_of(flights, leases, notices=notices)
+        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
+        assert isinstance(ask, act.AskHedge)
+        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
+        tasks.start(ask)
+        await until(lambda: leases._watchers)
+        flight = flights.get(KEY)
+        assert flight is not None
+        flights.failed(KEY, flight.token, "log", "where", time.monotonic())
+        await leases.ready(KEY, "another node's manifest")
+        await until(lambda: not tasks.busy)
+        assert not notices.since(0)[0]
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
 def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
