@@ -87,7 +87,7 @@ def _package(package: str, oldest: tuple[int, ...]) -> Finding:
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Finding(package, "warn", "not installed", "pip install 'kcoord[torch]', unless this is a sidecar")
+        return Finding(package, "warn", "not installed", f"pip install {package}, unless this is a sidecar")
     number = tuple(int(p) for p in version.split("+")[0].split(".")[: len(oldest)])
     if number < oldest:
         remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"
