@@ -434,6 +434,7 @@ def test_an_agent_that_is_stopped_is_given_up_in_time() -> None:
         assert node.publish(client, lead, "k")
 
 
+@pytest.mark.serial
 def test_a_short_agent_timeout_does_not_shorten_a_wait() -> None:
     with Node(agent_timeout="0.6") as node:
         node.start()

@@ -15,9 +15,9 @@ DAY = 86400.0  # seconds
 ORIGIN = Origin("host", 1, 0, "cuda:90#0", 1.7e9)
 
 
-def publish(store: Store, name: str, age: float = 0.0, **details: str) -> str:
+def publish(store: Store, name: str, age: float = 0.0, *, backend: str = "test", **details: str) -> str:
     """An artifact of `store` that was made `age` seconds ago; its digest."""
-    manifest = manifest_of({"k": name.encode()}, CacheKey.of("test", name).with_details(details))
+    manifest = manifest_of({"k": name.encode()}, CacheKey.of(backend, name).with_details(details))
     store.publish(manifest, {"k": name.encode()})
     digest = manifest.key.digest
     older(store.home(digest), age)

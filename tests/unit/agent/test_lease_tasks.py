@@ -71,7 +71,8 @@ async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
     await until(lambda: (flight := flights.get(KEY)) is not None and flight.state is State.LEADING)
     flight = flights.get(KEY)
     assert flight is not None
-    return flight.token
+    assert flight.leader is not None
+    return flight.leader.token
 
 
 def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
@@ -293,7 +294,8 @@ def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts()
         await until(lambda: leases._watchers)
         flight = flights.get(KEY)
         assert flight is not None
-        flights.failed(KEY, flight.token, "log", "where", time.monotonic())
+        assert flight.leader is not None
+        flights.failed(KEY, flight.leader.token, "log", "where", time.monotonic())
         await leases.ready(KEY, "another node's manifest")
         await until(lambda: not tasks.busy)
         assert not notices.since(0)[0]

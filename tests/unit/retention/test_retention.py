@@ -234,8 +234,9 @@ def test_what_is_younger_than_the_least_age_stays(store: Store) -> None:
 
 
 def test_toolchains_are_read_from_keys(store: Store) -> None:
-    gone, kept = publish(store, "a", 20 * DAY, triton="3.4.0"), publish(store, "b", 20 * DAY, triton="3.6.0")
-    publish(store, "c", 1 * DAY, triton="3.6.0")
+    gone = publish(store, "a", 20 * DAY, backend="triton", triton="3.4.0")
+    kept = publish(store, "b", 20 * DAY, backend="triton", triton="3.6.0")
+    publish(store, "c", 1 * DAY, backend="triton", triton="3.6.0")
     publish(store, "nameless", 20 * DAY)
     found = run(store, toolchain_gone=14 * DAY)
     assert names(found) == [gone]

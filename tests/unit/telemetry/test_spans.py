@@ -337,7 +337,7 @@ def test_bad_spans_in_a_report_cost_the_counters_nothing() -> None:
             assert wire.ask({"op": "stats", "job": "j"})["counters"]["requests"] == 5
         until(lambda: any(p.stat().st_size for p in node.directory.glob("traces/j/*.spans")))
         with pytest.raises(AssertionError):  # nothing else may come of it
-            until(lambda: len(list(load_timeline(node.settings, "j").spans())) != 1, within=0.2)
+            until(lambda: len(list(load_timeline(node.settings, "j").spans())) != 1, 0.2)
 
 
 def test_what_a_hostile_client_says_of_itself_leaves_the_file_readable() -> None:
@@ -520,9 +520,8 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
         for rank in range(8):
             for n in range(4):
                 timelines.add(Identity(rank, rank, rank, "job"), line(n, 1000))
-            if timelines._saving is not None:  # between two frames; no pulse comes
-                await asyncio.wait({timelines._saving})
-        await timelines.drain(10)
+            await timelines._saving.settled()  # between two frames; no pulse comes
+        await Chores(timelines.chores).drain(10)
 
     in_agent(work)
     found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]

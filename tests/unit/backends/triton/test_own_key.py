@@ -242,7 +242,7 @@ def counted():
     while not (root / "gate").exists():
         time.sleep(0.005)
     return computes()
-print(own_key._once(counted, root / "local"))
+print(triton_key._once(counted, root / "local"))
 """
 
 
