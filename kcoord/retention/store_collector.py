@@ -12,8 +12,8 @@ The 256 directories of ``objects`` stay, also when they are empty: a publisher m
 from __future__ import annotations
 
 import os
-import stat
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
