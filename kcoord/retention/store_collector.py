@@ -46,7 +46,10 @@ _OUTCOMES_FOR = 86400.0  # seconds; whoever asks later looks into the store
 _MARKERS_FOR = 7 * 86400.0  # nobody renews one so seldom
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-_TOOLCHAIN = ("torch", "compilers")  # beside the factor that is named after the key's compiler, and versions of packages
+_TOOLCHAIN = (
+    "torch",
+    "compilers",
+)  # beside the factor that is named after the key's compiler, and versions of packages
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
