@@ -12,6 +12,7 @@ The 256 directories of ``objects`` stay, also when they are empty: a publisher m
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -35,7 +36,11 @@ from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-_TOOLCHAIN = ("torch", "compilers")  # beside the factor that is named after the key's compiler
+_TOOLCHAIN = (
+    "torch",
+    "compilers",
+)  # beside the factor that is named after the key's compiler, and versions of packages
+_VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
 """The digests that must stay, looked up anew at each call. Raises `StoreError`: then nothing is removed."""
@@ -190,7 +195,8 @@ def _toolchain(store: Store, digest: str) -> str:
     except (ArtifactInvalid, StoreError):
         return ""
     names = (*_TOOLCHAIN, key.backend.partition("-")[0])
-    versions = {f.name: f.text for f in (*key.factors, *key.details) if f.name in names and f.text}
+    factors = (f for f in (*key.factors, *key.details) if f.text)
+    versions = {f.name: f.text for f in factors if f.name in names or _VERSION.fullmatch(f.text)}
     return " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
 
 
