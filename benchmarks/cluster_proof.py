@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.result import Result
-from tests.cluster.proof.cluster import (
-    RANKS,
-    WORLD,
-    cluster,
-    why_not,
-)
+from tests.cluster.proof.cluster import RANKS, WORLD, cluster, why_not
 from tests.cluster.proof.story import KERNELS, SECONDS_EACH, job_with_faults
 from tests.support.sandbox import sandboxed
 

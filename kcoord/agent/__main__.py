@@ -27,10 +27,7 @@ from kcoord.errors import SettingsError
 from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
-from kcoord.protocol.endpoint import (
-    identity_of,
-    unlink_own,
-)
+from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
 from kcoord.settings import SECRET_FILES, Settings, variable
 from kcoord.telemetry import json_log

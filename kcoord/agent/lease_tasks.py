@@ -24,9 +24,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
-from kcoord.protocol.fields import (
-    label,
-)
+from kcoord.protocol.fields import label
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")

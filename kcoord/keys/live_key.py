@@ -18,13 +18,7 @@ from kcoord.keys.arguments.signature import Arguments
 from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment, variables
-from kcoord.keys.function.lookup import (
-    REMEDY,
-    is_computed,
-    is_open,
-    is_slot,
-    own_attributes,
-)
+from kcoord.keys.function.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
 from kcoord.keys.function.walk import Content, content_of
 from kcoord.keys.tools.toolchain import tools
 from kcoord.keys.tools.tree import by_name, tree_fingerprint

@@ -13,13 +13,9 @@ from pathlib import Path
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import (
-    refresh_names,
-)
+from kcoord.files.rename import refresh_names
 from kcoord.files.replace import replace_file
 
 _FORMAT = "kcoord-holdings-1"

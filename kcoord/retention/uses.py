@@ -21,9 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.faults import (
-    store_error,
-)
+from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
 

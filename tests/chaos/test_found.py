@@ -27,12 +27,7 @@ from kcoord.rank.compilation import Compilation
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
 from tests.support import interpose
-from tests.support.agents import (
-    Node,
-    key_of,
-    until,
-    watching,
-)
+from tests.support.agents import Node, key_of, until, watching
 from tests.support.interpose import Interposer
 from tests.support.redis_server import RedisServer, find_redis_server
 

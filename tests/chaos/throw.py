@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcoord.protocol import frames
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from tests.chaos.compiler import key_of
 from tests.chaos.schedule import Fault, Round
 from tests.chaos.site import Site

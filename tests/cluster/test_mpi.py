@@ -18,22 +18,9 @@ import pytest
 
 from tests.support import hosts
 from tests.support.living import agents_of, inodes_open_in, words_of
-from tests.support.mpi_cluster import (
-    AS_ROOT,
-    KINDS,
-    NODES,
-    PASSWORD,
-    RANKS,
-    Mpi,
-    MpiCluster,
-)
+from tests.support.mpi_cluster import AS_ROOT, KINDS, NODES, PASSWORD, RANKS, Mpi, MpiCluster
 from tests.support.redis_server import find_redis_server
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch" / "mpi"
 BIN = Path(sys.executable).parent

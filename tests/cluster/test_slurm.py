@@ -17,18 +17,8 @@ from typing import Any
 import pytest
 
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
-from tests.support.slurm_cluster import (
-    KILL_WAIT,
-    SlurmCluster,
-    missing,
-    slurm_cluster,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.slurm_cluster import KILL_WAIT, SlurmCluster, missing, slurm_cluster
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 RANK = PROGRAMS / "generic_rank.py"

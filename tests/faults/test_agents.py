@@ -21,24 +21,11 @@ import pytest
 from kcoord.protocol import endpoint, frames
 from kcoord.rank import connection_pool, spawn
 from kcoord.rank.client import Alone, Lead, Ready
-from tests.support.agents import (
-    Node,
-    end_agent,
-    in_thread,
-    key_of,
-    stage,
-    until,
-    watching,
-)
+from tests.support.agents import Node, end_agent, in_thread, key_of, stage, until, watching
 from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
 BOUND = 1.75 * PATIENCE  # who waits twice where once was enough is beyond it

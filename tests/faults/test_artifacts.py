@@ -17,16 +17,7 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from tests.support.agents import until
-from tests.support.cluster import (
-    BACK,
-    CANNOT,
-    NODES,
-    QUICK,
-    Cluster,
-    cluster,
-    key_digest,
-    start_agent,
-)
+from tests.support.cluster import BACK, CANNOT, NODES, QUICK, Cluster, cluster, key_digest, start_agent
 
 Damage = Callable[[Path], object]
 

@@ -13,13 +13,7 @@ import pytest
 from kcoord.agent import server
 from kcoord.artifacts.store import Store
 from kcoord.rank.client import Lead
-from tests.support.agents import (
-    Node,
-    in_thread,
-    key_of,
-    stage,
-    until,
-)
+from tests.support.agents import Node, in_thread, key_of, stage, until
 from tests.support.cluster import start_agent
 from tests.support.interpose import CALLS, Interposer
 from tests.support.redis_server import RedisServer, find_redis_server

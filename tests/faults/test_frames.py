@@ -26,9 +26,7 @@ from hypothesis import strategies as st
 
 from kcoord.agent import connections
 from kcoord.agent.connections import Connections, Observer
-from kcoord.artifacts.describe import (
-    seal,
-)
+from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError
 from kcoord.leases import base as leases
@@ -37,27 +35,13 @@ from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import frames, identity, messages
 from kcoord.rank import client as client_module
-from kcoord.rank.client import (
-    AgentClient,
-    Alone,
-    Busy,
-    Failed,
-    Lead,
-    Ready,
-)
+from kcoord.rank.client import AgentClient, Alone, Busy, Failed, Lead, Ready
 from kcoord.rank.coordinator import Coordinator
 from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
-from tests.support.agents import (
-    Node,
-    Wire,
-    in_thread,
-    key_of,
-    stage,
-    until,
-)
+from tests.support.agents import Node, Wire, in_thread, key_of, stage, until
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)

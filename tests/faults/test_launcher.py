@@ -27,12 +27,7 @@ from tests.support.interpose import Interposer
 from tests.support.living import those_within
 from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 TTL = 2.0  # seconds
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL, as schedulers have it

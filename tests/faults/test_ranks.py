@@ -17,13 +17,7 @@ import redis
 
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from tests.support.agents import (
-    Node,
-    Rank,
-    key_of,
-    until,
-    watching,
-)
+from tests.support.agents import Node, Rank, key_of, until, watching
 from tests.support.redis_server import RedisServer
 
 BOUND = 5.0  # seconds from a death to the next leader; the TTL is far above, the exact figure is a benchmark's business

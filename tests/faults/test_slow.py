@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import (
-    Node,
-    Rank,
-    until,
-)
+from tests.support.agents import Node, Rank, until
 from tests.support.redis_server import RedisServer, find_redis_server
 
 _LEADS = """

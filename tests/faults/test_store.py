@@ -22,18 +22,7 @@ import pytest
 from kcoord.artifacts.store import Store
 from tests.support.agents import end_agent, until
 from tests.support.artifacts import publish
-from tests.support.cluster import (
-    BACK,
-    CANNOT,
-    NODES,
-    QUICK,
-    RANKS,
-    UNPRIVILEGED,
-    Cluster,
-    cluster,
-    fill,
-    key_digest,
-)
+from tests.support.cluster import BACK, CANNOT, NODES, QUICK, RANKS, UNPRIVILEGED, Cluster, cluster, fill, key_digest
 from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
 from tests.support.mounts import mount, mounted, unmount

@@ -24,24 +24,9 @@ from kcoord.artifacts.store import Store
 from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import endpoint
-from kcoord.rank.client import (
-    BUSY,
-    Alone,
-    Failed,
-    Lead,
-    Ready,
-)
+from kcoord.rank.client import BUSY, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
-from tests.support.agents import (
-    Node,
-    Rank,
-    end_agent,
-    in_thread,
-    key_of,
-    stage,
-    until,
-    watching,
-)
+from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
 

@@ -36,18 +36,8 @@ from kcoord.warmup.ahead_process import permitted, work
 from kcoord.warmup.tasks import Task
 from tests.support.command import KCOORD
 from tests.support.living import words_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    sandboxed,
-)
-from tests.support.triton_ranks import (
-    RANK,
-    homes,
-    hooked,
-    report,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, sandboxed
+from tests.support.triton_ranks import RANK, homes, hooked, report
 
 pytest.importorskip("triton")
 

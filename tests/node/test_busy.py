@@ -13,13 +13,7 @@ import redis
 
 from kcoord.leases.base import Lease, Wait, await_turn
 from kcoord.leases.redis import RedisLeases
-from kcoord.rank.client import (
-    BUSY,
-    AgentClient,
-    Failed,
-    Lead,
-    Ready,
-)
+from kcoord.rank.client import BUSY, AgentClient, Failed, Lead, Ready
 from tests.support.agents import Node, in_thread, key_of
 from tests.support.redis_server import RedisServer
 

@@ -14,12 +14,7 @@ from kcoord.cli import _COMMANDS
 from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 RANK = PROGRAMS / "generic_rank.py"
 

@@ -15,23 +15,10 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields, frames
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import connection_pool
-from kcoord.rank.client import (
-    AgentClient,
-    Alone,
-    Lead,
-    Ready,
-)
+from kcoord.rank.client import AgentClient, Alone, Lead, Ready
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import (
-    SOON,
-    Node,
-    end_agent,
-    in_thread,
-    key_of,
-    stage,
-    until,
-)
+from tests.support.agents import SOON, Node, end_agent, in_thread, key_of, stage, until
 from tests.support.sandbox import Sandbox
 
 THREADS = 16

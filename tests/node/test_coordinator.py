@@ -21,22 +21,11 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, CompileFailed, KeyFactorError, StoreError
 from kcoord.rank.client import AgentClient, Ready
-from kcoord.rank.coordinator import (
-    BUSY,
-    Busy,
-    Compilation,
-    Coordinator,
-    Request,
-)
+from kcoord.rank.coordinator import BUSY, Busy, Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.ledger import Ledger
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 TARGET = kcoord.Scope.TARGET
 

@@ -17,12 +17,7 @@ from kcoord.rank.reporting import Recorder
 from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
-from tests.support.agents import (
-    Node,
-    end_agent,
-    key_of,
-    until,
-)
+from tests.support.agents import Node, end_agent, key_of, until
 from tests.support.scrape import Scraped, address_of
 
 

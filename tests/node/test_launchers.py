@@ -13,12 +13,7 @@ import pytest
 from kcoord.agent.launchers import Launchers
 from tests.support.command import KCOORD
 from tests.support.living import agents_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 EXEC = (*KCOORD, "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"

@@ -23,40 +23,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.agent.metrics.exporter import Exporter
-from kcoord.agent.metrics.prometheus import (
-    ANSWERS,
-    BUCKETS,
-    METRICS,
-    OTHER,
-    Page,
-    Tally,
-)
+from kcoord.agent.metrics.prometheus import ANSWERS, BUCKETS, METRICS, OTHER, Page, Tally
 from kcoord.artifacts.store import Store
 from kcoord.rank.client import Lead
 from kcoord.retention.holdings import note_holdings
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.agents import (
-    ROOT,
-    SOON,
-    Node,
-    end_agent,
-    until,
-)
+from tests.support.agents import ROOT, SOON, Node, end_agent, until
 from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.ports import reserve_port
 from tests.support.sandbox import Sandbox, finish
-from tests.support.scrape import (
-    KEYS,
-    LOOKS_OFTEN,
-    RANKS,
-    Job,
-    Scraped,
-    address_of,
-    ask,
-    run_job,
-)
+from tests.support.scrape import KEYS, LOOKS_OFTEN, RANKS, Job, Scraped, address_of, ask, run_job
 
 
 @pytest.fixture

@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 from kcoord.artifacts import local
 from kcoord.errors import ProtocolError
 from kcoord.protocol import fields, frames
-from kcoord.protocol.identity import (
-    Identity,
-)
-from tests.support.agents import (
-    Node,
-    key_of,
-    stage,
-    until,
-)
+from kcoord.protocol.identity import Identity
+from tests.support.agents import Node, key_of, stage, until
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),

@@ -18,13 +18,7 @@ from kcoord.protocol import endpoint
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Alone
 from kcoord.telemetry.events import Notices
-from tests.support.agents import (
-    ROOT,
-    Node,
-    end_agent,
-    until,
-    watching,
-)
+from tests.support.agents import ROOT, Node, end_agent, until, watching
 
 ASK = """
 listen()

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.living import agents_of, kill, words_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 pytest.importorskip("torch")
 

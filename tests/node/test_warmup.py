@@ -21,11 +21,7 @@ from kcoord.warmup.runner import warmup
 from kcoord.warmup.tasks import distinct
 from tests.support.command import KCOORD
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 
 def path(directory: Path) -> str:

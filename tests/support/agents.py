@@ -27,9 +27,7 @@ from typing import Any
 from kcoord.artifacts import local
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import endpoint, frames
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.retention.local_collector import keeps_access_times
-from tests.support.agents import (
-    ROOT,
-    SOON,
-    Node,
-    until,
-)
+from tests.support.agents import ROOT, SOON, Node, until
 from tests.support.cluster import start_agent
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS

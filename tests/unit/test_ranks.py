@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.ranks import Ranks, ranks_of
 
 # What these launchers set was read off processes that they started: torchrun 2.13, Slurm 22.05, Open MPI 4.1, MPICH 4.0.

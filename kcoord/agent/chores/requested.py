@@ -7,9 +7,7 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.profiles.requested import (
     MOST_REQUESTED,
     RequestedArtifact,

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
-from kcoord.files.faults import (
-    fault_of,
-    store_error,
-)
+from kcoord.files.faults import fault_of, store_error
 from kcoord.files.replace import replace_file
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices

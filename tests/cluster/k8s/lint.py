@@ -13,14 +13,7 @@ from kcoord import settings
 from kcoord.agent.server import ENDS_WITHIN
 from kcoord.cli import _COMMANDS
 from kcoord.settings import FIELDS, variable
-from tests.cluster.k8s.manifests import (
-    Object,
-    Pod,
-    environment,
-    is_sidecar,
-    jobs,
-    pods,
-)
+from tests.cluster.k8s.manifests import Object, Pod, environment, is_sidecar, jobs, pods
 
 SECRETS = tuple(map(variable, settings.SECRETS))
 FILES = tuple(map(variable, settings.SECRET_FILES))

@@ -19,12 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cluster.k8s.manifests import (
-    ROOT,
-    Object,
-    Pod,
-    objects,
-)
+from tests.cluster.k8s.manifests import ROOT, Object, Pod, objects
 from tests.support.living import kill
 from tests.support.redis_server import RedisServer
 

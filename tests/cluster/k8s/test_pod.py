@@ -19,12 +19,7 @@ from tests.cluster.k8s.lint import SECRETS
 from tests.cluster.k8s.manifests import objects, pods
 from tests.cluster.k8s.running import RunningPod
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 RANK = PROGRAMS / "generic_rank.py"
 KERNELS = 12

@@ -14,14 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.proof.cluster import (
-    LAUNCHER,
-    RANKS,
-    TRAIN,
-    WORLD,
-    Cluster,
-    Node,
-)
+from tests.cluster.proof.cluster import LAUNCHER, RANKS, TRAIN, WORLD, Cluster, Node
 from tests.support.sandbox import eventually, finish
 
 KERNELS, SECONDS_EACH = 160, 0.3

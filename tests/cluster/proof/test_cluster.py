@@ -9,23 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.files.sweep import sweep
-from tests.cluster.proof.cluster import (
-    LAUNCHER,
-    NODES,
-    RANKS,
-    TRAIN,
-    WORLD,
-    Cluster,
-    cluster,
-    why_not,
-)
-from tests.cluster.proof.story import (
-    JOB,
-    KERNELS,
-    Story,
-    job_with_faults,
-    read_back,
-)
+from tests.cluster.proof.cluster import LAUNCHER, NODES, RANKS, TRAIN, WORLD, Cluster, cluster, why_not
+from tests.cluster.proof.story import JOB, KERNELS, Story, job_with_faults, read_back
 from tests.support.sandbox import Sandbox, eventually, finish
 
 _WHY_NOT = why_not()

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts import local
-from kcoord.artifacts.describe import (
-    describe,
-)
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, KcoordError

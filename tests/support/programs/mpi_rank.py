@@ -18,9 +18,7 @@ from pathlib import Path
 import psutil
 
 import kcoord
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.rank.client import AgentClient
 from kcoord.ranks import ranks_of
 from kcoord.settings import Settings

@@ -13,9 +13,7 @@ from kcoord.agent import store_access as shared_store
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    fault_of,
-)
+from kcoord.files.faults import fault_of
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import manifest_of
 

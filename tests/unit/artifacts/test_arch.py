@@ -23,9 +23,7 @@ from hypothesis import strategies as st
 import kcoord
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
-from kcoord.artifacts.describe import (
-    describe,
-)
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, CompileFailed

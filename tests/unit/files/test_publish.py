@@ -16,12 +16,8 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.faults import (
-    store_error,
-)
-from kcoord.files.rename import (
-    set_aside,
-)
+from kcoord.files.faults import store_error
+from kcoord.files.rename import set_aside
 from kcoord.keys import CacheKey
 from tests.support.mounts import mounted, read_only, tmpfs
 

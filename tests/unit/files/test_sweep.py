@@ -13,18 +13,11 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts import local
-from kcoord.artifacts.describe import (
-    seal,
-)
+from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
-from kcoord.files.naming import (
-    place,
-    staging_name,
-)
-from kcoord.files.rename import (
-    rename_into_place,
-)
+from kcoord.files.naming import place, staging_name
+from kcoord.files.rename import rename_into_place
 from kcoord.files.sweep import lives, sweep, sweep_left_by
 from kcoord.testing.stores import KEY
 from tests.support.agents import Node, stage, until

@@ -18,12 +18,7 @@ import pytest
 
 from kcoord.keys import CacheKey
 from kcoord.keys.tools import machine_cache, toolchain
-from kcoord.keys.tools.toolchain import (
-    fingerprint,
-    tool_factors,
-    tools,
-    which,
-)
+from kcoord.keys.tools.toolchain import fingerprint, tool_factors, tools, which
 from tests.support.sandbox import eventually, finish
 
 _ROOT = Path(__file__).parents[3]

@@ -21,16 +21,7 @@ from kcoord.leases.failover import Failover
 from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import (
-    BOUND,
-    TTL,
-    LeaseConformance,
-    bounded,
-    eventually,
-    some_key,
-    waiting,
-    won,
-)
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
 from tests.support.redis_server import RedisServer, one_of_a_cluster
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}

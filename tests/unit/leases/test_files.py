@@ -25,16 +25,7 @@ from kcoord.leases import file_threads, lease_files
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, await_turn
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles
-from kcoord.testing.leases import (
-    BOUND,
-    TTL,
-    LeaseConformance,
-    bounded,
-    eventually,
-    some_key,
-    waiting,
-    won,
-)
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
 from tests.support.interpose import Interposer
 from tests.unit.leases.other_agent import OtherAgent
 

@@ -14,16 +14,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Lease, LeaseService, Ready, Wait, await_turn, within
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import (
-    BOUND,
-    TTL,
-    LeaseConformance,
-    bounded,
-    eventually,
-    some_key,
-    waiting,
-    won,
-)
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
 from tests.support.redis_server import RedisServer
 
 _ANSWERS_WITHIN = 5.0  # seconds; a dead or silent server is told apart from a slow one by then

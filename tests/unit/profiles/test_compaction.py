@@ -15,9 +15,7 @@ import pytest
 from kcoord.artifacts.signing import OFF, PROFILE, Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash

@@ -32,12 +32,7 @@ from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.warmup.profile_access import readable
-from tests.support.agents import (
-    Node,
-    end_agent,
-    in_thread,
-    until,
-)
+from tests.support.agents import Node, end_agent, in_thread, until
 from tests.support.artifacts import older
 from tests.support.cluster import start_agent
 from tests.support.profiles import recipe

@@ -27,19 +27,8 @@ from kcoord.telemetry.spans import KEY_DIGITS, Process, Span
 from tests.support.browser import Browser
 from tests.support.command import kcoord as run
 from tests.support.pages import HOSTILE, Text
-from tests.support.profiles import (
-    give,
-    rank,
-    record,
-    said,
-    settings_of,
-)
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.profiles import give, rank, record, said, settings_of
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 
 def key(

@@ -25,12 +25,7 @@ from kcoord.errors import SettingsError, StoreError
 from kcoord.files.trash import Trash
 from kcoord.keys import CacheKey
 from kcoord.leases.local import LocalLeases
-from kcoord.profiles.requested import (
-    RequestedArtifact,
-    all_requested,
-    requested_directory,
-    save_requested,
-)
+from kcoord.profiles.requested import RequestedArtifact, all_requested, requested_directory, save_requested
 from kcoord.retention import tidying
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
@@ -40,22 +35,12 @@ from kcoord.retention.pinned import pin_profile, pinned_digests
 from kcoord.retention.pins import load_pins, pin, unpin
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import (
-    load_uses,
-    merge_uses,
-    note_uses,
-    prefix_of,
-)
+from kcoord.retention.uses import load_uses, merge_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
-from tests.support.agents import (
-    Node,
-    end_agent,
-    key_of,
-    until,
-)
+from tests.support.agents import Node, end_agent, key_of, until
 from tests.support.artifacts import DAY, make_home, publish
 from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 
 from kcoord.telemetry.json_log import JsonFormatter, about
-from tests.support.agents import (
-    ROOT,
-    Node,
-    key_of,
-    until,
-)
+from tests.support.agents import ROOT, Node, key_of, until
 
 
 def formatted(message: Any, *arguments: Any, **more: Any) -> dict[str, Any]:

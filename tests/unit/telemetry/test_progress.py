@@ -19,12 +19,7 @@ from kcoord.telemetry import progress
 from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
 from kcoord.warmup.overview import Overview
 from tests.support.profiles import give, rank, record
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 SECONDS = [4.0, 2.0, 1.0, 1.0]
 

@@ -19,9 +19,7 @@ import kcoord
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.cli.options import agent_status
-from kcoord.protocol.identity import (
-    Identity,
-)
+from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
 from kcoord.rank.coordinator import Coordinator
 from kcoord.report import span_reader
@@ -32,12 +30,7 @@ from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import MOST_AT_ONCE, Process, Span, Spans, checked
 from tests.support.agents import Node, until
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 RANK = PROGRAMS / "generic_rank.py"
 KEY = kcoord.CacheKey.of("test", "kernel", n=1)

@@ -28,31 +28,18 @@ from kcoord.artifacts.payload import pack, with_payload
 from kcoord.artifacts.signing import BUNDLE, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.naming import (
-    staging_name,
-)
+from kcoord.files.naming import staging_name
 from kcoord.keys import CacheKey
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, save_part
-from kcoord.profiles.requested import (
-    RequestedArtifact,
-    load_requested,
-    requested_directory,
-    save_requested,
-)
+from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, eventually, finish
-from tests.support.signing import (
-    OURS,
-    THEIRS,
-    opened,
-    trust,
-    unsigned,
-)
+from tests.support.signing import OURS, THEIRS, opened, trust, unsigned
 
 KEYS = [CacheKey.of("test", f"kernel {n}") for n in range(4)]
 DIGESTS = sorted(key.digest for key in KEYS)

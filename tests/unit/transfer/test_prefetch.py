@@ -23,24 +23,13 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.profiles.requested import (
-    RequestedArtifact,
-    load_requested,
-    requested_directory,
-    save_requested,
-)
+from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer import prefetch as prefetch_module
 from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import key_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-    sandboxed,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
 
 KCOORD = ("-c", "from kcoord.cli import main; main()")
 DIGESTS = [f"{n:064x}" for n in range(20)]

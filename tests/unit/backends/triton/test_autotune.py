@@ -31,12 +31,7 @@ from kcoord.settings import Settings
 from tests.support.agents import Node
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
-from tests.support.sandbox import (
-    PROGRAMS,
-    Sandbox,
-    eventually,
-    finish,
-)
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there

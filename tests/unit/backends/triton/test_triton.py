@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
-from tests.support.sandbox import (
-    Sandbox,
-    finish,
-)
+from tests.support.sandbox import Sandbox, finish
 from tests.support.triton_ranks import RANK, homes, hooked, report, run_ranks, totals
 
 pytest.importorskip("triton")
