@@ -322,6 +322,7 @@ def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
     bounded(scenario())
 
 
+@pytest.mark.serial
 def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: RedisServer) -> None:
     async def scenario() -> None:
         service = RedisLeases(server.url, "kcoord:fuzz", **_TIMES)

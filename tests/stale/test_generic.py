@@ -17,6 +17,8 @@ from tests.support.sandbox import sandboxed
 
 TABLE = "tests.stale.generic_ways"
 
+pytestmark = pytest.mark.timeout(900)  # the matrix is compiled in a dozen processes, beside other tests
+
 
 @dataclass(frozen=True)
 class Matrix:

@@ -24,6 +24,8 @@ SETTINGS = {
 }
 both_ways = pytest.mark.parametrize("way", ["launch", "compile"])
 
+pytestmark = pytest.mark.timeout(900)  # the matrix is compiled in a dozen processes, beside other tests
+
 
 @dataclass(frozen=True)
 class Matrix:

@@ -29,6 +29,7 @@ def test_the_agent_imports_neither_torch_nor_triton() -> None:
     assert not {"torch", "triton", "numpy"} & modules
 
 
+@pytest.mark.serial
 def test_importing_kcoord_takes_less_than_50_ms_more_than_python_itself() -> None:
     def seconds(statement: str) -> float:
         begun = time.perf_counter()
