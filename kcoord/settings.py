@@ -213,7 +213,7 @@ class Settings:
 
     @property
     def socket_path(self) -> Path:
-        """Where the agent listens: `socket`, or a name made from the settings that make an agent."""
+        """The path at which the agent listens: `socket`, or a name made from the settings that make an agent."""
         if self.socket is not None:
             return self.socket
         path = self.local_dir / f"agent-{self.fingerprint}.sock"

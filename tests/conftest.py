@@ -18,7 +18,7 @@ from tests.support.interpose import Interposer
 from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
-_WORKERS_PER_CORE = 3  # a test waits for about half of its time
+_WORKERS_PER_CORE = 4  # most of a test's time is waiting
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,9 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shared = [name for name in getattr(item, "fixturenames", ()) if _of_a_module(item, name)]
         if shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(
-        key=lambda item: not item.path.is_relative_to(ROOT / "tests" / "stale")
-    )  # the longest groups begin first
+    stale = ROOT / "tests" / "stale"
+    items.sort(key=lambda item: not item.path.is_relative_to(stale))  # the longest groups begin first
 
 
 def _of_a_module(item: pytest.Item, name: str) -> bool:

@@ -62,7 +62,7 @@ class Hedges:
         return None
 
     def _awaited_home(self, key: str, serial: int) -> Path | None:
-        """Where the first waiter wants what a rank of this node compiles."""
+        """The home at which the first waiter wants the artifact that a rank of this node compiles."""
         flight = self._flight(key, serial)
         if flight is None or flight.state is not State.LEADING or not flight.waiters:
             return None

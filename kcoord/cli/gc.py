@@ -115,7 +115,7 @@ def command(
 
 
 def _compact(store: Path, settings: Settings) -> dict[str, int]:
-    """How many of what went. What keeps profiles from being merged keeps no artifact from being removed."""
+    """The number of merged files of each kind. An error is a warning: it keeps no artifact from being removed."""
 
     def failed(files: str, error: KcoordError) -> None:
         click.echo(f"kcoord: {files} are not merged: {error}", err=True)

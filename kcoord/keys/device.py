@@ -18,7 +18,7 @@ _SM = re.compile(r"[0-9]{2,3}[af]?")
 
 
 class Scope(enum.Enum):
-    """How much of the device key belongs in an artifact's key."""
+    """The share of the device key that belongs in an artifact's key."""
 
     TARGET = "target"
     """The bytes depend on the GPUTarget alone: a cubin, a hsaco."""

@@ -178,7 +178,7 @@ def _recipes(name: str) -> list[Recipe]:
 
 
 def _read(read: Callable[[], T]) -> T:
-    """What `read` returns, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
+    """The result of `read`, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
     reading = in_daemon(read)
     if not wait({reading}, timeout=_LONGEST_READ).done:
         raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?")
