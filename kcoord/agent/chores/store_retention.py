@@ -64,7 +64,7 @@ class StoreRetention:
         return gauges_of("store", self._holdings, bounds if self._has_store else {})
 
     async def _pass(self, store: Path) -> None:
-        """Whatever goes wrong: an hour later another agent tries."""
+        """One pass. After a failure another agent tries, an hour later."""
         try:
             if not await self._lane.run(lambda: _is_turn(store)):
                 return
