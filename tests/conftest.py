@@ -18,7 +18,7 @@ from tests.support.interpose import Interposer
 from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
-_WORKERS_PER_CORE = 4  # most of a test's time is waiting
+_WORKERS_PER_CORE = 2  # half of a test's time is waiting; with more, agents of short time-outs starve
 
 
 def pytest_configure(config: pytest.Config) -> None:

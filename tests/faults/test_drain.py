@@ -111,6 +111,7 @@ def state(redis: RedisServer, lease: str) -> str:
     return redis.command("HGET", lease, "state").decode().partition("\r\n")[2].strip()
 
 
+@pytest.mark.serial
 def test_a_rank_whose_kernel_is_taken_in_as_the_agent_ends_waits_for_longer_than_its_time_out(
     tmp_path: Path, interposer: Interposer, leads: Leads
 ) -> None:

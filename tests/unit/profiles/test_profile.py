@@ -573,6 +573,7 @@ def test_threads_that_record_at_once_lose_nothing(alone: Coordinator) -> None:
 
 def test_an_agent_of_before_profiles_breaks_nothing(node: Node) -> None:
     """It refuses a request that it does not know, and closes."""
+    until(node.agent_pids)
     end_agent(node.agent_pids()[0])
     asked: list[str] = []
 
