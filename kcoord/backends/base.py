@@ -246,9 +246,9 @@ class Backend(ABC, Generic[R, H]):
     def obtain(self, request: R, native: Callable[[], H]) -> H:
         """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
 
-        It answers if the request is bypassed, has no key, or kcoord has a fault. An artifact that does not load is compiled for
-        this process alone, and stays. Raises the exceptions of `compile`, of `failed_elsewhere`, and of `load` after a compile
-        here. Not guaranteed: exactly one compile in a job.
+        It answers if the request is bypassed, has no key, or cannot be loaded, and if kcoord has a fault. An artifact that does
+        not load is compiled for this process alone, and stays. Raises the exceptions of `compile` and of `failed_elsewhere`. Not
+        guaranteed: exactly one compile in a job.
         """
         asked = self._asked(request)
         if isinstance(asked, Bypassed):
@@ -407,7 +407,7 @@ class Backend(ABC, Generic[R, H]):
         if handle is not UNLOADED or not loads:
             return handle
         artifact = artifact or self._adopted(compilation)
-        return ABSENT if artifact is None else self.load(request, artifact)
+        return ABSENT if artifact is None else self._loaded(request, artifact)
 
     @fails_open(lambda self, compilation: None)
     def _adopted(self, compilation: Compilation) -> Artifact | None:

@@ -6,7 +6,7 @@ The variables that choose tools (``TRITON_PTXAS_PATH``) are not here: `kcoord.ba
 from __future__ import annotations
 
 VARIABLES = {
-    # What Triton 3.4 ... 3.9 put into their own keys (include/triton/Tools/Sys/GetEnv.hpp).
+    # Variables that Triton 3.4 ... 3.9 put into their own keys (include/triton/Tools/Sys/GetEnv.hpp).
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION": "layouts in tensor memory",
     "AMDGCN_ENABLE_DUMP": "in Triton's own key",
     "AMDGCN_USE_BUFFER_ATOMICS": "buffer atomics on AMD",
@@ -52,7 +52,7 @@ VARIABLES = {
     "TRITON_PLUGIN_VERSION_CHECK": "which plug-ins are loaded",
     "TRITON_PREFER_TMEM_16x256_LAYOUT": "layouts in tensor memory (to 3.7)",
     "USE_IR_LOC": "line information taken from the IR",
-    # What they leave out, and changes code or the files of a kernel all the same (triton/knobs.py).
+    # Variables that they leave out, and that change code or the files of a kernel all the same (triton/knobs.py).
     "AMDGCN_ANALYZE_SMALL_TENSOR_RANGE": "which AMD loads become buffer loads",
     "AMDGCN_SCALARIZE_PACKED_FOPS": "packed arithmetic on AMD",
     "NVCC_APPEND_FLAGS": "as for nvcc, which extensions of Triton run",
