@@ -7,8 +7,9 @@ import compileall
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _of_a_module(item: pytest.Item, name: str) -> bool:
     definitions = item.session._fixturemanager.getfixturedefs(name, item) or ()
     return any(each.scope == "module" and each.baseid for each in definitions)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """A report that xdist can send: a lone surrogate in it, from a fuzzed message, would end the whole run."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    return type(value)(map(_encodable, value)) if type(value) in (list, tuple) else value
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

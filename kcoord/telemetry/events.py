@@ -25,7 +25,11 @@ class Notices:
         self._told: dict[str, list[str]] = {}  # subject → the line, in a list whose identity shows who came first
 
     def tell(self, line: str, *, about: str | None = None) -> bool:
-        """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged."""
+        """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged.
+
+        Lone surrogates, which no log file takes, are escaped: lines quote paths, compilers and peers.
+        """
+        line = line.encode("utf-8", "backslashreplace").decode()
         mine = [line]
         if len(self._told) >= self._MOST or self._told.setdefault(about or line, mine) is not mine:
             return False
