@@ -19,6 +19,7 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends import abandoned
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KeyFactorError, SettingsError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -31,40 +32,12 @@ from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import ABSENT, Busy, Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters
-from kcoord.telemetry.events import Notices, log
 
-F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 H = TypeVar("H")
 
-notices = Notices()
-"""Notices of this process's backends, each told once."""
-
 UNLOADED: Any = object()
 """Returned by `Backend.compile` if it built no handle: the published artifact is loaded."""
-
-
-def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
-    """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
-
-    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. An exception that a
-    signal handler of the script raised meanwhile is the script's, and is raised.
-    """
-
-    def decorate(hook: F) -> F:
-        @functools.wraps(hook)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return hook(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - see above
-                let_through(error)
-                if notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
-                    log.warning("where it happened", exc_info=error)
-                return otherwise(*args, **kwargs)
-
-        return guarded  # type: ignore[return-value]
-
-    return decorate
 
 
 @dataclass(frozen=True)

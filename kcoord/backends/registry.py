@@ -18,7 +18,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from kcoord.backends.base import Backend, fails_open, notices
+from kcoord.backends.base import Backend
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 

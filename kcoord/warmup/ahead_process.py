@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kcoord.backends.base import notices
+from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import install
 from kcoord.cgroups import free_memory
 from kcoord.errors import KcoordError

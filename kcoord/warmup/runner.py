@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kcoord.backends.base import notices
+from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import install, replayer
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kcoord.backends.base import notices
+from kcoord.backends.fail_open import notices
 from kcoord.backends.python.recipes import replay_call
 from kcoord.backends.registry import replayer
 from kcoord.keys.device import GPUTarget

@@ -48,7 +48,7 @@ def _run(path: str) -> None:
 
 
 def _hook() -> None:
-    from kcoord.backends.base import notices
+    from kcoord.backends.fail_open import notices
     from kcoord.backends.registry import install
     from kcoord.errors import KcoordError
 
@@ -62,7 +62,7 @@ def _warm_up() -> None:
     """Compile the profile together with the other ranks, before the script begins. A first job has none."""
     if not os.environ.get("KCOORD_PROFILE"):
         return
-    from kcoord.backends.base import fails_open
+    from kcoord.backends.fail_open import fails_open
 
     fails_open(lambda: None)(_replay)()
 

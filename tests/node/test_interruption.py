@@ -17,7 +17,7 @@ import pytest
 
 from kcoord.artifacts import local
 from kcoord.backends import abandoned
-from kcoord.backends.base import fails_open
+from kcoord.backends.fail_open import fails_open
 from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
 from kcoord.rank.client import AgentClient, Lead

@@ -34,7 +34,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kcoord.backends.base import fails_open, notices
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
 from kcoord.backends.triton.backend import coordinator_in_use

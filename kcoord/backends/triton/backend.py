@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend, fails_open, notices
+from kcoord.backends.base import Backend
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey

@@ -24,7 +24,8 @@ from triton.runtime.cache import FileCacheManager
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.backends import abandoned
-from kcoord.backends.base import Bypassed, fails_open, notices
+from kcoord.backends.base import Bypassed
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton import inputs as triton_inputs
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key

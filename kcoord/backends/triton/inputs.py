@@ -28,7 +28,7 @@ from triton.compiler.compiler import ASTSource, IRSource
 from triton.runtime import jit
 from triton.runtime.jit import JITFunction
 
-from kcoord.backends.base import fails_open, notices
+from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES

@@ -15,7 +15,7 @@ from typing import Any
 
 import triton
 
-from kcoord.backends.base import fails_open
+from kcoord.backends.fail_open import fails_open
 
 _CLASSES = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}
 _DEVICES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "hip": ("/dev/kfd", "/dev/dxg")}

@@ -26,7 +26,7 @@ from typing import Any
 
 import triton
 
-from kcoord.backends.base import fails_open
+from kcoord.backends.fail_open import fails_open
 from kcoord.keys.tools.machine_cache import cached, is_settled
 from kcoord.keys.tools.toolchain import fingerprint
 from kcoord.keys.tools.tree import Listed, listing_of

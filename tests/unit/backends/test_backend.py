@@ -11,7 +11,7 @@ import pytest
 import kcoord
 from kcoord.artifacts.local import Artifact
 from kcoord.backends import UNLOADED, Backend, Bypassed
-from kcoord.backends.base import notices
+from kcoord.backends.fail_open import notices
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.coordinator import Coordinator
@@ -119,6 +119,22 @@ def test_an_artifact_that_does_not_load_is_compiled_for_this_rank_and_stays() ->
     assert "does not load: OSError: undefined symbol" in told()
     kcoord.connect()._memory.clear()
     assert Toy().obtain("a", never) == "loaded a"
+
+
+def test_what_a_rank_has_compiled_and_cannot_load_is_left_to_the_compiler() -> None:
+    class Unloadable(Toy):
+        def compile(self, request: str, staging: Path) -> str:
+            super().compile(request, staging)
+            found: str = UNLOADED
+            return found
+
+        def load(self, request: str, artifact: Artifact) -> str:
+            raise OSError("undefined symbol")
+
+    toy = Unloadable()
+    assert toy.obtain("a", native) == "native"
+    assert toy.compiled == ["a"]
+    assert "does not load: OSError: undefined symbol" in told()
 
 
 def test_an_artifact_that_lacks_a_file_is_neither_published_nor_loaded() -> None:

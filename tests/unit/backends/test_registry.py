@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kcoord.backends import registry
-from kcoord.backends.base import Backend, notices
+from kcoord.backends.base import Backend
+from kcoord.backends.fail_open import notices
 from tests.support.sandbox import Sandbox
 
 

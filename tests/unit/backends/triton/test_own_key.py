@@ -24,7 +24,7 @@ import triton.compiler.compiler
 import triton.runtime.autotuner
 import triton.runtime.cache
 
-from kcoord.backends.base import notices
+from kcoord.backends.fail_open import notices
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import tools as tools_of_triton
 from kcoord.backends.triton.own_key import hook

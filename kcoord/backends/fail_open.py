@@ -1,0 +1,38 @@
+"""A fault of kcoord is no fault of the job: hooks fail open, and this process's backends tell of it once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kcoord.interruption import let_through
+from kcoord.telemetry.events import Notices, log
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+notices = Notices()
+"""Notices of this process's backends, each told once."""
+
+
+def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
+    """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
+
+    This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. An exception that a
+    signal handler of the script raised meanwhile is the script's, and is raised.
+    """
+
+    def decorate(hook: F) -> F:
+        @functools.wraps(hook)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - see above
+                let_through(error)
+                if notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
+                    log.warning("where it happened", exc_info=error)
+                return otherwise(*args, **kwargs)
+
+        return guarded  # type: ignore[return-value]
+
+    return decorate
