@@ -19,7 +19,7 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.protocol import fields, messages
+from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
@@ -59,14 +59,14 @@ class Claims:
         now, who = time.monotonic(), connection.label(platform.node())
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
-            self._expectations.slow_after(message.label),
+            self._expectations.slow_after(message.digest, message.recipe),
         )  # fmt: skip
         self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
 
     def publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
         key, took = message.key, message.compile_seconds
-        self._expectations.learn(fields.label(key.backend, key.name), took)
+        self._expectations.learn(key.digest, took)
         token = message.token if self._flights.landing(key.digest, message.token) else ""  # else nobody waits for it
         origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
         publish = functools.partial(self._lease_tasks.publish_locally, message.staging, message.home, key, took, origin)

@@ -24,7 +24,6 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
-from kcoord.protocol.fields import label
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
@@ -305,7 +304,7 @@ class LeaseTasks:
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
-            self._learn(label(manifest.key.backend, manifest.key.name), manifest.compile_seconds)
+            self._learn(digest, manifest.compile_seconds)
             await self._in(self._local_io, lambda: local.install(manifest, contents, home))
             return stated
         except ArtifactDistrusted as error:

@@ -321,6 +321,7 @@ class Backend(ABC, Generic[R, H]):
             target=target,
             explain=lambda: self.details(request),
             counters=self.counters(request),
+            recipe=lambda: self._recipe_digest(request),
             meanwhile=lambda: self.meanwhile(request),
             loads=loads,
         )
@@ -406,6 +407,12 @@ class Backend(ABC, Generic[R, H]):
     @fails_open(lambda self, *arguments: None)
     def _published_openly(self, request: R, compilation: Compilation) -> Artifact | None:
         return self._published(request, compilation)
+
+    @fails_open(lambda self, request: None)
+    def _recipe_digest(self, request: R) -> str | None:
+        """By it the agent finds the compile time that the job's profile recorded."""
+        recipe = self.recipe(request, 0.0) if connect().settings.profile else None
+        return None if recipe is None else recipe.digest
 
     @fails_open(lambda self, *arguments: None)
     def _record(self, request: R, seconds: float) -> None:

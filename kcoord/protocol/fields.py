@@ -100,11 +100,6 @@ def job_name(job: str) -> str:
     return job if len(job) <= LONGEST_JOB else job_of(Path(directory_name(job)))
 
 
-def label(backend: str, name: str) -> str:
-    """``backend:name`` of a kernel, for people and for what is learned of it: cut, and printable."""
-    return f"{plain_text(backend)}:{plain_text(name)}"
-
-
 def directory(message: Mapping[str, Any], name: str) -> Path:
     """An absolute path that a file may have."""
     path = Path(field(message, name, str))

@@ -176,13 +176,17 @@ class Facts(Answer, op="facts"):
 
 @dataclass(frozen=True)
 class Claim(Request, op="claim"):
-    """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile."""
+    """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile.
+
+    `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile.
+    """
 
     digest: Digest
     backend: Text
     name: Text
     home: Directory
     wait: bool = True
+    recipe: Annotated[str | None, fields.digest] = None
 
     @property
     def label(self) -> str:

@@ -70,16 +70,22 @@ class AgentClient:
         self._links = ConnectionPool(settings, notices)
 
     def claim(
-        self, key: CacheKey, home: Path, *, wait: bool = True, meanwhile: Callable[[], None] | None = None
+        self,
+        key: CacheKey,
+        home: Path,
+        *,
+        wait: bool = True,
+        recipe: str | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds, or, without `wait`, get `BUSY`.
 
-        Without `wait`, too, an artifact that is in the store is waited for. `meanwhile` is called once, if
-        the answer takes longer than some milliseconds; it must return at once, and not raise.
+        Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
+        `meanwhile` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
         """
         try:
             fields.check_key(key)  # else others would wait for an artifact that cannot be handed in
-            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait))
+            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe))
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout

@@ -50,8 +50,9 @@ class Request:
 
     `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
     another GPU than `target` are neither loaded nor published. `counters`: not the job's, for artifacts that are no kernels of
-    it. ``meanwhile()`` is called once if there is a wait; it must return at once, and not raise. `loads` is false for a warm-up,
-    which wants the artifact to be there: it is not counted as loaded.
+    it. On a miss ``recipe()`` is the digest of the key's recipe, or None. ``meanwhile()`` is called once if there is a wait; it
+    must return at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted
+    as loaded.
     """
 
     key: CacheKey
@@ -60,6 +61,7 @@ class Request:
     target: GPUTarget | None = None
     explain: Callable[[], Mapping[str, Any]] | None = None
     counters: Counters | None = None
+    recipe: Callable[[], str | None] = lambda: None
     meanwhile: Callable[[], None] | None = None
     loads: bool = True
 
@@ -136,10 +138,11 @@ class Coordinator:
         if not self.usable or is_running(key.digest):
             return self._compilation(key, home, asked.device, counters, asked.target)
         vanished: list[Path] = []
+        recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             with self.ahead.during(asked.meanwhile) as waits:
-                answer = self._client.claim(key, home, wait=wait, meanwhile=waits)
+                answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=waits)
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun

@@ -40,12 +40,8 @@ if listen() and isinstance(answer, Lead):
     say("published", ok=client.publish(answer, key_of("k"), local.new_staging(home), home, 0.5, "no device"))
 listen()
 """
-_FIRST = """
-answer = claim(client, "another")
-publish(client, answer, "another")
-"""
 QUICKLY = {"stall": "1", "hedge": "0"}
-EARLY = {"stall": "0", "hedge": "2", "hedge_after": "1"}  # what took half a second is expected to: see `publish`
+EARLY = {"stall": "0", "hedge": "2", "hedge_after": "1"}  # of a compile that is known to take half a second
 
 
 def started(node: Node, *snippets: str) -> list[Rank]:
@@ -72,11 +68,13 @@ def follow(node: Node, rank: Rank, count: int = 1) -> None:
     until(lambda: len(node.flight("k").get("waiting", ())) + node.status()["hedges"] >= count)
 
 
-def taught(node: Node) -> None:
-    """A compile of half a second has been seen on this node."""
-    rank = node.rank(_FIRST)
-    rank.expect("Lead")
-    assert rank.end() == 0
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A node that knows what the key costs, and takes what lasts for two seconds for slow."""
+    with Node(**EARLY) as node:
+        node.knows("k")
+        node.start()
+        yield node
 
 
 @pytest.fixture
@@ -169,91 +167,76 @@ def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
 
 
 @pytest.mark.smoke
-def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s() -> None:
-    with Node(**EARLY) as node:
-        node.start()
-        taught(node)
-        first, *ranks = started(node, *named("the leader", "waiter 0", "waiter 1", "waiter 2"))
-        lead(first)
-        for count, rank in enumerate(ranks, 1):
-            follow(node, rank, count)
-        hedge = ranks[0]
-        assert hedge.expect("Lead")
-        until(lambda: node.flight("k")["seconds"] > 3)  # time for two more, if there were no bound
-        assert len(node.flight("k")["waiting"]) == 2
-        assert node.status()["hedges"] == 1
-        hedge.tell()
-        assert hedge.expect("published")["ok"]
-        for rank in ranks[1:]:
-            assert rank.expect("Ready")["source"] == "wait"
-        first.tell()
-        assert first.expect("published")["ok"]
-        assert node.read("k") == "waiter 0's"
+def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s(node: Node) -> None:
+    first, *ranks = started(node, *named("the leader", "waiter 0", "waiter 1", "waiter 2"))
+    lead(first)
+    for count, rank in enumerate(ranks, 1):
+        follow(node, rank, count)
+    hedge = ranks[0]
+    assert hedge.expect("Lead")
+    until(lambda: node.flight("k")["seconds"] > 3)  # time for two more, if there were no bound
+    assert len(node.flight("k")["waiting"]) == 2
+    assert node.status()["hedges"] == 1
+    hedge.tell()
+    assert hedge.expect("published")["ok"]
+    for rank in ranks[1:]:
+        assert rank.expect("Ready")["source"] == "wait"
+    first.tell()
+    assert first.expect("published")["ok"]
+    assert node.read("k") == "waiter 0's"
 
 
-def test_the_slow_compile_may_still_be_the_first(store: Path) -> None:
-    with Node(**EARLY) as node:
-        node.start()
-        taught(node)
-        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-        lead(first)
-        follow(node, hedge)
-        follow(node, third, 2)
-        hedge.expect("Lead")
-        first.tell()
-        assert first.expect("published")["ok"]
-        third.expect("Ready")
-        hedge.tell()
-        assert hedge.expect("published")["ok"]
-        assert node.read("k") == "the leader's"
+def test_the_slow_compile_may_still_be_the_first(node: Node) -> None:
+    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+    lead(first)
+    follow(node, hedge)
+    follow(node, third, 2)
+    hedge.expect("Lead")
+    first.tell()
+    assert first.expect("published")["ok"]
+    third.expect("Ready")
+    hedge.tell()
+    assert hedge.expect("published")["ok"]
+    assert node.read("k") == "the leader's"
 
 
-def test_a_hedge_that_dies_is_followed_by_another_after_a_while() -> None:
-    with Node(**EARLY) as node:
-        node.start()
-        taught(node)
-        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-        lead(first)
-        follow(node, hedge)
-        follow(node, third, 2)
-        hedge.expect("Lead")
-        hedge.kill()
-        third.expect("Lead")
-        assert node.status()["hedges"] == 2
+def test_a_hedge_that_dies_is_followed_by_another_after_a_while(node: Node) -> None:
+    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+    lead(first)
+    follow(node, hedge)
+    follow(node, third, 2)
+    hedge.expect("Lead")
+    hedge.kill()
+    third.expect("Lead")
+    assert node.status()["hedges"] == 2
 
 
-def test_a_hedge_is_the_next_leader_when_the_leader_dies() -> None:
-    with Node(**EARLY) as node:
-        node.start()
-        taught(node)
-        first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-        lead(first)
-        follow(node, hedge)
-        follow(node, third, 2)
-        hedge.expect("Lead")
-        first.kill()
-        until(lambda: str(hedge.pid) in node.flight("k")["leader"])
-        assert len(node.flight("k")["waiting"]) == 1, "a third compile was begun"
-        hedge.tell()
-        assert hedge.expect("published")["ok"]
-        third.expect("Ready")
+def test_a_hedge_is_the_next_leader_when_the_leader_dies(node: Node) -> None:
+    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
+    lead(first)
+    follow(node, hedge)
+    follow(node, third, 2)
+    hedge.expect("Lead")
+    first.kill()
+    until(lambda: str(hedge.pid) in node.flight("k")["leader"])
+    assert len(node.flight("k")["waiting"]) == 1, "a third compile was begun"
+    hedge.tell()
+    assert hedge.expect("published")["ok"]
+    third.expect("Ready")
 
 
-def test_a_hedge_that_could_not_publish_is_not_the_next_leader() -> None:
+def test_a_hedge_that_could_not_publish_is_not_the_next_leader(node: Node) -> None:
     """It has done what it could, and trains on: nobody would compile for those who wait."""
-    with Node(**EARLY) as node:
-        node.start()
-        taught(node)
-        first, hedge, third = started(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
-        lead(first)
-        follow(node, hedge)
-        follow(node, third, 2)
-        hedge.expect("Lead")
-        hedge.tell()
-        assert not hedge.expect("published")["ok"]
-        first.kill()
-        third.expect("Lead")
-        until(lambda: str(third.pid) in node.flight("k")["leader"])
+    first, hedge, third = started(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
+    lead(first)
+    follow(node, hedge)
+    follow(node, third, 2)
+    hedge.expect("Lead")
+    hedge.tell()
+    assert not hedge.expect("published")["ok"]
+    first.kill()
+    third.expect("Lead")
+    until(lambda: str(third.pid) in node.flight("k")["leader"])
 
 
 def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
@@ -261,8 +244,8 @@ def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
     with Node(**shared) as one, Node(**shared) as other, Node(**shared) as third:
         nodes = (one, other, third)
         for node in nodes:
+            node.knows("k")
             node.start()
-            taught_by_reading(node, one)
         first, mine = started(one, *named("the leader", "node 0"))
         ranks = [mine, *(started(node, *named(f"node {n}"))[0] for n, node in enumerate(nodes[1:], 1))]
         lead(first)
@@ -284,19 +267,15 @@ def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
         until(lambda: server.command("KEYS", "*lease*-hedge") == b"*0\r\n")
 
 
-def taught_by_reading(node: Node, first: Node) -> None:
-    """The first node compiles; what the others fetch from the store teaches them as well."""
-    if node is first:
-        taught(node)
-        return
-    rank = node.rank('claim(client, "another")')
-    rank.expect("Ready")
-    assert rank.end() == 0
-
-
-def test_nothing_is_hedged_before_anything_is_known() -> None:
+@pytest.mark.parametrize("earlier", ["k", "another variant"])
+def test_nothing_is_hedged_that_nobody_has_compiled_before(earlier: str) -> None:
+    """A variant of the same kernel, whose compile was short, says nothing: else this one's job ends later for the hedge."""
     with Node(stall="0", hedge="1", hedge_after="0.2") as node:
+        if earlier != "k":
+            node.knows(earlier)
         node.start()
+        rank = node.rank('publish(client, claim(client, "short"), "short")')
+        rank.expect("Lead")
         first, second = started(node, *named("the leader", "the second"))
         lead(first)
         follow(node, second)

@@ -26,6 +26,8 @@ from typing import Any
 
 from kcoord.artifacts import local
 from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.parts import roots, save_part
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import endpoint, frames
 from kcoord.protocol.identity import Identity
 from kcoord.rank import spawn
@@ -45,6 +47,11 @@ client, notices = as_rank()
 
 def key_of(name: str) -> CacheKey:
     return CacheKey.of("test", name)
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of `key_of(name)`, whose compile took half a second."""
+    return Recipe("test", "tests", "kernel", name, "", 0.5, 1)
 
 
 def stage(home: Path, text: str = "a kernel") -> Path:
@@ -79,7 +86,7 @@ def listen() -> str:
 
 
 def claim(client: AgentClient, name: str, tier: str = "homes") -> Answer:
-    answer = client.claim(key_of(name), home_of(name, tier))
+    answer = client.claim(key_of(name), home_of(name, tier), recipe=recipe_of(name).digest)
     facts = {k: v for k, v in vars(getattr(answer, "granted", answer)).items() if isinstance(v, str)}
     say(type(answer).__name__, **facts)
     return answer
@@ -245,6 +252,11 @@ class Node:
             agent = spawn.start_process(listener, list(arguments), self.settings, self._log.fileno())
         self._agents.append(agent)
         return agent
+
+    def knows(self, *names: str) -> None:
+        """The agents that are started from now on know, by the profile ``known``, that these compiles take half a second."""
+        self.settings = self.with_flags(profile="known")
+        save_part(roots(None, self.directory)[0] / "known", [recipe_of(name) for name in names])
 
     def client(self, **flags: str) -> AgentClient:
         client = AgentClient(self.with_flags(**flags), Notices())

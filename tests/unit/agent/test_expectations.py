@@ -26,46 +26,48 @@ child.wait()
 """
 
 
-def test_a_compile_is_slow_when_it_takes_a_multiple_of_the_longest_of_its_name() -> None:
+def test_a_compile_is_slow_when_it_takes_a_multiple_of_the_longest_of_its_key_or_recipe() -> None:
     found = Expectations(3.0, 1.0)
     for took in (2.0, 5.0, 0.1):
-        found.learn("triton:matmul", took)
-    assert found.slow_after("triton:matmul") == 15.0
+        found.learn("key", took)
+    found.learn("recipe", 7.0)
+    assert found.slow_after("key", None) == 15.0
+    assert found.slow_after("key", "recipe") == 21.0
+    assert found.slow_after("another key", "recipe") == 21.0
 
 
 def test_nothing_is_slow_before_the_least_time() -> None:
     found = Expectations(3.0, 10.0)
-    found.learn("triton:add", 0.5)
-    assert found.slow_after("triton:add") == 10.0
+    found.learn("key", 0.5)
+    assert found.slow_after("key") == 10.0
 
 
-def test_an_unknown_kernel_is_taken_for_the_longest_and_before_all_nothing_is_slow() -> None:
+def test_nothing_is_slow_that_nobody_has_compiled_before() -> None:
     found = Expectations(2.0, 1.0)
-    assert found.slow_after("triton:new") == math.inf
-    found.learn("triton:add", 1.0)
-    found.learn("triton:matmul", 30.0)
-    assert found.slow_after("triton:new") == 60.0
+    found.learn("key", 30.0)
+    assert found.slow_after("another key", None) == math.inf
 
 
 def test_a_factor_of_zero_means_never() -> None:
     found = Expectations(0.0, 1.0)
-    found.learn("triton:add", 1.0)
-    assert found.slow_after("triton:add") == math.inf
+    found.learn("key", 1.0)
+    assert found.slow_after("key") == math.inf
 
 
 def test_a_profile_teaches() -> None:
     found = Expectations(2.0, 1.0)
-    found.learn_all([Recipe("triton", "model.kernels", "Attention.forward", [], "cuda:90", 7.0, 1)])
-    assert found.slow_after("triton:forward") == 14.0
+    recipe = Recipe("triton", "model.kernels", "Attention.forward", [], "cuda:90", 7.0, 1)
+    found.learn_all([recipe])
+    assert found.slow_after("key", recipe.digest) == 14.0
 
 
-def test_names_are_forgotten_oldest_first_and_memory_is_bounded() -> None:
+def test_compiles_are_forgotten_oldest_first_and_memory_is_bounded() -> None:
     found = Expectations(2.0, 1.0)
-    for n in range(20_050):
-        found.learn(f"triton:{n}", 1.0 + n)
-    assert len(found._longest) == 20_000
-    assert found.slow_after("triton:50") == 2 * 51
-    assert found.slow_after("triton:49") == 2 * 20_050, "it is forgotten, and taken for the longest"
+    for n in range(100_050):
+        found.learn(f"key {n}", 1.0 + n)
+    assert len(found._longest) == 100_000
+    assert found.slow_after("key 50") == 2 * 51
+    assert found.slow_after("key 49") == math.inf
 
 
 @pytest.fixture
