@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.recipe import Recipe
 from tests.chaos.schedule import Kernel
 
 _SLICE = 0.005  # seconds
@@ -22,6 +23,11 @@ FILES = {"first", "kernel.bin", "last"}
 
 def key_of(round_name: str, kernel: Kernel) -> CacheKey:
     return CacheKey.of("chaos", kernel.name, round=round_name)
+
+
+def recipe_of(kernel: Kernel) -> Recipe:
+    """By it agents know how long the kernel's compile takes."""
+    return Recipe("chaos", "tests", "kernel", kernel.name, "", kernel.seconds, 1)
 
 
 def expected(key: CacheKey, size: int) -> bytes:

@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcoord.profiles.parts import roots, save_part
 from tests.chaos import judge
+from tests.chaos.compiler import recipe_of
 from tests.chaos.judge import Verdict
 from tests.chaos.kinds import IDLE_TIMEOUT
 from tests.chaos.schedule import Fault, Round
@@ -78,6 +80,8 @@ def _play(round_: Round, place: Place, directory: Path) -> Verdict:
         sites = [
             Site(directory, n, round_.launcher, url, store, place.library) for n in range(round_.nodes)
         ]  # fmt: skip
+        for site in sites:
+            save_part(roots(None, site.local)[0] / "chaos", map(recipe_of, round_.kernels))
         if round_.leftovers:
             _leave(directory, store, sites)
         for site in sites:

@@ -15,7 +15,7 @@ import kcoord
 from kcoord.artifacts.local import Artifact
 from kcoord.rank.compilation import Compilation
 from kcoord.rank.coordinator import Coordinator, Request
-from tests.chaos.compiler import compile_kernel, fault_of, key_of
+from tests.chaos.compiler import compile_kernel, fault_of, key_of, recipe_of
 from tests.chaos.journal import Journal
 from tests.chaos.schedule import Kernel, Round
 
@@ -79,7 +79,7 @@ class Rank:
     def _request(self, coordinator: Coordinator, kernel: Kernel) -> Artifact:
         key = key_of(self._round.name, kernel)
         asked = time.monotonic()
-        found = coordinator.request(Request(key, coordinator.home(key.digest)))
+        found = coordinator.request(Request(key, coordinator.home(key.digest), recipe=lambda: recipe_of(kernel).digest))
         answered = time.monotonic()
         if isinstance(found, Artifact):
             self._journal.say("served", kernel=kernel.name, asked=asked, took=answered - asked)

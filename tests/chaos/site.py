@@ -39,6 +39,7 @@ class Site:
             **{name: f"{value:g}" for name, value in SETTINGS.items()},
             "KCOORD_LOCAL_DIR": str(self.local),
             "KCOORD_JOB": "chaos",
+            "KCOORD_PROFILE": "chaos",
             **({"KCOORD_REDIS_URL": url} if url else {}),
             **({"KCOORD_STORE": str(store)} if store else {}),
             "CHAOS_STACKS": str(directory / "stacks"),
