@@ -26,20 +26,24 @@ class Hedges:
     async def take(self, key: str, serial: int) -> bool:
         """Take the right, without waiting. False: another rank has it, no service can tell, or the leader has just landed.
 
-        A leader on another node lands before it gives its right back; a waiter that polls may hear of both in the wrong order.
+        While nodes may use different services, each of these would give it to somebody: then nobody hedges.
         """
         right = _right(key)
         try:
             if not isinstance(await self._held.take(right, serial), Lease):
                 return False
-            flight = self._flight(key, serial)
-            led_elsewhere = flight is not None and flight.state is State.ASKING
-            if not led_elsewhere or isinstance(await self._held.service.look(key), Wait):
+            if self._held.service.agreed and await self._is_led(key, serial):
                 return True
         except LeaseUnavailable:
             pass  # a bounded wait is better than compiles that nobody limits
         await self._held.give_back(right, serial)
         return False
+
+    async def _is_led(self, key: str, serial: int) -> bool:
+        """A leader on another node lands before it gives its right back; who polls may hear of both in the wrong order."""
+        flight = self._flight(key, serial)
+        led_elsewhere = flight is not None and flight.state is State.ASKING
+        return not led_elsewhere or isinstance(await self._held.service.look(key), Wait)
 
     async def give_back(self, key: str, serial: int) -> None:
         await self._held.give_back(_right(key), serial)

@@ -132,6 +132,8 @@ class LeaseService(abc.ABC):
     """
 
     name: str
+    reaches_nodes = True
+    """False: it serves the ranks of one node."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -187,6 +189,11 @@ class LeaseService(abc.ABC):
     @abc.abstractmethod
     def watch(self, key: str) -> Watch:
         """A subscription to changes of `key`, active once it is entered."""
+
+    @property
+    def agreed(self) -> bool:
+        """False while another node may use another service than this one, so that a lease may be given to both."""
+        return True
 
     async def ping(self) -> None:  # noqa: B027 - a service in memory always answers
         """Return if the service answers. Raises `LeaseUnavailable`."""

@@ -15,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, monotonic
 from kcoord.telemetry.events import tell_bug
 
 _T = TypeVar("_T")
 
 _PROBE_EVERY = 2.0  # seconds
+_AGREED_AFTER = 10.0  # seconds; nodes learn within 7 of each other that a service is gone, or back
 _MOST_OWED = 1000  # leases; the oldest have most likely ended by their TTL
 _RELEASED_AT_ONCE = 64
 
@@ -42,6 +44,7 @@ class Failover(LeaseService):
         self._owed: dict[tuple[str, str], Lease] = {}  # given up or never won, and the first may still keep them
         self._returning = False  # the first has answered, and has this agent's leases, but does not serve yet
         self._opened = self._closed = 0
+        self._agreed_at = -math.inf
         self._ending = False
         self._why = ""
 
@@ -57,6 +60,10 @@ class Failover(LeaseService):
     @property
     def serving(self) -> LeaseService:
         return self._second if self.open else self._first
+
+    @property
+    def agreed(self) -> bool:
+        return self.serving.reaches_nodes and monotonic() >= self._agreed_at and self.serving.agreed
 
     def breakers(self) -> list[dict[str, Any]]:
         state = "open" if self.open else "closed"
@@ -149,6 +156,7 @@ class Failover(LeaseService):
         if self.open:
             return
         self._opened, self._why = self._opened + 1, str(error)
+        self._agreed_at = monotonic() + _AGREED_AFTER
         self._handover = asyncio.create_task(self._hand_over(self._second))
         self._handover.add_done_callback(self._handed_over)
         self._begin_probe(self._handover)
@@ -192,6 +200,7 @@ class Failover(LeaseService):
                 break
         self._handover, self._returning = None, False
         self._probe, self._closed = None, self._closed + 1
+        self._agreed_at = monotonic() + _AGREED_AFTER
         self._tell(f"coordination by {self._first.name} is back")
 
     def _owe(self, lease: Lease) -> None:

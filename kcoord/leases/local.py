@@ -51,6 +51,7 @@ class _Watch(Watch):
 class LocalLeases(LeaseService):
     """The rules of Redis's script, without a server. `clock` gives seconds and never goes back."""
 
+    reaches_nodes = False
     name = "this node"
 
     def __init__(self, ttl: float, limit: float, failure_ttl: float, clock: Callable[[], float] = monotonic) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -265,6 +266,34 @@ def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:
         text = {node.read("k") for node in nodes}
         assert len(text) == 1, "nodes ended with different artifacts"
         until(lambda: server.command("KEYS", "*lease*-hedge") == b"*0\r\n")
+
+
+def test_of_all_nodes_one_rank_hedges_also_if_redis_dies_meanwhile(store: Path, server: RedisServer) -> None:
+    """The leader's node renews its leases rarely, and has not heard that Redis is gone: in the lease files all is free."""
+    shared = {"store": str(store), "redis_url": server.url, "lease_ttl": "60", **EARLY}
+    with Node(**shared) as one, Node(**shared) as other:
+        for node in (one, other):
+            node.knows("k")
+            node.start()
+        first, hedge = started(one, *named("the leader", "the hedge"))
+        second, waiter = started(other, *named("the second leader", "the waiter"))
+        lead(first)
+        follow(one, hedge)
+        hedge.expect("Lead")
+        second.tell()
+        until(lambda: other.flight("k").get("waiting"))
+        server.kill()
+        second.expect("Lead")  # losing Redis may cost a compile; see `kcoord.leases.failover`
+        follow(other, waiter)
+        since = time.monotonic()
+        until(lambda: time.monotonic() > since + 4)  # it asks for the right every second
+        assert other.status()["hedges"] == 0
+        second.tell()
+        assert second.expect("published")["ok"]
+        assert waiter.expect("Ready")["source"] == "wait"
+        for late in (first, hedge):
+            late.tell()
+            assert late.expect("published")["ok"]
 
 
 @pytest.mark.parametrize("earlier", ["k", "another variant"])

@@ -46,6 +46,13 @@ async def until(service: Failover, *, is_open: bool) -> None:
         await asyncio.sleep(0.01)
 
 
+async def agreed(service: Failover) -> None:
+    deadline = time.monotonic() + BOUND
+    while not service.agreed:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe ten times a second: what is tested is that the probe finds out, not how long 2 s are."""
@@ -158,6 +165,47 @@ def test_the_breaker_closes_when_the_server_is_back_and_may_open_again(redis_ser
                 assert "is back" in lines[-1]
                 await service.held[key, "a"].ready("m")
                 assert redis_server.command("EXISTS", f"kcoord:test:lease:{key}") == b":1\r\n"
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_nodes_agree_on_a_service_again_some_time_after_it_has_changed(
+    redis_server: RedisServer, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "_AGREED_AFTER", 0.5)
+
+    async def scenario() -> None:
+        async with chain_at(redis_server.url, store, []) as service:
+            await service.ping()
+            assert service.agreed
+            redis_server.kill()
+            await service.ping()
+            assert service.open
+            assert not service.agreed, "another node may still use Redis"
+            await agreed(service)
+            assert service.open, "all nodes use lease files"
+            redis_server.start()
+            await until(service, is_open=False)
+            assert not service.agreed, "another node may still use lease files"
+            await agreed(service)
+
+    bounded(scenario())
+
+
+@pytest.mark.usefixtures("soon")
+def test_nodes_that_each_coordinate_for_themselves_never_agree(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "_AGREED_AFTER", 0.0)
+
+    async def scenario() -> None:
+        async with failover_at(redis_server.url, []) as service:
+            assert service.agreed
+            redis_server.kill()
+            await service.ping()
+            assert service.open
+            assert not service.agreed
 
     bounded(scenario())
 
