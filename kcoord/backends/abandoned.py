@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from kcoord.interruption import let_through
-from kcoord.rank.coordinator import Compilation
+from kcoord.rank.compilation import Compilation, Overtaken
 
 _LOOK_EVERY = 0.02  # seconds between two looks of the watch
 
@@ -126,19 +126,33 @@ def _failed(depth: int, error: BaseException) -> None:
         pending.compilation.raised(error)
 
 
+def end_if_overtaken(compilation: Compilation) -> None:
+    """End the compile of a hedge once the first rank's artifact has landed, by `Overtaken`; `wrap` then begins anew, and loads.
+
+    A compile whose entry point is not wrapped goes on to its end.
+    """
+    with _pending_lock:
+        pending = _pending.get(id(compilation))
+    if pending is not None and pending.depth > 0 and compilation.overtaken:
+        raise Overtaken(f"another rank has published {compilation.key.name}")
+
+
 def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     """The entry point `original`; if it raises, the compilations that were begun inside end."""
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
-        _depth.value += 1
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            _failed(_depth.value, error)
-            raise
-        finally:
-            _depth.value -= 1
+        while True:
+            _depth.value += 1
+            try:
+                return original(*args, **kwargs)
+            except Overtaken as error:
+                _failed(_depth.value, error)
+            except BaseException as error:
+                _failed(_depth.value, error)
+                raise
+            finally:
+                _depth.value -= 1
 
     compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     return compile

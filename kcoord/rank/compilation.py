@@ -18,7 +18,7 @@ from typing import TypeVar
 from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
-from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.rename import write_files
 from kcoord.interruption import interruption_in, let_through
@@ -33,6 +33,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _SPARED = 64 << 20  # bytes of one compile that are kept in memory while they are published
+
+
+class Overtaken(BaseException):
+    """Ends a hedge's compile whose files nobody needs any more. No compiler's or hook's guard may catch it."""
 
 
 class _Running(threading.local):
@@ -119,10 +123,17 @@ class Compilation:
 
     def raised(self, error: BaseException) -> None:
         """The compiler raised `error`: fail with its traceback, or give up if it is an interruption."""
-        if isinstance(error, Exception) and interruption_in(error) is None:
+        if isinstance(error, Overtaken):
+            self._end("overtaken", lambda lead: self.context.client.give_up(lead, self.key))
+        elif isinstance(error, Exception) and interruption_in(error) is None:
             self.fail("".join(traceback.format_exception(error)))
         else:
             self.give_up()
+
+    @property
+    def overtaken(self) -> bool:
+        """True if this is a hedge, and the first rank's artifact has landed."""
+        return self.lead is not None and self.lead.hedges and (self.home / MANIFEST_NAME).exists()
 
     def moves(self, error: OSError) -> bool:
         """True if the disk below `staging` caused `error`; then the staged files are lost, and `staging` is another directory."""
@@ -184,7 +195,8 @@ class Compilation:
         if self.lead is not None:
             answer(self.lead)  # first: others wait
         shutil.rmtree(self.staging, ignore_errors=True)
-        self.context.ended(self, {"failures": 1})
+        if outcome != "overtaken":  # that request goes on, and is counted when it ends
+            self.context.ended(self, {"failures": 1})
 
     def _astray(self) -> str:
         """The contradiction between `target` and the staged files; empty if there is none."""

@@ -111,6 +111,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         compilation = self._compilation
         if compilation is None or self._coordinator is None:
             return str(FileCacheManager.put(self, data, filename, binary))
+        abandoned.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
         content = data if isinstance(data, bytes) else str(data).encode()
         path = compilation.staging / filename
         try:

@@ -1,6 +1,6 @@
 """A rank that compiles kernels and knows nothing of kcoord. Prints one JSON line.
 
-rank.py [--kernels N] [--broken] [--early-import] [--slow SECONDS] [--compiling FILE] [--gate FILE]
+rank.py [--kernels N] [--broken] [--early-import] [--slow SECONDS] [--compiling FILE] [--until FILE] [--gate FILE]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ parser.add_argument("--broken", action="store_true")
 parser.add_argument("--early-import", action="store_true", help="import compile before anybody can wrap it")
 parser.add_argument("--slow", type=float, default=0.0, help="each compile takes so many seconds more")
 parser.add_argument("--compiling", type=Path, help="make this file when a compile begins")
+parser.add_argument("--until", type=Path, help="a compile goes on once this file is there")
 parser.add_argument("--gate", type=Path, help="say that all is imported by GATE.<pid>, then wait for GATE")
 args = parser.parse_args()
 
@@ -50,6 +51,8 @@ def slow_make_ir(self, *arguments, **keywords):
     if args.compiling:
         args.compiling.touch()
     time.sleep(args.slow)
+    while args.until and not args.until.exists():
+        time.sleep(0.005)
     try:
         return make_ir(self, *arguments, **keywords)
     finally:
