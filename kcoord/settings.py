@@ -100,8 +100,8 @@ class Settings:
         60.0, values.seconds_or_never, "seconds", "Another rank leads a compile whose processes have not used the CPU "
         "for this long. 0: never.")  # fmt: skip
     hedge: float = _setting(
-        4.0, values.factor, "factor", "When a compile takes this many times as long as its kernel took before, one "
-        "more rank compiles it. 0: never.")  # fmt: skip
+        4.0, values.factor, "factor", "When a compile takes this many times as long as the same one took before, "
+        "by the profile, one more rank compiles it. 0: never.")  # fmt: skip
     hedge_after: float = _setting(10.0, values.seconds, "seconds", "No compile counts as slow before this long.")
     max_wait: float = _setting(
         300.0, values.seconds, "seconds", "A rank that waited this long for another rank's compile compiles for "

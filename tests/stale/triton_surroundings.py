@@ -30,6 +30,7 @@ ENVIRONMENT = [
 
 DEVICES = [
     compiles("the arch", device=("cuda:90#0", "cuda:80#1")),
+    compiles("the arch of one device, by its driver", device=("cuda:90#0", "cuda:80#0"), stock=SAME),
 ]  # fmt: skip
 
 AMD = [  # an older Triton links for AMD with a program that a machine may not have

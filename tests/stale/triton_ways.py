@@ -51,11 +51,16 @@ for _arch in (80, 90):
 
 @contextlib.contextmanager
 def device(named: str | None) -> Iterator[None]:
-    _gpus.device = int(named.partition("#")[2]) if named else 0
+    """The device and its target, as in ``cuda:90#0``, until the end of the block."""
+    target, _, number = (named or "cuda:90#0").partition("#")
+    backend, _, arch = target.partition(":")
+    chosen = GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
+    _gpus.device = int(number)
+    usual, _gpus.targets[_gpus.device] = _gpus.targets[_gpus.device], chosen
     try:
         yield
     finally:
-        _gpus.device = 0
+        _gpus.targets[_gpus.device], _gpus.device = usual, 0
 
 
 class _Int32:
