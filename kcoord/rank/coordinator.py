@@ -34,7 +34,7 @@ from kcoord.rank.memory import MemoryTier
 from kcoord.rank.reporting import Recorder
 from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
-from kcoord.telemetry.counters import Counters, by_backend
+from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
@@ -259,7 +259,7 @@ class Coordinator:
         handle = self._memory.get(key.digest, device)
         if handle is None:
             return ABSENT
-        self.counters.add(requests=1, memory_hits=1, **{by_backend("memory_hits", key.backend): 1})
+        self._recorder.found_in_memory(key.backend)
         return None if handle is _NONE else handle
 
     def serve(

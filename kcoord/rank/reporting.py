@@ -1,8 +1,8 @@
 """Counters, spans and recipes of one process, delivered to the agent in batches.
 
-There is a delivery after each compile, since a compile worker may be killed without a warning; at most a second after a wait
-while more waits follow; and at the end of the process. A warm request delivers nothing by itself, and no delivery starts an
-agent.
+There is a delivery after each compile, since a compile worker may be killed without a warning; after each of the first requests,
+since a child may end by ``os._exit``, which Python does not tell us of; within a second after a later load; and at the end of the
+process. A later handle from memory delivers nothing by itself, and no delivery starts an agent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
@@ -30,7 +31,8 @@ from kcoord.telemetry.ledger import Ledger
 from kcoord.telemetry.span_files import write_own
 from kcoord.telemetry.spans import SHORTEST_WAIT, Process, Spans
 
-_EVERY = 1.0  # seconds between two deliveries of a rank that only waits
+_EVERY = 1.0  # seconds between two deliveries of a rank that only loads
+_FIRST = 16  # requests of a process that are delivered at once
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Recorder:
         self.counters, self.spans = Counters(), Spans()
         self.outbox = Outbox(self._settings, self._client, self._notices)
         self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
-        self._deliver_at = 0.0
+        self._early, self._deliver_at = _FIRST, 0.0
+        self._timer: threading.Timer | None = None
         self._process, self._number = uuid.uuid4().hex, 0
         self._unanswered: _Delivery | None = None  # sent, and perhaps received
 
@@ -68,8 +71,17 @@ class Recorder:
         counters.add(requests=1, **{outcome: 1, by_backend(outcome, artifact.key.backend): 1}, saved_seconds=saved)
         aside, took = counters is not self.counters, time.perf_counter() - begun
         many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside)
-        if many or (outcome != "local_hits" and time.monotonic() >= self._deliver_at):
-            self.deliver()  # a rank that only waits may be killed without a warning, too
+        is_due = many or self._early > 0 or time.monotonic() >= self._deliver_at
+        self._early -= 1
+        if not (is_due and self.deliver()):
+            self._deliver_later()
+
+    def found_in_memory(self, backend: str) -> None:
+        """A request ended with a handle in memory."""
+        self.counters.add(requests=1, memory_hits=1, **{by_backend("memory_hits", backend): 1})
+        if self._early > 0:
+            self._early -= 1
+            self.deliver()
 
     def waited(
         self, outcome: str, key: CacheKey, counters: Counters, begun: float, took: float, note: str = ""
@@ -131,15 +143,39 @@ class Recorder:
             self._unanswered = _Delivery(self._number, counters, spans, dropped)
             yield self._unanswered
 
-    def close(self) -> None:
-        """Deliver everything, or keep it on this node."""
+    def _deliver_later(self) -> None:
+        if self._timer is None:
+            timer = self._timer = threading.Timer(_EVERY, self._flush)
+            timer.daemon = True
+            try:
+                timer.start()
+            except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
+                let_through(error)
+                self._timer = None
+
+    def _flush(self) -> None:
+        self._timer = None
         if not self.deliver():
             self._keep()
+
+    def close(self) -> None:
+        """Deliver everything, or keep it on this node."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._flush()
         if not self.outbox.deliver():
             self.outbox.keep()
 
     def _keep(self) -> None:
         """Write counters and spans to the agent's directories: a warm process needed no agent, and starts none for these."""
+        if not self._delivering.acquire(blocking=False):
+            return  # another thread does it
+        try:
+            self._keep_undelivered()
+        finally:
+            self._delivering.release()
+
+    def _keep_undelivered(self) -> None:
         counters = self.counters.undelivered()
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         ledger, who = Ledger(self._settings.local_dir, name), Identity.here(self._settings.job)

@@ -96,6 +96,49 @@ def test_a_forked_child_s_deliveries_are_its_own() -> None:
         assert counted(node)["requests"] == 7
 
 
+_LOADS = """
+import os
+import kcoord
+coordinator = kcoord.connect()
+def get(n):
+    coordinator.get_or_compile(key_of(str(n)), lambda staging: (staging / "kernel.bin").write_text("code"))
+"""
+
+
+def test_children_that_end_without_a_word_are_counted() -> None:
+    """By ``os._exit``, as a pool's workers and Ray's do: no function that is registered for the exit runs."""
+    with Node() as node:
+        rank = node.rank(
+            _LOADS
+            + """
+get(0)
+for number in range(8):
+    if number == 1:
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    if os.fork() == 0:
+        get(number % 2)  # from memory, or from this node
+        os._exit(0)
+for number in range(7):
+    os.wait()
+say("ended")
+"""
+        )
+        rank.expect("ended")
+        sums = counted(node)
+        assert (sums["requests"], sums["compiles"]) == (9, 2)
+
+
+def test_loads_are_delivered_soon_also_if_nothing_follows() -> None:
+    with Node() as node:
+        warm = node.rank(_LOADS + "for n in range(40): get(n)\nsay('warm')")
+        warm.expect("warm")
+        assert warm.end() == 0
+        rank = node.rank(_LOADS + "for n in range(40): get(n)\nsay('loaded')\nlisten()\nos._exit(0)")
+        rank.expect("loaded")
+        until(lambda: counted(node)["local_hits"] == 40)
+        rank.tell()
+
+
 def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
     arrived = Reports()
     assert arrived.new(Deliver({}, process="a", number=1))

@@ -184,7 +184,10 @@ _constant: list[Any] = [None]
 def _look_up(caches: _Caches, device: Any) -> Any:
     """A device's kernels, without those of a target that the driver no longer says the device has. Raises KeyError."""
     found = _stored(caches, device)
-    ask = driver.active.get_current_target
+    active = driver._active
+    if active is None:  # nothing was launched yet
+        return found
+    ask = active.get_current_target
     if ask == _constant[0]:
         return found
     if getattr(ask, "__module__", "").startswith("triton.backends."):
