@@ -22,7 +22,7 @@ import kcoord
 from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.delivered import Reports
+from kcoord.agent.chores.deliveries import Deliveries
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
@@ -124,7 +124,7 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._permits, self._deliveries = Permits(settings.ahead), Reports()
+        self._permits, self._deliveries = Permits(settings.ahead), Deliveries()
         self._vitals = functools.partial(
             vitals, self.id, settings.namespace, self._connections, self._flights, self._claims, self._lease_tasks, leases,
             notices, lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,

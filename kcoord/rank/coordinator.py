@@ -31,7 +31,7 @@ from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
 from kcoord.rank.memory import MemoryTier
-from kcoord.rank.reporting import Recorder
+from kcoord.rank.recorder import Recorder
 from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from kcoord.agent.chores import delivered
-from kcoord.agent.chores.delivered import Reports
+from kcoord.agent.chores import deliveries
+from kcoord.agent.chores.deliveries import Deliveries
 from kcoord.errors import ProtocolError
 from kcoord.protocol.messages import Deliver, parse_request
 from kcoord.rank import connection_pool
 from kcoord.rank.client import AgentClient
-from kcoord.rank.reporting import Recorder
+from kcoord.rank.recorder import Recorder
 from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
@@ -140,7 +140,7 @@ def test_loads_are_delivered_soon_also_if_nothing_follows() -> None:
 
 
 def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
-    arrived = Reports()
+    arrived = Deliveries()
     assert arrived.new(Deliver({}, process="a", number=1))
     assert arrived.new(Deliver({}, process="b", number=1))
     assert arrived.new(Deliver({}, process="a", number=2))
@@ -159,8 +159,8 @@ def test_a_delivery_that_is_numbered_wrongly_is_refused(message: dict[str, objec
 
 
 def test_the_memory_of_processes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivered, "_REMEMBERED", 3)
-    arrived = Reports()
+    monkeypatch.setattr(deliveries, "_REMEMBERED", 3)
+    arrived = Deliveries()
     for process in "abcd":
         assert arrived.new(Deliver({}, process=process, number=1))
     assert not arrived.new(Deliver({}, process="d", number=1))

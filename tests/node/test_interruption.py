@@ -22,7 +22,7 @@ from kcoord.interruption import interruption_in
 from kcoord.rank import compilation, spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
-from kcoord.rank.reporting import Recorder
+from kcoord.rank.recorder import Recorder
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, key_of

@@ -9,7 +9,7 @@ from kcoord.protocol.messages import Deliver
 _REMEMBERED = 50_000  # processes
 
 
-class Reports:
+class Deliveries:
     """The number of each process's last delivery, for the processes that delivered last.
 
     A process numbers its deliveries from 1, and sends one, unchanged, until it is answered, before the next. Not guaranteed: a
