@@ -44,7 +44,7 @@ class Flight:
     hedge_asked: bool = False  # it is being asked for
     landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
     remote: str = ""  # the leader on another node, while ASKING
-    waited: bool = False  # somebody compiled during this flight
+    waited: bool = False  # another node compiled during this flight
     manifest: str = ""  # announced by READY, while FETCHING
 
     @property

@@ -117,7 +117,6 @@ class Flights:
         if flight is None:
             self._serial += 1
             return [Announce(key, self._serial, home)]
-        flight.waited = True
         actions = self._answer_all(flight, Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
             flight.hedge_due, flight.landed = math.inf, home
@@ -242,7 +241,6 @@ class Flights:
             return refused
         del flight.waiters[claimant.id]
         flight.hedge = Attempt(claimant, f"{serial}.{claimant.id}", now)
-        flight.waited = True
         return [Reply(claimant, Lead(flight.hedge.token, hedges=True))]
 
     def tick(self, now: float) -> list[Action]:
@@ -295,8 +293,6 @@ class Flights:
 
     def _next_leader(self, flight: Flight, now: float) -> list[Action]:
         """The hedge, which compiles already; else the first who waits."""
-        if flight.leader is not None:
-            flight.waited = True
         flight.hedge_due = now + flight.hedge_after
         if flight.hedge is not None:
             flight.leader = flight.hedge

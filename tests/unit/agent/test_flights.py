@@ -618,6 +618,24 @@ def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     assert not list(flights)
 
 
+def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_compiles() -> None:
+    flights = new_flights()
+    flights.claim(SLOW_A, 0.0)
+    for heard in (0.0, SLOW / 2, SLOW - 0.1):
+        flights.must_wait(KEY, 1, "node 2", heard)
+    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+
+
+def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
+    flights = new_flights()
+    flights.claim(SLOW_A, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0)
+    flights.tick(SLOW)
+    flights.hedge_answered(KEY, 1, True, SLOW)
+    assert flights.gone(A.owner, SLOW) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert not list(flights)
+
+
 def test_the_right_to_hedge_that_comes_too_late_is_given_back() -> None:
     flights = slow_flight()
     flights.landed(KEY, "/there")
