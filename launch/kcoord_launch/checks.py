@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TypeVar
@@ -25,19 +26,21 @@ def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> S
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
     settings = _bounded(lambda: _checked_secrets(settings), files, settings)
-    check_directories(settings)
+    named = flags.get("local_dir") or os.environ.get(variable("local_dir"))
+    check_directories(settings, local_dir=bool(named))
     return settings
 
 
-def check_directories(settings: Settings, *, store: bool = True) -> None:
-    """Raises `SettingsError` if the local directory or, with `store`, the store can never be used.
+def check_directories(settings: Settings, *, local_dir: bool = True, store: bool = True) -> None:
+    """Raises `SettingsError` if the local directory (with `local_dir`) or the store (with `store`) can never be used.
 
     A disk that is full, read-only or out of reach now is a warning of the agent's: the job starts.
     """
     try:
         make_private(settings.local_dir)
     except StoreError as error:
-        _refuse("KCOORD_LOCAL_DIR", error)
+        if local_dir:
+            _refuse("KCOORD_LOCAL_DIR", error)
     if settings.store is not None and store:
         try:
             _open_store(settings)
