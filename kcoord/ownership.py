@@ -21,11 +21,12 @@ _MOST_LINKS = 40  # as Linux
 
 @dataclass(frozen=True)
 class Doubt:
-    """A problem with the owner or the mode of `path`. `mode`: chmod is a remedy."""
+    """A problem with the owner or the mode of `path`, or of what is `above` it. `mode`: chmod is a remedy."""
 
     path: str
     finding: str
     mode: bool = False
+    above: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.finding}"
@@ -84,14 +85,14 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
 def _doubt_above(directory: str, path: str, found: os.stat_result) -> Doubt | None:
     """A doubt of `directory`, for the sake of `path` on the way to it."""
     if not _is_trusted(found.st_uid):
-        return Doubt(directory, f"user {found.st_uid}, who owns {path}, may replace it")
+        return Doubt(directory, f"user {found.st_uid}, who owns {path}, may replace it", above=True)
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
         return None
     who = _other_writers(path, found)
     # a mount point that its administrator left open is for those who see the mount: a volume of a Kubernetes pod is such
     if not who or os.path.ismount(path):
         return None
-    return Doubt(directory, f"{who} may replace it, by a rename in {path}")
+    return Doubt(directory, f"{who} may replace it, by a rename in {path}", above=True)
 
 
 def _other_writers(path: str, found: os.stat_result) -> str:

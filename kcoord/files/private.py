@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.errors import StoreError
+from kcoord.errors import Replaceable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.ownership import Doubt, doubt_of
 
@@ -17,7 +17,8 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
     """Create `directory` for this user alone, or check that it is: a real directory of this user's, to which nobody else may
     write, and which nobody else can replace.
 
-    Raises `StoreError` if it is not. Then its paths stay this user's as long as this user and root leave them so.
+    Raises `StoreError` if it is not; `Replaceable` if it is, but for the last of these. Then its path stays this user's: nobody
+    else can lead it elsewhere.
     """
     with store_errors(directory):
         if directory.is_symlink():
@@ -32,7 +33,7 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
             raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
         doubt = doubt_of(directory)
         if doubt is not None:
-            raise StoreError(f"{doubt}: {_chmod(doubt)}{remedy}")
+            raise (Replaceable if doubt.above else StoreError)(f"{doubt}: {_chmod(doubt)}{remedy}")
 
 
 def check_tier(tier: Path, local_dir: Path | None) -> None:

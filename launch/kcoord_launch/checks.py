@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import SettingsError, StoreError
+from kcoord.errors import Replaceable, SettingsError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.files.private import make_private
 from kcoord.settings import SECRET_FILES, Settings, variable
@@ -20,26 +20,29 @@ _PATIENCE = 20.0  # seconds that a file system has to answer before the job star
 
 
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
-    """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy."""
+    """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy.
+
+    A local directory that is safe but for what is above it, or that nobody named, is no error: the job runs without kcoord.
+    """
     settings = Settings.from_environ(None, flag_prefix, **flags)
     if settings.disable:
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
     settings = _bounded(lambda: _checked_secrets(settings), files, settings)
     named = flags.get("local_dir") or os.environ.get(variable("local_dir"))
-    check_directories(settings, local_dir=bool(named))
+    check_directories(settings, tolerated=(Replaceable,) if named else (StoreError,))
     return settings
 
 
-def check_directories(settings: Settings, *, local_dir: bool = True, store: bool = True) -> None:
-    """Raises `SettingsError` if the local directory (with `local_dir`) or the store (with `store`) can never be used.
+def check_directories(settings: Settings, *, tolerated: tuple[type[StoreError], ...] = (), store: bool = True) -> None:
+    """Raises `SettingsError` if the local directory (but for `tolerated` errors) or, with `store`, the store can never be used.
 
     A disk that is full, read-only or out of reach now is a warning of the agent's: the job starts.
     """
     try:
         make_private(settings.local_dir)
     except StoreError as error:
-        if local_dir:
+        if not isinstance(error, tolerated):
             _refuse("KCOORD_LOCAL_DIR", error)
     if settings.store is not None and store:
         try:

@@ -26,7 +26,7 @@ from kcoord.files.private import make_private
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.client import Lead, Ready
 from tests.support.agents import Node, key_of, stage
-from tests.support.command import KCOORD
+from tests.support.command import KCOORD, as_json
 from tests.support.interpose import find_compiler
 from tests.support.sandbox import Sandbox
 
@@ -286,15 +286,23 @@ _NAMED = {
 
 
 @pytest.mark.parametrize("make", _NAMED, ids=lambda make: make.__name__)
-def test_a_named_directory_that_another_user_may_write_to_or_replace_is_refused(
+def test_a_named_directory_that_another_user_may_write_to_or_replace_is_not_used(
     sandbox: Sandbox, shared: Path, make: object
 ) -> None:
     assert callable(make)
     named = make(shared)
-    done = sandbox.run(*KCOORD, "exec", "--", "true", KCOORD_LOCAL_DIR=str(named))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"kcoord: KCOORD_LOCAL_DIR={named}: {_NAMED[make]}"), done.stderr  # type: ignore[index]
-    assert done.stderr.endswith("set KCOORD_LOCAL_DIR to a directory of your own\n")
+    code = "import os; print(os.environ.get('KCOORD_DISABLE'))"
+    done = sandbox.run(*KCOORD, "exec", "--", sys.executable, "-c", code, KCOORD_LOCAL_DIR=str(named))
+    what = f"{named}: {_NAMED[make]}"  # type: ignore[index]
+    if make in (theirs, open_to_a_group):
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"kcoord: KCOORD_LOCAL_DIR={what}"), done.stderr
+        assert done.stderr.endswith("set KCOORD_LOCAL_DIR to a directory of your own\n")
+    else:  # it is this user's, but for how long? The job runs
+        assert (done.returncode, done.stdout) == (0, "1\n")
+        assert done.stderr.startswith(f"kcoord: {what}"), done.stderr
+        assert done.stderr.endswith("set KCOORD_LOCAL_DIR to a directory of your own; the job runs without kcoord\n")
+    assert done.stderr.count("\n") == 1
     rank = sandbox.run(asks(sandbox), KCOORD_LOCAL_DIR=str(named))
     assert rank.stdout.split() == ["ours", "1", str(named)], rank.stderr
     assert not list(named.glob("objects/*")), "a rank without a launcher compiles for itself"
@@ -400,6 +408,9 @@ def test_a_launcher_leaves_triton_to_itself_and_says_so_once(sandbox: Sandbox, s
     done = sandbox.run(*KCOORD, "exec", "--", sys.executable, "-c", code, TRITON_CACHE_DIR=str(cache))
     assert json.loads(done.stdout) == [None, str(cache)]
     assert done.stderr.count(f"TRITON_CACHE_DIR={cache}: it belongs to user {OTHER}") == 1, done.stderr
+    findings = as_json(sandbox, "doctor", TRITON_CACHE_DIR=str(cache))["findings"]
+    (found,) = [each for each in findings if "TRITON_CACHE_DIR" in each["finding"]]
+    assert (found["what"], found["state"]) == ("triton", "warn")
 
 
 def test_what_root_alone_may_write_to_is_read_by_everybody(shared: Path) -> None:
