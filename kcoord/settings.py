@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kcoord import setting_values as values
+from kcoord.default_dir import own_directory, usual_local_dir
 from kcoord.errors import SettingsError
 from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
@@ -41,15 +41,6 @@ def is_profile_name(value: str) -> bool:
         return False
 
 
-def default_local_dir() -> Path:
-    """``$TMPDIR/kcoord-<uid>``: usually on local disk, unlike a home directory."""
-    try:
-        directory = tempfile.gettempdir()  # writes a file into each candidate
-    except FileNotFoundError:  # none can be written just now: the code that needs the directory reports why
-        directory = os.environ.get("TMPDIR") or "/tmp"
-    return Path(directory).absolute() / f"kcoord-{os.getuid()}"
-
-
 def _setting(default: Any, parse: Callable[[str], Any], unit: str, doc: str, **kw: Any) -> Any:
     metadata = {"parse": parse, "unit": unit, "doc": doc}
     if callable(default):
@@ -65,8 +56,8 @@ class Settings:
         None, values.path, "directory", "Shared directory (NFS, Lustre, any POSIX directory) for artifacts. Unset: "
         "artifacts stay on this node.")  # fmt: skip
     local_dir: Path = _setting(
-        default_local_dir, values.path, "directory", "The node's own copies, on local disk. Default: kcoord-UID in "
-        "the temporary directory.")  # fmt: skip
+        usual_local_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
+        "kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
         None, parse_redis_url, "URL", "Redis that elects one compiler across nodes; credentials, rediss:// and "
         "redis+sentinel:// included (a flag shows in the process list: prefer the variable). Unset: lease files in "
@@ -152,6 +143,9 @@ class Settings:
     ) -> Settings:
         """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
 
+        Without `environ`, a default local directory is created. If that is another user's, the one in its place is named in
+        `os.environ`, for this process's children.
+
         Between a secret and its file a flag wins over a variable, and otherwise the file wins. No file is read: its file system
         may hang.
 
@@ -160,7 +154,7 @@ class Settings:
         unknown = sorted(flags.keys() - {spec.name for spec in FIELDS})
         if unknown:
             raise SettingsError(f"there is no setting {unknown[0]!r}: see 'kcoord doctor --json' for their names")
-        environ = os.environ if environ is None else environ
+        here, environ = environ is None, os.environ if environ is None else environ
         parsed: dict[str, Any] = {}
         optional = set()
         for spec in FIELDS:
@@ -177,6 +171,11 @@ class Settings:
                 raise SettingsError(f"{source}={shown}: {error}") from None
             if source == variable(spec.name) and spec.name in SECRET_FILES:
                 optional.add(spec.name)
+        if here and "local_dir" not in parsed and not parsed.get("disable"):
+            usual = usual_local_dir()
+            parsed["local_dir"] = own_directory(usual)
+            if parsed["local_dir"] != usual:
+                os.environ[variable("local_dir")] = str(parsed["local_dir"])
         settings = cls(**parsed, optional=frozenset(optional))
         if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(
@@ -218,9 +217,9 @@ class Settings:
             return self.socket
         path = self.local_dir / f"agent-{self.fingerprint}.sock"
         if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
-            path = default_local_dir() / path.name  # may write to the disk: only if needed
+            path = own_directory(usual_local_dir()) / path.name  # may write to the disk: only if needed
         if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
-            path = Path("/tmp", f"kcoord-{os.getuid()}", path.name)  # TMPDIR is too long as well
+            path = own_directory(Path("/tmp", usual_local_dir().name)) / path.name  # TMPDIR is too long as well
         return path
 
     def redis_address(self) -> str | None:

@@ -23,7 +23,8 @@ from kcoord.agent.store_access import opened
 from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import SettingsError
+from kcoord.errors import SettingsError, StoreError
+from kcoord.files.private import make_private
 from kcoord.leases.base import LeaseService
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run an agent on an inherited listening socket. Exit code 2: a setting cannot be used."""
+    """Run an agent on an inherited listening socket. Exit code 2: a setting cannot be used, or a directory is others' too."""
     parser = argparse.ArgumentParser("python -m kcoord.agent")
     parser.add_argument("--fd", type=int, required=True, help="the listening socket")
     parser.add_argument("--daemon", action="store_true", help="detach, and end after an idle time")
@@ -52,9 +53,14 @@ def main(argv: list[str] | None = None) -> int:
         settings = Settings.from_environ()
         Trust.of(settings)
         settings.redis_address()
+        make_private(settings.local_dir)
     except SettingsError as error:
         print(f"kcoord: {error}", file=sys.stderr)
         return 2
+    except StoreError as error:
+        if not error.passing:  # a disk that takes nothing now may do so later
+            print(f"kcoord: KCOORD_LOCAL_DIR={error}", file=sys.stderr)
+            return 2
     listener = socket.socket(fileno=args.fd)
     code = asyncio.run(run_agent(settings, listener, daemon=args.daemon, parent=args.parent))
     logging.shutdown()

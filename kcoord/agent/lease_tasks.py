@@ -35,7 +35,8 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    ``learn(name, seconds)`` gets the compile time that a fetched artifact records.
+    ``learn(name, seconds)`` gets the compile time that a fetched artifact records. `local_dir` is `Settings.local_dir`. An
+    artifact's place is looked at each time that it is used: it must be this user's alone.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
+        local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
         self._store = SharedStore(store, notices)
-        self._now, self._report, self._learn = now, report, learn
+        self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -122,13 +124,15 @@ class LeaseTasks:
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
     ) -> local.Artifact:
         """Raises `ArtifactInvalid` or `StoreError`."""
-        return await self._in(self._local_io, lambda: local.publish_local(staging, home, key, compile_seconds, origin))
+        work = functools.partial(local.publish_local, staging, home, key, compile_seconds, origin)
+        return await self._at((staging, home), work)
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
         """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
 
         def copy() -> bool | None:
             try:
+                self._check((there, home))
                 if local.is_whole(home, digest):
                     return True
                 found = local.read_artifact(there, digest)
@@ -174,6 +178,19 @@ class LeaseTasks:
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    async def _at(self, places: tuple[Path, ...], work: Callable[[], T]) -> T:
+        """The result of `work` on the artifacts at `places`. Raises `ArtifactInvalid` if others may write there."""
+
+        def checked() -> T:
+            self._check(places)
+            return work()
+
+        return await self._in(self._local_io, checked)
+
+    def _check(self, places: tuple[Path, ...]) -> None:
+        for place in places:
+            local.check_owner(place, self._local_dir)
 
     # The lease of a flight's key.
 
@@ -295,7 +312,11 @@ class LeaseTasks:
         self._report(self._flights.fetched(key, action.serial, action.home if found else None))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
-        return await self._in(self._local_io, lambda: local.is_whole(home, digest))
+        try:
+            return await self._at((home,), lambda: local.is_whole(home, digest))
+        except ArtifactInvalid as error:
+            self._notices.tell(str(error))
+            return False
 
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""
@@ -305,7 +326,7 @@ class LeaseTasks:
                 return None
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
-            await self._in(self._local_io, lambda: local.install(manifest, contents, home))
+            await self._at((home,), lambda: local.install(manifest, contents, home))
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -321,6 +342,7 @@ class LeaseTasks:
         """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
 
         def publish(store: Store) -> str | None:
+            self._check((home,))
             found = local.read_artifact(home, digest)
             return None if found is None else store.publish(found[0].manifest, found[1])
 

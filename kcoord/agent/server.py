@@ -103,7 +103,7 @@ class Agent:
         self._lease_tasks = LeaseTasks(
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
-            learn=self._expectations.learn,
+            local_dir=settings.local_dir, learn=self._expectations.learn,
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)

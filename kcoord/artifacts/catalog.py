@@ -11,8 +11,9 @@ from pathlib import Path
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.errors import ArtifactInvalid
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
+from kcoord.files.private import check_tier
 from kcoord.files.reading import read_plain
 from kcoord.settings import Settings
 
@@ -93,6 +94,14 @@ def _modified(home: Path) -> float:
         return 0.0
 
 
+def _is_ours(cache: Path, local_dir: Path) -> bool:
+    try:
+        check_tier(cache, local_dir)
+    except StoreError:
+        return False
+    return True
+
+
 _BUCKET = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -114,11 +123,11 @@ def tiers(local_dir: Path) -> list[Path]:
     """The directories that homes lie in: those of `local_dir`, and the compilers' caches that this environment names.
 
     A compiler's cache (a variable ``…_CACHE_DIR``, or a directory of `local_dir`) is one once kcoord has staged a file there.
-    It may be a link to a larger disk. Raises OSError.
+    It may be a link to a larger disk. A cache that others may write to is left alone. Raises OSError.
     """
     caches = sorted(local_dir.iterdir()) if local_dir.is_dir() else []
     caches += [Path(value) for name, value in os.environ.items() if name.endswith("_CACHE_DIR") and value]
-    caches = [path for path in caches if (path / ".kcoord").is_dir()]
+    caches = [path for path in caches if (path / ".kcoord").is_dir() and _is_ours(path, local_dir)]
     try:
         buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
     except FileNotFoundError:

@@ -30,6 +30,7 @@ from kcoord.artifacts.manifest import (
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
+from kcoord.files.private import check_tier
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
@@ -115,6 +116,20 @@ def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
     """`ArtifactInvalid` for a failure of the disk, which others meet too; else `ArtifactUnreadable` (too many open files)."""
     of_the_disk = error.errno in (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR)
     return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
+
+
+def check_owner(place: Path, local_dir: Path | None) -> None:
+    """Raises `ArtifactInvalid` if another user owns `place`, a home or a staging directory, or may write around it.
+
+    What others can write is neither published nor signed. `local_dir`: see `check_tier`.
+    """
+    try:
+        check_tier(place.parent, local_dir)
+    except StoreError as error:
+        raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
+    with suppress(OSError):  # there is none, or its reader reports why it cannot be read
+        if (uid := place.lstat().st_uid) not in (os.geteuid(), 0):
+            raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")
 
 
 def is_whole(home: Path, digest: str) -> bool:

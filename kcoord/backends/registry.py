@@ -20,6 +20,8 @@ from typing import Any
 
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.errors import StoreError
+from kcoord.files.private import check_tier, make_private
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 
@@ -32,13 +34,20 @@ def install() -> list[str]:
     """Hook the compilers of this process, those imported already and those imported later; idempotent.
 
     Returns the names of the backends that are hooked: none under ``KCOORD_DISABLE=1``. Raises `SettingsError` if a setting
-    cannot be used. A compiler that the user has given another cache is left alone (a warning names it).
+    cannot be used. A compiler that the user has given another cache, or one that others may write to, is left alone, and so are
+    all if others may write to the local directory (a warning says so).
     """
     settings = Settings.from_environ()
     if settings.disable:
         return []
+    try:
+        make_private(settings.local_dir)
+    except StoreError as error:
+        let_through(error)
+        notices.tell(f"KCOORD_LOCAL_DIR={error}; kcoord leaves compilers alone")
+        return []
     hooked = []
-    for backend in _unobstructed(os.environ):
+    for backend in _unobstructed(settings, os.environ):
         os.environ.update(backend.child_environ(settings, os.environ))
         for module in backend.modules:
             _hook_once_imported(module, backend)
@@ -49,7 +58,7 @@ def install() -> list[str]:
 def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables by which every compiler in a child process of this environment finds kcoord."""
     found: dict[str, str] = {}
-    for backend in _unobstructed(environ):
+    for backend in _unobstructed(settings, environ):
         found |= backend.child_environ(settings, environ)
     return found
 
@@ -82,13 +91,28 @@ def _made(registered: EntryPoint) -> Backend[Any, Any] | None:
         return None
 
 
-def _unobstructed(environ: Mapping[str, str]) -> Iterator[Backend[Any, Any]]:
+def obstacle(backend: Backend[Any, Any], settings: Settings, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Why `backend` cannot be hooked in this environment, and the remedy; None if nothing keeps it.
+
+    The compiler's own directories must be this user's alone: files of others are neither loaded nor shared.
+    """
+    found = backend.obstacle(environ)
+    for name, tier in backend.tiers(environ).items() if found is None else ():
+        try:
+            check_tier(tier, settings.local_dir)
+        except StoreError as error:
+            let_through(error)
+            return f"{name}={error}", f"until then kcoord leaves {backend.name} alone"
+    return found
+
+
+def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Backend[Any, Any]]:
     for backend in backends():
-        obstacle = backend.obstacle(environ)
-        if obstacle is None:
+        found = obstacle(backend, settings, environ)
+        if found is None:
             yield backend
         else:
-            notices.tell("; ".join(obstacle))
+            notices.tell("; ".join(found))
 
 
 def _hook_once_imported(name: str, backend: Backend[Any, Any]) -> None:

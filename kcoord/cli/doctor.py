@@ -22,7 +22,7 @@ from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.backends.registry import backends
+from kcoord.backends.registry import backends, obstacle
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.files.naming import staging_name
@@ -78,9 +78,9 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
     for backend in backends():
         for package, oldest in backend.packages.items():
             yield _package(package, oldest)
-        obstacle = backend.obstacle(os.environ)
-        if obstacle is not None:
-            yield Finding(backend.name, "warn", *obstacle)
+        found = obstacle(backend, settings, os.environ)
+        if found is not None:
+            yield Finding(backend.name, "warn", *found)
 
 
 def _package(package: str, oldest: tuple[int, ...]) -> Finding:

@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 import os
-import stat
+from contextlib import suppress
 from pathlib import Path
 
-from kcoord.errors import StoreError
+from kcoord.errors import Replaceable, StoreError
 from kcoord.files.faults import store_errors
+from kcoord.ownership import Doubt, doubt_of
+
+_REMEDY = "set KCOORD_LOCAL_DIR to a directory of your own"
 
 
-def make_private(directory: Path, remedy: str = "set KCOORD_LOCAL_DIR to a directory of your own") -> None:
-    """Create `directory` for this user alone. Raises `StoreError` if another owns it, or all may write to it."""
+def make_private(directory: Path, remedy: str = _REMEDY) -> None:
+    """Create `directory` for this user alone, or check that it is: a real directory of this user's, to which nobody else may
+    write, and which nobody else can replace.
+
+    Raises `StoreError` if it is not; `Replaceable` if it is, but for the last of these. Then its path stays this user's: nobody
+    else can lead it elsewhere.
+    """
     with store_errors(directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
-    if found.st_uid != os.getuid():
-        raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
-    if found.st_mode & stat.S_IWOTH:
-        remedy = remedy if found.st_mode & stat.S_ISVTX else f"chmod o-w, or {remedy}"
-        raise StoreError(f"{directory}: everybody may write to it: {remedy}")
+        if directory.is_symlink():
+            raise StoreError(f"{directory}: it is a symbolic link: name the directory that it leads to, or {remedy}")
+        _make(directory)
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        if found.st_uid != os.geteuid():
+            raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
+        doubt = doubt_of(directory)
+        if doubt is not None:
+            raise (Replaceable if doubt.above else StoreError)(f"{doubt}: {_chmod(doubt)}{remedy}")
+
+
+def check_tier(tier: Path, local_dir: Path | None) -> None:
+    """Raises `StoreError` unless this user and root alone may write to `tier`, a directory of artifacts, or replace it.
+
+    Below `local_dir`, `Settings.local_dir`, that directory keeps others out. A tier that does not exist is created where another
+    user could be first.
+    """
+    with store_errors(tier):
+        if local_dir is not None and Path(os.path.realpath(tier)).is_relative_to(os.path.realpath(local_dir)):
+            make_private(local_dir)
+            return
+        doubt = doubt_of(tier)
+        if doubt is not None and not tier.exists():
+            with suppress(OSError):
+                _make(tier)
+                doubt = doubt_of(tier)
+    if doubt is not None:
+        raise StoreError(f"{doubt}: {_chmod(doubt)}choose a directory of your own")
+
+
+def _make(directory: Path, mode: int = 0o700) -> None:
+    try:
+        directory.mkdir(mode=mode)
+    except FileNotFoundError:
+        _make(directory.parent, 0o755)
+        directory.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+
+
+def _chmod(doubt: Doubt) -> str:
+    return "empty it and chmod go-w, or " if doubt.mode else ""

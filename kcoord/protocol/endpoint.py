@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from kcoord.errors import StoreError
 from kcoord.files.private import make_private
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.protocol.peer import peer_of
@@ -43,12 +44,17 @@ def connect(path: Path, timeout: float) -> socket.socket:
 
 
 def make_directory(settings: Settings) -> None:
-    """Make the socket's directory, for this user alone. Raises `StoreError`."""
+    """Make the socket's directory, for this user alone. Raises `StoreError`, also if others may write to the local directory."""
     directory = settings.socket_path.parent
-    if settings.socket is None:
-        make_private(directory)
-    else:
+    try:
+        make_private(settings.local_dir)
+    except StoreError as error:
+        if directory == settings.local_dir or not error.passing:
+            raise
+    if settings.socket is not None:
         make_private(directory, "set KCOORD_SOCKET to a name in a directory of your own")
+    elif directory != settings.local_dir:
+        make_private(directory)
 
 
 @contextmanager

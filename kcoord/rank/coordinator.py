@@ -17,7 +17,6 @@ from kcoord.artifacts import choices, local
 from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, ProtocolError, StoreError
-from kcoord.files import private
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -31,6 +30,7 @@ from kcoord.rank.client import Busy as Busy
 from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
 from kcoord.rank.memory import MemoryTier
+from kcoord.rank.own_tiers import OwnTiers
 from kcoord.rank.recorder import Recorder
 from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
@@ -72,12 +72,12 @@ class Coordinator:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notices = Notices()
-        self._checked: bool | None = None
+        self._tiers = OwnTiers(settings, self.notices)
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.ahead = WorkAhead(settings, self.notices)
-        self._staging = StagingDirectories(self.notices, lambda: self.usable)
+        self._staging = StagingDirectories(self.notices, self._tiers.trusts)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         atexit.register(self.close)
         forgets_after_fork(self)
@@ -89,19 +89,12 @@ class Coordinator:
 
     @property
     def usable(self) -> bool:
-        """False if kcoord is off, or another user owns the local directory: files of others are not loaded."""
-        if self._checked is None:
-            self._checked = not self.settings.disable and self._owns_local_dir()
-        return self._checked
+        """False if kcoord is off, or another user may write to the local directory: files of others are not loaded."""
+        return self._tiers.usable
 
-    def _owns_local_dir(self) -> bool:
-        try:
-            private.make_private(self.settings.local_dir)
-        except StoreError as error:
-            let_through(error)
-            self.notices.tell(f"KCOORD_LOCAL_DIR={error}; kernels are compiled without coordination")
-            return False
-        return True
+    def trusts(self, home: str | Path) -> bool:
+        """False where nothing is loaded or published: kcoord is off, or another user may write to the directory around `home`."""
+        return self._tiers.trusts(home)
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
@@ -128,14 +121,14 @@ class Coordinator:
         key, home, recorder = asked.key, asked.home, self._recorder
         counters = recorder.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
-        artifact = self.find(key, home, asked.target) if self.usable else None
+        artifact = self.find(key, home, asked.target)
         if artifact is not None:
             if asked.loads:
                 recorder.loaded(artifact, "local_hits", counters, begun)
             return artifact
         if asked.explain is not None:
             key = key.with_details(asked.explain())
-        if not self.usable or is_running(key.digest):
+        if not self.trusts(home) or is_running(key.digest):
             return self._compilation(key, home, asked.device, counters, asked.target)
         vanished: list[Path] = []
         recipe = asked.recipe()
@@ -199,8 +192,10 @@ class Coordinator:
     ) -> Artifact | None:
         """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
 
-        ``missing(home)`` is called if there is none.
+        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`).
         """
+        if not self.trusts(home):
+            return None
         try:
             artifact = local.open_artifact(home, key.digest)
             if artifact is None:

@@ -17,15 +17,15 @@ _LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin
 
 
 class StagingDirectories:
-    """A private directory lasts as long as this process. ``shares()`` is false if kcoord is off: then all are private."""
+    """A private directory lasts as long as this process. Where ``shares(home)`` is false, all are private."""
 
-    def __init__(self, notices: Notices, shares: Callable[[], bool]) -> None:
+    def __init__(self, notices: Notices, shares: Callable[[Path], bool]) -> None:
         self._notices, self._shares = notices, shares
         self._private: list[Path] = []
 
     def new(self, home: Path) -> Path:
         """A staging directory on the disk of `home`; a private one if that disk refuses, which is told."""
-        if self._shares():
+        if self._shares(home):
             try:
                 return local.new_staging(home, _LEAST_ROOM)
             except StoreError as error:
@@ -45,7 +45,7 @@ class StagingDirectories:
 
     def is_shared(self, directory: Path) -> bool:
         """True if what is staged in `directory` may become an artifact that others see."""
-        return self._shares() and directory not in self._private
+        return directory not in self._private
 
     def instead_of(self, staging: Path, error: OSError) -> Path | None:
         """A private directory in place of `staging`, which is removed; None if `staging` still takes files, or is private."""

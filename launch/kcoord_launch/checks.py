@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import TypeVar
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import SettingsError, StoreError
+from kcoord.errors import Replaceable, SettingsError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.files.private import make_private
 from kcoord.settings import SECRET_FILES, Settings, variable
@@ -19,25 +20,30 @@ _PATIENCE = 20.0  # seconds that a file system has to answer before the job star
 
 
 def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
-    """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy."""
+    """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy.
+
+    A local directory that is safe but for what is above it, or that nobody named, is no error: the job runs without kcoord.
+    """
     settings = Settings.from_environ(None, flag_prefix, **flags)
     if settings.disable:
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
     settings = _bounded(lambda: _checked_secrets(settings), files, settings)
-    check_directories(settings)
+    named = flags.get("local_dir") or os.environ.get(variable("local_dir"))
+    check_directories(settings, tolerated=(Replaceable,) if named else (StoreError,))
     return settings
 
 
-def check_directories(settings: Settings, *, store: bool = True) -> None:
-    """Raises `SettingsError` if the local directory or, with `store`, the store can never be used.
+def check_directories(settings: Settings, *, tolerated: tuple[type[StoreError], ...] = (), store: bool = True) -> None:
+    """Raises `SettingsError` if the local directory (but for `tolerated` errors) or, with `store`, the store can never be used.
 
     A disk that is full, read-only or out of reach now is a warning of the agent's: the job starts.
     """
     try:
         make_private(settings.local_dir)
     except StoreError as error:
-        _refuse("KCOORD_LOCAL_DIR", error)
+        if not isinstance(error, tolerated):
+            _refuse("KCOORD_LOCAL_DIR", error)
     if settings.store is not None and store:
         try:
             _open_store(settings)

@@ -25,9 +25,11 @@ FLOORS = (
     ("files",),
     (
         "cgroups",
+        "default_dir",
         "errors",
         "fork",
         "interruption",
+        "ownership",
         "ranks",
         "redis_url",
         "secret_files",

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.agent.chores.chore import Chore, Lane
+from kcoord.errors import StoreError
+from kcoord.files.private import check_tier
 from kcoord.files.sweep import sweep, sweep_left_by
 from kcoord.telemetry.events import Notices, log
 
@@ -71,13 +73,18 @@ class Sweeper:
         tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         removed = 0
         for tier in sorted(tiers):
-            with suppress(OSError):  # a disk that cannot be written keeps what is there
+            with suppress(
+                OSError, StoreError
+            ):  # a disk that cannot be written, or is also others', keeps what is there
+                check_tier(Path(tier), self._local_dir)
                 removed += sweep(Path(tier, ".kcoord", "staging"))
         return removed
 
     def _remove_left(self, pid: int, staging: Path) -> None:
         if _has_ended(pid, _ENDS_WITHIN):
-            _logged(lambda: sweep_left_by(staging, pid, frozenset(self._being_published)))
+            with suppress(StoreError):
+                check_tier(staging.parent.parent, self._local_dir)
+                _logged(lambda: sweep_left_by(staging, pid, frozenset(self._being_published)))
 
 
 def _sweep_store(store: Path) -> None:

@@ -34,7 +34,7 @@ from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend,
 from kcoord.backends.triton.modules import Module, TritonModules
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
-from kcoord.rank.coordinator import Busy, Compilation
+from kcoord.rank.coordinator import Busy, Compilation, Coordinator
 
 try:
     from triton import knobs
@@ -51,7 +51,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
-        self._coordinator = None if override or dump else coordinator_in_use()
+        self._coordinator = None if override or dump else _coordinator_of(knobs.cache.dir)
         if self._coordinator is None:
             name = triton_inputs.stock_name(key) if override or dump else key
             super().__init__(name, override=override, dump=dump)
@@ -59,7 +59,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         # not the stock constructor: it makes an empty directory at the final name
         self._look_at(key)
 
-    @fails_open(lambda self, filename: FileCacheManager.get_group(self, filename))
+    @fails_open(lambda self, filename: FileCacheManager.get_group(self, filename) if self._may_read() else None)
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         if self._coordinator is None:
@@ -106,6 +106,10 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self.cache_dir = os.path.join(knobs.cache.dir, key)  # noqa: PTH118 - a str, as the base class has it
         self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
 
+    def _may_read(self) -> bool:
+        """False if kcoord chose the directory and others may write to it: Triton would load what lies there unverified."""
+        return self._coordinator is None or self._coordinator.trusts(self.cache_dir)
+
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write one file; a C module is published at once."""
         compilation = self._compilation
@@ -149,13 +153,13 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             group.update(published)
         return None
 
-    @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename))
+    @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename) if self._may_read() else None)
     def get_file(self, filename: str) -> str | None:
         """One file's path. A module that Triton builds with the C compiler is claimed like a kernel."""
         if self._compilation is not None:
             staged = self._compilation.staging / filename
             return str(staged) if staged.exists() else None
-        here = FileCacheManager.get_file(self, filename)
+        here = FileCacheManager.get_file(self, filename) if self._may_read() else None
         if here is not None or self._coordinator is None or not filename.endswith(".so"):
             return None if here is None else str(here)
         ahead = triton_launchers.ahead.active
@@ -169,6 +173,15 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             self._module, self._compilation = module, found
             abandoned.register(found, sys._getframe(2))
         return None
+
+
+@fails_open(lambda cache: None)
+def _coordinator_of(cache: str) -> Coordinator | None:
+    """None if Triton's cache is left to Triton: others may write there, and it is the user's choice, not kcoord's."""
+    coordinator = coordinator_in_use()
+    if coordinator is None or coordinator.trusts(f"{cache}/any"):
+        return coordinator
+    return coordinator if Path(cache).is_relative_to(coordinator.settings.local_dir) else None
 
 
 def _group_file(names: Mapping[str, str]) -> str:

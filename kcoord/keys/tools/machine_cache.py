@@ -36,6 +36,7 @@ _DIGEST = hashlib.sha256().digest_size
 _CHUNK = 1 << 20
 
 _log = logging.getLogger("kcoord")
+_ours: set[Path] = set()  # local directories that this process has found to be this user's alone
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
@@ -89,12 +90,14 @@ def _entry_path(local_dir: Path, name: str) -> Path | None:
     """The path of an entry; None if other users could write there, or nobody can."""
     from kcoord.files.private import make_private  # keys lie below files; only a first look needs it
 
-    try:
-        make_private(local_dir)
-        make_private(local_dir / "toolchain")
-    except StoreError as error:
-        _log.debug("nothing is cached: %s", error)
-        return None
+    if local_dir not in _ours:
+        try:
+            make_private(local_dir)
+            (local_dir / "toolchain").mkdir(mode=0o700, exist_ok=True)
+        except (StoreError, OSError) as error:
+            _log.debug("nothing is cached: %s", error)
+            return None
+        _ours.add(local_dir)
     return local_dir / "toolchain" / name
 
 

@@ -78,7 +78,7 @@ class RunningPod:
                     if mount["name"] == volume["name"] and mount["mountPath"].startswith("/kcoord"):
                         path = self.path(mount["mountPath"])
                         path.mkdir(exist_ok=True)
-                        path.chmod(0o777)  # as the kubelet makes an emptyDir: root's
+                        path.chmod(0o1777)  # an emptyDir: root's, and, being a mount, for this pod alone
                         if "persistentVolumeClaim" in volume:
                             path.chmod(0o770)
                             os.chown(path, 0 if self._prefix else -1, user if self._prefix else -1)  # fsGroup
