@@ -48,6 +48,11 @@ class Artifact:
         return self.manifest.key
 
 
+def place_of(digest: str) -> str:
+    """The place below the local directory of an artifact whose compiler has no layout of its own."""
+    return f"objects/{digest[:2]}/{digest}"
+
+
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
     """The artifact at `home`, every byte checked; None if there is none. One that does not verify is read once more, afresh.
 

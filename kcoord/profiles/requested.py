@@ -6,7 +6,7 @@ exactly these artifacts to a node before its job starts. After a change it is wo
 The list is ``<store>/v1/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
 its content, so that equal nodes write one file. A reader merges them, without a lock. `kcoord.profiles.compaction` merges old
 files into one now and then. Untrusted: a file may be torn, another version's or another user's. A forged one can at worst have
-artifacts fetched that no job uses: each is verified against its key.
+artifacts fetched that no job uses, and artifacts of a node kept: each is verified, and put where its own key belongs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class RequestedArtifact:
-    """The artifact of the key `digest`, at `place` below the local directory. Raises ValueError if either is malformed."""
+    """The artifact of the key `digest`, found at `place` below the local directory. Raises ValueError if either is malformed.
+
+    Nothing is put at a `place` unless the artifact's own key says the same (`kcoord.backends.registry.place_of`).
+    """
 
     digest: str
     place: str

@@ -103,7 +103,7 @@ class Coordinator:
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
-        return self.settings.local_dir / "objects" / digest[:2] / digest
+        return self.settings.local_dir / local.place_of(digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
         """The artifact that is asked for, or the task of compiling it. Waits at most `max_wait` seconds."""

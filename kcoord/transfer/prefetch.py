@@ -23,6 +23,7 @@ from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
 from kcoord.files.daemon import in_daemon
+from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
@@ -32,6 +33,9 @@ _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
 _IN_MEMORY = 3  # an artifact takes so many times the bytes of its files while it is unpacked and checked
 _MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
 _EVERY = 5.0  # seconds between two lines of progress
+
+
+PlaceOf = Callable[[CacheKey], str]
 
 
 @dataclass
@@ -56,7 +60,14 @@ class Fetched:
         return text
 
 
-def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[str], object]) -> Fetched:
+def prefetch(
+    settings: Settings,
+    *,
+    timeout: float,
+    most: int,
+    say: Callable[[str], object],
+    place_of: PlaceOf = lambda key: local.place_of(key.digest),
+) -> Fetched:
     """Fetch the artifacts that the profile `settings.profile` needs, for at most `timeout` seconds, and at most `most` bytes.
 
     An artifact is in memory for a moment; all together take half of a container's free memory at most, since an init container
@@ -65,9 +76,12 @@ def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[st
     Returns in time also from a store that hangs: its threads are left behind, so end the process by `os._exit`. Raises nothing
     for the sake of the store, the profile or the disk. ``say(line)`` is called with lines of progress. The profile's recipes are
     copied to this node, too: then a warm-up beside the agent needs no store of its own.
+
+    ``place_of(key)`` is the place below the local directory at which a rank looks for an artifact. A list that names another
+    place for it is wrong, or forged: the artifact is left out.
     """
     begun = time.monotonic()
-    work = _Prefetch(settings, most)
+    work = _Prefetch(settings, most, place_of)
     working = in_daemon(work.run)
     next_line = begun + _EVERY
     while not wait({working}, timeout=max(0.0, min(begun + timeout, next_line) - time.monotonic())).done:
@@ -87,8 +101,8 @@ def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[st
 
 
 class _Prefetch:
-    def __init__(self, settings: Settings, most: int) -> None:
-        self._settings, self._most, self._trust = settings, most, OFF
+    def __init__(self, settings: Settings, most: int, place_of: PlaceOf) -> None:
+        self._settings, self._most, self._place_of, self._trust = settings, most, place_of, OFF
         self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
         self._changed = threading.Condition()  # protects the fields below; notified when there may be room again
         self._found = Fetched()
@@ -162,6 +176,8 @@ class _Prefetch:
                 return
             try:
                 found = store.fetch(need.digest, manifest_digest(stated))
+                if found is not None and self._place_of(found[0].key) != need.place:
+                    found = None
                 if found is not None:
                     local.install(found[0], found[1], home)
                     self._count(fetched=1, size=size)
