@@ -81,7 +81,7 @@ class Trust:
                 keys = {_id(key_id): _secret(secret)}
             except ValueError as error:
                 raise SettingsError(f"KCOORD_SIGNING_KEY: {error}") from None
-        policy = settings.trust or ("require" if keys else "off")
+        policy = settings.policy
         if policy == "require" and not keys:
             raise SettingsError(
                 f"KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE ({_MAKE}), or KCOORD_TRUST=off"
