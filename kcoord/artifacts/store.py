@@ -115,7 +115,7 @@ class Store:
             staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
             won = rename_into_place(
-                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, durable=True
+                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, self.root, durable=True
             )
             settled = True
         except (OSError, StoreError) as error:
@@ -145,7 +145,7 @@ class Store:
             except _Torn as error:
                 if announced is None:
                     with store_errors(self._layout.quarantine):
-                        set_aside(final, self._layout.quarantine)
+                        set_aside(final, self._layout.quarantine, self.root)
                 raise error.why from error
         return None if found is None else (found.manifest, found.contents, found.digest)
 

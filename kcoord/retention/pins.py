@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
@@ -45,7 +46,7 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
                 raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
             content = _FORMAT + hashlib.sha256(body).digest() + body
-            replace_file(path, content, store / "v1" / "staging", durable=True, create=anew)
+            replace_file(path, content, store / "v1" / "staging", store, durable=True, create=anew)
     except OSError as error:
         raise store_error(error, path.parent) from error
     return wanted
@@ -55,7 +56,7 @@ def unpin(store: Path, profile: str) -> bool:
     """False: it was not pinned. Raises `StoreError`."""
     path = _path(store, profile)
     try:
-        path.unlink()
+        beneath.unlink(path, store)
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import sweep as sweep_module
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
+from kcoord.retention.limits import Limits
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
 from tests.support.agents import until
+from tests.support.artifacts import publish
 from tests.support.command import KCOORD
 from tests.support.sandbox import Sandbox
 from tests.support.signing import OURS, opened
@@ -98,3 +107,114 @@ def test_a_module_that_lies_under_tritons_own_key_is_not_loaded_unverified(sandb
     shutil.copy(a["path"], planted)
     (sandbox.root / "second").chmod(0o700)
     assert module(sandbox, "B", "second", KCOORD_SPAWN="0")["text"] == "B"
+
+
+# Deletes outside the store.
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory outside the store, with the names that `store_of_old` has."""
+    home = tmp_path / "victim"
+    for name in ("documents", f"{'a' * 64}.outcome", "old.spans"):
+        (home / name).mkdir(parents=True) if name == "documents" else (home / name).write_text("mine")
+    (home / "documents" / "thesis").write_text("mine")
+    for path in home.iterdir():
+        os.utime(path, (1e9, 1e9))
+    return home
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    opened(root)
+    return root
+
+
+AT_ONCE = Tidying(quarantine_for=-1.0, traces_for=-1.0, grace=-1.0)
+
+
+def files_of(directory: Path) -> dict[str, str]:
+    return {str(p.relative_to(directory)): p.read_text() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("place", "entry"),
+    [
+        ("trash", "documents"),
+        ("quarantine", "documents"),
+        ("traces/job", "old.spans"),
+        ("leases/ab", f"{'a' * 64}.outcome"),
+    ],
+)
+def test_a_directory_that_becomes_a_link_while_it_is_tidied_leads_nowhere(
+    root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, place: str, entry: str
+) -> None:
+    """The writer exchanges it between the moment in which it is listed and the one in which an entry is removed."""
+    directory, before = root / "v1" / place, files_of(victim)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / entry).mkdir() if entry == "documents" else (directory / entry).write_text("bait")
+    os.utime(directory / entry, (1e9, 1e9))
+    scandir, listed = os.scandir, directory.stat()
+
+    def exchanged(where: Any = ".") -> Any:
+        found = os.stat(where)  # noqa: PTH116 - it may be a descriptor
+        entries = scandir(where)
+        if (found.st_dev, found.st_ino) == (listed.st_dev, listed.st_ino) and not directory.is_symlink():
+            directory.rename(root / "aside")
+            directory.symlink_to(victim)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", exchanged)
+    with contextlib.suppress(StoreError):
+        collect(root, Limits(), tidying=AT_ONCE)
+    assert directory.is_symlink(), "else nothing was attacked"
+    monkeypatch.undo()
+    with contextlib.suppress(StoreError):
+        collect(root, Limits(), tidying=AT_ONCE)
+    assert files_of(victim) == before
+
+
+@pytest.mark.parametrize("place", ["trash", "quarantine"])
+def test_a_link_in_the_place_of_v1_leads_nowhere(root: Path, victim: Path, place: str) -> None:
+    (victim / place).mkdir()
+    (victim / "documents").rename(victim / place / "documents")
+    before = files_of(victim)
+    shutil.rmtree(root / "v1")
+    (root / "v1").symlink_to(victim)
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            collect(root, Limits(), tidying=AT_ONCE)
+    assert files_of(victim) == before
+
+
+def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere(
+    root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{os.uname().nodename}-1-{'0' * 20}"
+    for directory in (root / "v1" / "staging", victim):
+        (directory / name).mkdir()
+        (directory / name / "file").write_text("mine")
+    before = files_of(victim)
+    real = sweep_module._owned
+
+    def listed(*arguments: Any) -> Any:
+        found = list(real(*arguments))
+        (root / "v1" / "staging").rename(root / "aside")
+        (root / "v1" / "staging").symlink_to(victim)
+        return found
+
+    monkeypatch.setattr(sweep_module, "_owned", listed)
+    sweep_module.sweep(root / "v1" / "staging", elsewhere_after=-1.0, here_after=-1.0)
+    assert files_of(victim) == before
+
+
+def test_a_torn_artifact_is_not_moved_out_of_the_store(root: Path, victim: Path) -> None:
+    store = opened(root)
+    digest = publish(store, "torn")
+    (store.home(digest) / "payload.tar.zst").write_bytes(b"torn")
+    (root / "v1" / "quarantine").symlink_to(victim)
+    before = sorted(victim.iterdir())
+    with pytest.raises((ArtifactInvalid, StoreError)):
+        store.fetch(digest)
+    assert sorted(victim.iterdir()) == before

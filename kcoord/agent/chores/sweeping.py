@@ -72,7 +72,7 @@ class Sweeper:
         removed = 0
         for tier in sorted(tiers):
             with suppress(OSError):  # a disk that cannot be written keeps what is there
-                removed += sweep(Path(tier, ".kcoord", "staging"))
+                removed += sweep(Path(tier, ".kcoord", "staging"), Path(tier))
         return removed
 
     def _remove_left(self, pid: int, staging: Path) -> None:
@@ -81,7 +81,7 @@ class Sweeper:
 
 
 def _sweep_store(store: Path) -> None:
-    _logged(lambda: sweep(store / "v1" / "staging") if is_turn(store / "v1" / "swept", EVERY) else 0)
+    _logged(lambda: sweep(store / "v1" / "staging", store) if is_turn(store / "v1" / "swept", EVERY) else 0)
 
 
 def _logged(work: Callable[[], int]) -> None:
