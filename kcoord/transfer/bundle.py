@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.payload import unpack
+from kcoord.artifacts.payload import check_sizes, unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
@@ -37,7 +37,6 @@ from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
-_SMALL, _MOST_TIMES = 64 << 20, 1000  # an artifact unpacks to so many bytes, and so many times its payload, at most
 _LARGEST_INDEX = 256 << 20  # bytes
 
 Progress = Callable[[int, int], object]
@@ -242,13 +241,14 @@ class Bundle:
         done, size = 0, self.index.size
         for entry in self.index.artifacts:
             label = f"the artifact {entry.digest[:12]}"
-            encoded, payload = self._blob(label, entry.manifest), self._blob(label, entry.payload)
+            encoded = self._blob(label, entry.manifest)
             try:
                 manifest = Manifest.decode(encoded)
                 if manifest.key.digest != entry.digest:
                     raise ArtifactInvalid("it is another key's")
-                if manifest.size > _SMALL + _MOST_TIMES * len(payload):
-                    raise ArtifactInvalid(f"{len(payload)} bytes would unpack to {manifest.size}")
+                if check_sizes(manifest).size != entry.payload.size:
+                    raise ArtifactInvalid("its manifest states another payload")
+                payload = self._blob(label, entry.payload)
                 unpack(manifest, payload)
             except ArtifactInvalid as error:
                 raise BundleInvalid(f"{self._path}: {label}: {error}") from error

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.payload import memory_of
 from kcoord.artifacts.signing import OFF, Trust
-from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.artifacts.store import Store
 from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
@@ -30,7 +30,6 @@ from kcoord.settings import Settings
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
-_IN_MEMORY = 3  # an artifact takes so many times the bytes of its files while it is unpacked and checked
 _MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
 _EVERY = 5.0  # seconds between two lines of progress
 
@@ -169,28 +168,24 @@ class _Prefetch:
             self._count(there=1)
             return
         try:
-            stated = store.manifest_file(need.digest)
-            size = Manifest.decode(stated).size if stated is not None else 0
-            if stated is None or not self._may_take(size):
-                self._count(missing=int(stated is None))
-                return
-            try:
-                found = store.fetch(need.digest, manifest_digest(stated))
-                if found is not None and self._place_of(found[0].key) != need.place:
-                    found = None
-                if found is not None:
-                    local.install(found[0], found[1], home)
-                    self._count(fetched=1, size=size)
-            finally:
-                self._give_back(size)
+            stated = store.stated(need.digest)
+            if stated is None or self._place_of(stated[0].key) != need.place:
+                self._count(missing=1)
+            elif self._may_take(size := stated[0].size, needed := memory_of(stated[0])):
+                try:
+                    found = store.fetch(need.digest, stated[1])
+                    if found is not None:
+                        local.install(found[0], found[1], home)
+                    self._count(**({"missing": 1} if found is None else {"fetched": 1, "size": size}))
+                finally:
+                    self._give_back(size, needed)
         except ArtifactInvalid:
-            found = None  # a rank that needs it compiles it, and is told why
-        if found is None:
-            self._count(missing=1)
+            self._count(missing=1)  # a rank that needs it compiles it, and is told why
 
-    def _may_take(self, size: int) -> bool:
-        """Wait until there is memory for an artifact of `size` bytes. False: it would never fit, or would be too much."""
-        needed = _IN_MEMORY * size
+    def _may_take(self, size: int, needed: int) -> bool:
+        """Wait until there are `needed` bytes of memory for an artifact of `size` bytes. False: it would never fit, or would be
+        too much.
+        """
         with self._changed:
             if needed > self._room:
                 self._found.why = (
@@ -204,9 +199,9 @@ class _Prefetch:
             self._taken, self._begun = self._taken + needed, self._begun + size
             return True
 
-    def _give_back(self, size: int) -> None:
+    def _give_back(self, size: int, needed: int) -> None:
         with self._changed:
-            self._taken, self._begun = self._taken - _IN_MEMORY * size, self._begun - size
+            self._taken, self._begun = self._taken - needed, self._begun - size
             self._changed.notify_all()
 
     def _count(self, **more: int) -> None:

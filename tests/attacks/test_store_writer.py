@@ -7,23 +7,32 @@ import json
 import os
 import shutil
 import sysconfig
+import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
-from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payload
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files import sweep as sweep_module
+from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
+from kcoord.settings import Settings
+from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import until
-from tests.support.artifacts import publish
+from tests.support.artifacts import ORIGIN, publish
 from tests.support.command import KCOORD
 from tests.support.sandbox import Sandbox
-from tests.support.signing import OURS, opened
+from tests.support.signing import OURS, opened, trust
 from tests.support.triton_ranks import hooked
 
 # A wrong artifact.
@@ -218,3 +227,100 @@ def test_a_torn_artifact_is_not_moved_out_of_the_store(root: Path, victim: Path)
     with pytest.raises((ArtifactInvalid, StoreError)):
         store.fetch(digest)
     assert sorted(victim.iterdir()) == before
+
+
+# Exhaustion.
+
+BIG = 256 << 20  # bytes
+
+
+def forged(store: Store, payload: int, *names: str, size: int = 1) -> str:
+    """An artifact without a signature, whose manifest and whose sparse payload both have `payload` bytes."""
+    files = tuple(FileEntry(name, size, "0" * 64) for name in sorted(names or ("kernel",)))
+    manifest = Manifest(CacheKey.of("test", "forged"), files, 1.0, ORIGIN, Payload(payload, "0" * 64))
+    home = store.home(manifest.key.digest)
+    home.mkdir(parents=True)
+    (home / "manifest.msgpack").write_bytes(manifest.encode())
+    with (home / "payload.tar.zst").open("wb") as file:
+        file.truncate(payload)
+    return home.name
+
+
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """The block allocates at most so many bytes at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_payload_of_an_artifact_that_is_not_trusted_is_not_read(root: Path) -> None:
+    store = opened(root, OURS)
+    digest = forged(store, BIG)
+    for ask in (store.files, store.fetch):  # the latter moves it aside
+        with little_memory(16 << 20), pytest.raises(ArtifactDistrusted):
+            ask(digest)
+    assert not store.home(digest).exists()
+
+
+def test_a_prefetch_obeys_no_size_of_an_artifact_that_is_not_trusted(root: Path, sandbox: Sandbox) -> None:
+    """It would end because of the size that is stated, and leave out what others need."""
+    store = opened(root, OURS)
+    forgery = forged(store, 1, size=8 << 30)
+    good = publish(store, "good")
+    needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in (forgery, good)]
+    save_requested(requested_directory(root, "job"), needs)
+    flags = {"store": str(root), "local_dir": str(sandbox.local), "profile": "job", "signing_key": OURS}
+    found = prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
+    assert (found.fetched, found.missing, found.why) == (1, 1, "")
+
+
+def test_an_artifact_that_needs_more_memory_than_is_free_is_left_where_it_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no signature is required: neither the payload is read, nor the artifact taken from nodes with more memory."""
+    store = opened(root, policy="off")
+    digest = forged(store, BIG, size=BIG)
+    monkeypatch.setattr("kcoord.artifacts.payload.free_memory", lambda: BIG)
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="of memory"):
+        store.fetch(digest)
+    assert store.home(digest).exists()
+
+
+def test_a_payload_that_would_unpack_to_far_more_is_not_read(root: Path) -> None:
+    store = opened(root, policy="off")
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="would unpack"):
+        store.fetch(forged(store, 1 << 10, size=8 << 30))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/" * 20_000 + "a", "a" * 40_000, "/" * 40_000, "a/" * 500 + "a"],
+    ids=["deepest", "longest", "slashes", "deep"],
+)
+def test_a_name_of_any_length_and_depth_is_judged_at_once(root: Path, name: str) -> None:
+    store = opened(root, policy="off")
+    digest, begun = forged(store, 1, *(f"{n}{name}" for n in range(8))), time.process_time()
+    with pytest.raises(ArtifactInvalid, match="too long, or too deep") as raised:
+        store.fetch(digest)
+    assert time.process_time() - begun < 1.0
+    assert len(str(raised.value)) < 500
+
+
+def test_many_names_are_judged_in_linear_time() -> None:
+    files = tuple(FileEntry(f"{'d/' * 30}{n:05}", 0, "0" * 64) for n in range(10_000))
+    encoded, begun = Manifest(CacheKey.of("test", "many"), files, 1.0, ORIGIN).encode(), time.process_time()
+    Manifest.decode(encoded)
+    assert time.process_time() - begun < 2.0
+
+
+@pytest.mark.parametrize("inner", [[[]] * 100_000, {n: n for n in range(100_000)}, [[[]] * 3] * 50_000])
+def test_an_envelope_that_holds_something_else_is_refused_unread(root: Path, inner: Any) -> None:
+    """Its key id, its MAC or its content is a million values, which take far more memory than their bytes."""
+    for envelope in ([inner, b"", b""], ["k", inner, b""], ["k", bytes(32), inner], inner):
+        sealed = b"kcoord-signed-1\n" + msgpack.packb(envelope)
+        with little_memory(4 * len(sealed)), pytest.raises(ArtifactInvalid, match="torn"):
+            trust(OURS).doubt("manifest", sealed)
