@@ -22,17 +22,21 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files import sweep as sweep_module
 from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import until
 from tests.support.artifacts import ORIGIN, publish
-from tests.support.command import KCOORD
+from tests.support.command import KCOORD, kcoord
+from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
-from tests.support.signing import OURS, opened, trust
+from tests.support.signing import OURS, B, opened, trust
 from tests.support.triton_ranks import hooked
 
 # A wrong artifact.
@@ -324,3 +328,64 @@ def test_an_envelope_that_holds_something_else_is_refused_unread(root: Path, inn
         sealed = b"kcoord-signed-1\n" + msgpack.packb(envelope)
         with little_memory(4 * len(sealed)), pytest.raises(ArtifactInvalid, match="torn"):
             trust(OURS).doubt("manifest", sealed)
+
+
+# Laundering.
+
+
+@pytest.fixture
+def mixed(root: Path) -> tuple[str, str]:
+    """The digests of an artifact of ours, and of one that the writer has put beside it."""
+    return publish(opened(root, OURS), "ours"), publish(opened(root, policy="off"), "theirs")
+
+
+@pytest.mark.parametrize("policy", ["warn", "off", "require"])
+def test_an_export_with_a_key_vouches_for_what_is_signed_alone(
+    root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
+) -> None:
+    ours, theirs = mixed
+    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb")
+    assert (done.artifacts, set(done.left_out)) == (1, {theirs})
+    there = opened(tmp_path / "there", OURS)
+    with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
+        bundle.publish(there)
+    assert list(there.digests()) == [ours]
+
+
+@pytest.mark.parametrize("policy", ["warn", "off", "require"])
+def test_what_is_exported_unsigned_is_marked_and_never_signed(
+    root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
+) -> None:
+    _, theirs = mixed
+    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb", unsigned=True)
+    assert (done.artifacts, done.marked, done.left_out) == (2, 1, {})
+    for importing in ("require", "warn", "off"):
+        there = opened(tmp_path / importing, f"new:{B}", OURS, policy=importing)
+        with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
+            bundle.verify()
+            made = bundle.publish(there)
+        assert (made.published, made.refused) == ((1, 1) if importing == "require" else (2, 0))
+        signed = {m.key.digest for m in there.manifests() if there.trust.verifies("manifest", file_of(there, m))}
+        assert signed == {mixed[0]}
+        assert there.home(theirs).exists() == (importing != "require")
+
+
+def file_of(store: Store, manifest: Manifest) -> bytes:
+    return (store.home(manifest.key.digest) / "manifest.msgpack").read_bytes()
+
+
+@pytest.mark.parametrize("policy", ["warn", "off"])
+def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
+    sandbox: Sandbox, root: Path, policy: str
+) -> None:
+    """A part names functions that ranks import and call."""
+    profile = root / "v1" / "profiles" / "p"
+    save_part(profile, [recipe(1)], trust=trust(OURS))
+    save_part(profile, [recipe(66)])
+    key, bundle = {"KCOORD_SIGNING_KEY": OURS}, str(sandbox.root / "b.kcb")
+    for flags, expected in (((), [recipe(1)]), (("--unsigned",), [])):
+        kcoord(sandbox, "export", *flags, "p", bundle, KCOORD_STORE=str(root), KCOORD_TRUST=policy, **key)
+        there = sandbox.root / f"there{len(flags)}"
+        for importing in ("require", policy):
+            kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
+        assert list(parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))) == expected

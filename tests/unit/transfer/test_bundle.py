@@ -102,17 +102,6 @@ def test_a_damaged_artifact_is_replaced_by_the_bundles(tmp_path: Path) -> None:
     assert set(contents(there)) == set(DIGESTS)
 
 
-def test_the_bundles_signature_covers_artifacts_that_have_none_and_they_are_signed_on_arrival(tmp_path: Path) -> None:
-    here = filled(tmp_path / "here")
-    here.trust = trust(OURS, policy="off")
-    there = opened(tmp_path / "there", f"new:{'c' * 64}", OURS)
-    assert imported(exported(here, tmp_path / "b.kcb"), there) == (4, 0)
-    for _, (encoded, _) in contents(there).items():
-        signature = split(encoded)[1]
-        assert signature is not None
-        assert signature.key_id == "new"
-
-
 def test_artifacts_that_a_retired_key_signed_are_signed_anew_by_moving_them(tmp_path: Path) -> None:
     here = filled(tmp_path / "here", THEIRS)
     here.trust = trust(OURS, THEIRS)
@@ -277,6 +266,8 @@ _BAD: dict[str, tuple[Any, str]] = {
     "a profile twice": (index_of(profiles=[["p", 0, _HASH], ["p", 0, _HASH]]), "twice"),
     "a later format": ({**index_of(), "format": 2}, "format 2"),
     "another field": ({**index_of(), "more": 1}, "other fields"),
+    "a mark on nothing": ({**index_of(), "unvouched": [[_DIGEST], []]}, "marks something"),
+    "marks of another kind": ({**index_of(), "unvouched": 1}, "no bundle"),
     "more than the file has": (index_of([_DIGEST, 9, _HASH, 9, _HASH]), "its index states"),
 }
 
@@ -364,7 +355,9 @@ def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(
     assert not there.exists()
     assert kcoord("import", str(out), **given).returncode == 0
     again = kcoord("import", "--json", str(out), **given)
-    assert json.loads(again.stdout) == {"published": 0, "kept": 2, "profiles": ["p"], "dry_run": False}
+    assert json.loads(again.stdout) == {
+        "published": 0, "kept": 2, "refused": 0, "profiles": ["p"], "dry_run": False,
+    }  # fmt: skip
     assert set(Store(there).digests()) == {DIGESTS[0], DIGESTS[2]}
     found = {r.digest for r in parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))}
     assert found == {recipe(1).digest, recipe(2).digest}
