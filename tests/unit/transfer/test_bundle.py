@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.artifacts import local
@@ -37,6 +37,7 @@ from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.bundle import Bundle, export
 from kcoord.transfer.bundle_index import BundleInvalid, Index
+from tests.support.fuzzing import fuzz
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox, eventually, finish
 from tests.support.signing import OURS, THEIRS, opened, trust, unsigned
@@ -210,14 +211,14 @@ def index_of(*artifacts: list[Any], profiles: list[list[Any]] | None = None) -> 
     return {"format": 1, "artifacts": list(artifacts), "profiles": profiles or []}
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
+@fuzz(150)
 def test_a_file_that_was_cut_is_refused(sample: bytes, data: st.DataObject) -> None:
     refused(sample[: data.draw(st.integers(0, len(sample) - 1))])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data())
+@fuzz(200)
 def test_a_file_with_one_changed_byte_is_refused(sample: bytes, data: st.DataObject) -> None:
     changed = bytearray(sample)
     # the profile's name, in an index that nobody signed, is all that may be another one and the file still whole
@@ -227,8 +228,8 @@ def test_a_file_with_one_changed_byte_is_refused(sample: bytes, data: st.DataObj
     refused(bytes(changed))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
+@fuzz(150)
 def test_noise_is_refused(noise: bytes, framed: bool) -> None:
     refused(made(noise) if framed else noise)
 
@@ -240,8 +241,8 @@ _PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.fixed_dictionaries({"format": st.just(1), "artifacts": _PLAIN, "profiles": _PLAIN}))
+@fuzz(200)
 def test_an_index_of_anything_is_read_or_refused(index: dict[str, Any]) -> None:
     try:
         found = Index.decode(msgpack.packb(index))
