@@ -20,6 +20,7 @@ from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
@@ -53,7 +54,7 @@ class LeaseTasks:
         learn: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
         self._flights, self._notices = flights, notices
-        self._store = SharedStore(store, notices)
+        self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn = now, report, learn
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
@@ -130,7 +131,7 @@ class LeaseTasks:
 
         def copy() -> bool | None:
             try:
-                if local.is_whole(home, digest):
+                if local.is_whole(home, digest, vouched=self._trust.required):
                     return True
                 found = local.read_artifact(there, digest)
                 if found is None:
@@ -296,7 +297,8 @@ class LeaseTasks:
         self._report(self._flights.fetched(key, action.serial, action.home if found else None))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
-        return await self._in(self._local_io, lambda: local.is_whole(home, digest))
+        vouched = self._trust.required
+        return await self._in(self._local_io, lambda: local.is_whole(home, digest, vouched=vouched))
 
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""

@@ -77,6 +77,7 @@ class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
     `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
+    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
@@ -87,6 +88,7 @@ class Manifest:
     payload: Payload | None = None
     details: bytes = b""
     targets: tuple[str, ...] = ()
+    unvouched: bool = False
 
     @property
     def size(self) -> int:
@@ -108,7 +110,7 @@ class Manifest:
         details = self.details
         if self.key.details:
             details = bytes(msgpack.packb([d.to_wire() for d in self.key.details]))
-        document = {
+        document: dict[str, Any] = {
             "format": FORMAT,
             "digest": self.key.digest,
             "key": replace(self.key, details=()).to_wire(),
@@ -125,6 +127,8 @@ class Manifest:
             "payload": [self.payload.size, self.payload.sha256] if self.payload else None,
             "targets": list(self.targets),
         }
+        if self.unvouched:
+            document["unvouched"] = True
         return bytes(msgpack.packb(document))
 
     @classmethod
@@ -175,6 +179,7 @@ class Manifest:
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
             targets=_targets(document.get("targets", [])),  # earlier manifests lack it
+            unvouched=bool(document.get("unvouched")),
         )
 
 

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -85,10 +85,15 @@ class Store:
     def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
 
-        `contents` are verified already. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge.
+        `contents` are verified already. An artifact that is `unvouched` is never signed. Raises `ArtifactDistrusted` if an
+        artifact is there that this node cannot judge, `ArtifactInvalid` for an unvouched one where signatures are required.
         """
+        if manifest.unvouched and self.trust.required:
+            raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         payload = pack(manifest, contents)
-        encoded = self.trust.seal(MANIFEST, with_payload(manifest, payload).encode())
+        encoded = with_payload(replace(manifest, unvouched=False), payload).encode()
+        if not manifest.unvouched:
+            encoded = self.trust.seal(MANIFEST, encoded)
         return self.publish_files(manifest.key.digest, encoded, payload)
 
     def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
@@ -258,7 +263,7 @@ class Store:
         manifest = Manifest.decode(encoded)
         if manifest.key.digest != final.name:
             raise ArtifactInvalid(f"{final} holds the artifact of another key")
-        return manifest
+        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded))
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
         """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""

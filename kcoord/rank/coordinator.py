@@ -194,7 +194,8 @@ class Coordinator:
         target: GPUTarget | None = None,
         missing: Callable[[Path], object] = lambda home: None,
     ) -> Artifact | None:
-        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
+        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
+        that came without a signature, where signatures are required.
 
         ``missing(home)`` is called if there is none.
         """
@@ -205,6 +206,8 @@ class Coordinator:
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
+            if artifact is not None and artifact.manifest.unvouched and self.settings.policy == "require":
+                raise ArtifactInvalid(f"{home} was fetched without a signature, before KCOORD_TRUST=require")
             return artifact
         except ArtifactUnreadable as error:  # other processes may be able to read it
             let_through(error)

@@ -141,9 +141,10 @@ class _Prefetch:
         wait([in_daemon(functools.partial(self._fetch_all, root)) for _ in range(_AT_ONCE)])
 
     def _copy_profile(self, name: str) -> None:
-        """A first job has none."""
+        """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
+        settings = replace(self._settings, trust="require") if self._trust.keys else self._settings
         try:
-            recipes = load_profile(self._settings, name)
+            recipes = load_profile(settings, name)
         except StoreError:
             raise
         except KcoordError:
@@ -164,7 +165,7 @@ class _Prefetch:
 
     def _fetch(self, store: Store, need: RequestedArtifact) -> None:
         home = self._settings.local_dir / need.place
-        if local.is_whole(home, need.digest):
+        if local.is_whole(home, need.digest, vouched=self._trust.required):
             self._count(there=1)
             return
         try:

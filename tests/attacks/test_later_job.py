@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.artifacts import local
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactInvalid
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-from tests.support.signing import OURS, THEIRS
+from tests.support.signing import OURS, THEIRS, trust
 
 RANK = PROGRAMS / "generic_rank.py"
 SIGNED = {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "require"}
@@ -89,3 +92,36 @@ def test_a_job_that_asks_for_nothing_may_use_an_agent_that_requires_signatures(s
     earlier_job(sandbox, **SIGNED, **socket)
     found, _ = counters(sandbox, **socket)
     assert (found["store_hits"], found["alone"]) == (1, 0)
+
+
+def fetched_by_a_job_without_keys(sandbox: Sandbox) -> dict[str, str]:
+    """The settings of a store with an artifact that nobody signed, and that an earlier job has fetched to this node."""
+    earlier_job(sandbox)
+    found, _ = counters(sandbox)
+    assert found["store_hits"] == 1
+    return {"KCOORD_STORE": str(sandbox.root / "store")}
+
+
+def test_what_an_earlier_job_fetched_unsigned_is_not_loaded_where_signatures_are_required(sandbox: Sandbox) -> None:
+    fetched_by_a_job_without_keys(sandbox)
+    found, told = counters(sandbox, **SIGNED)
+    assert (found["compiles"], found["local_hits"], found["store_hits"]) == (1, 0, 0), told
+    found, _ = counters(sandbox, **SIGNED)
+    assert found["local_hits"] == 1, "its own"
+
+
+def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox: Sandbox) -> None:
+    """Its writer takes it away, so that a node with a key, and KCOORD_TRUST=warn, publishes its copy."""
+    store = Path(fetched_by_a_job_without_keys(sandbox)["KCOORD_STORE"])
+    (home,) = sandbox.local.glob("objects/*/*/kcoord-manifest.msgpack")
+    digest = home.parent.name
+    shutil.rmtree(Store(store).home(digest))
+    warns = trust(OURS, policy="warn")
+    found = local.read_artifact(home.parent, digest)
+    assert found is not None
+    Store(store, warns).publish(found[0].manifest, found[1])
+    encoded = Store(store).manifest_file(digest)
+    assert encoded is not None
+    assert not warns.verifies("manifest", encoded)
+    with pytest.raises(ArtifactInvalid, match="fetched before signatures were required"):
+        Store(store, trust(OURS)).publish(found[0].manifest, found[1])

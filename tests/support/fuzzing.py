@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_USUAL = 100  # examples of a test without a profile
-settings.register_profile("long", max_examples=20 * _USUAL)
+USUAL = 100  # examples of a test without a profile
+LONG = 20  # times as many
 
 
 def fuzz(examples: int) -> Callable[[F], F]:
-    """Try so many `examples`, or with ``--hypothesis-profile=long``, as ``make fuzz`` has it, twenty times as many."""
+    """Try so many `examples`, or with ``--hypothesis-profile=long``, as ``make fuzz`` has it, `LONG` times as many."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
     def decorate(test: F) -> F:
-        times = max(1, settings.default.max_examples // _USUAL)  # type: ignore[union-attr]
+        times = max(1, settings.default.max_examples // USUAL)  # type: ignore[union-attr]
         tried = settings(max_examples=examples * times, deadline=None, suppress_health_check=checks)
         return pytest.mark.fuzz(tried(test))  # type: ignore[no-any-return]
 
