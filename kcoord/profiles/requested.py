@@ -24,6 +24,7 @@ from kcoord.profiles.profile_files import FileFormat, profiles_in
 
 MOST_REQUESTED = 100_000  # artifacts of a profile
 _MOST_FILES = 4096
+_MOST_KNOWN = 2 * MOST_REQUESTED  # different ones in all files of a profile, which anybody may have written
 REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(
@@ -147,7 +148,12 @@ def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Req
 
     def read(path: Path) -> bool:
         artifacts = _read(path)
-        found[path] = [known.setdefault(artifact, artifact) for artifact in artifacts or []]
+        fits = len(known) + sum(artifact not in known for artifact in artifacts or ()) <= _MOST_KNOWN
+        if not fits and complete:
+            raise StoreError(f"{path}: with it they are more than {_MOST_KNOWN:,} artifacts: look who writes there")
+        found[path] = [
+            known.setdefault(artifact, artifact) for artifact in artifacts or [] if fits or artifact in known
+        ]
         return artifacts is not None
 
     try:

@@ -26,6 +26,7 @@ _CHECK = hashlib.sha256().digest_size
 _DIGEST = 32  # bytes
 _MOST_DIGESTS = 1_000_000
 _MOST_PINS = 10_000
+_MOST_HELD = 4 * _MOST_DIGESTS  # in all pins
 _SUFFIX = ".pin"
 
 
@@ -67,11 +68,14 @@ def unpin(store: Path, profile: str) -> bool:
 def load_pins(store: Path) -> dict[str, set[str]]:
     """The digests that each pinned profile holds. Raises `StoreError` if any of it cannot be read."""
     directory = store / "v1" / "pins"
-    found = {}
+    found, left = {}, _MOST_HELD
     try:
         for name in sorted(_names(directory)):
             with suppress(FileNotFoundError):  # unpinned in this very moment
-                found[name[: -len(_SUFFIX)]] = _read(directory / name)
+                found[name[: -len(_SUFFIX)]] = held = _read(directory / name)
+                left -= len(held)
+            if left < 0:
+                raise StoreError(f"{directory}: its pins hold more than {_MOST_HELD:,} artifacts: unpin some")
     except OSError as error:
         raise store_error(error, directory) from error
     return found

@@ -143,7 +143,7 @@ def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
 
 
 def _add(found: dict[bytes, float], path: Path) -> None:
-    """Add the uses of one file; a damaged or foreign one has none. Raises OSError."""
+    """Add the uses of one file, as long as there is room for them; a damaged or foreign one has none. Raises OSError."""
     touched = path.lstat().st_mtime
     try:
         content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_MERGED * _RECORD.size)
@@ -155,5 +155,5 @@ def _add(found: dict[bytes, float], path: Path) -> None:
         return
     for prefix, stated in _RECORD.iter_unpack(body):
         at = min(float(stated), touched) or touched  # no use is later than its file
-        if found.get(prefix, 0.0) < at:
+        if found.get(prefix, 0.0) < at and (prefix in found or len(found) < _MOST_MERGED):
             found[prefix] = at
