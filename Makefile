@@ -4,10 +4,11 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PARALLEL := $(BIN)/pytest -n auto --dist loadgroup
 marked = $(shell grep -rl --include='test_*.py' pytest.mark.$(1) tests)
+fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo check test test-tritons test-redis-py chaos nfs lint format bench docs clean
+.PHONY: setup demo check test test-tritons test-redis-py chaos fuzz nfs lint format bench docs clean
 
 setup: .venv/ready
 
@@ -47,6 +48,12 @@ test-redis-py: setup
 # Faults at random, for SECONDS; SEED decides which, and ROUND plays one of its rounds alone.
 chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(MODES),--modes $(MODES)) $(if $(JSON),--json $(JSON))
+
+# Messages and files at random, for SECONDS: rounds of the tests that `make test` runs for seconds.
+fuzz: setup
+	end=$$(($$(date +%s) + $(or $(SECONDS),600))); while [ $$(date +%s) -lt $$end ]; do \
+	  $(PARALLEL) -q -m fuzz --hypothesis-profile=long --timeout=900 $(fuzzed) $(ARGS) || exit 1; \
+	done
 
 # On a real NFS server; what a rig is: docs/development.md. Without one they are skipped.
 nfs: setup

@@ -20,7 +20,7 @@ from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
 from kcoord.units import parse_bytes
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 profile_name = values.name
 """Returns a name that a profile may have. Raises ValueError for another."""
 _DEFAULT_NAMESPACE = "default"
@@ -82,6 +82,9 @@ class Settings:
     signing_key: str | None = _setting(
         None, str, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
+    trust_keys: str | None = _setting(
+        None, str, "name", "The name of the keys that the node's agent must have, for a rank that is not given them: the "
+        "path of their file, or the id of a key. Launchers set it.")  # fmt: skip
     lease_ttl: float = _setting(
         15.0, values.seconds, "seconds", "A lease expires when it is not renewed for this long. It is renewed every "
         "third of it.")  # fmt: skip
@@ -191,8 +194,8 @@ class Settings:
         """
         named = {name: path for name in self.optional if (path := getattr(self, name)) is not None}
         left_out: dict[str, Any] = {name: None for name, path in named.items() if is_left_out(path)}
-        # the socket keeps its name, which other processes make without looking at files
-        return replace(self, socket=self.socket_path, **left_out) if left_out else self
+        # socket and keys keep their names, which other processes make without looking at files
+        return replace(self, socket=self.socket_path, trust_keys=self.key_name, **left_out) if left_out else self
 
     @property
     def store_root(self) -> Path | None:
@@ -202,12 +205,31 @@ class Settings:
         return self.store / "namespaces" / self.namespace
 
     @property
+    def policy(self) -> str:
+        """`trust`, or its default."""
+        has_key = self.signing_key_file is not None or self.signing_key is not None
+        return self.trust or ("require" if has_key else "off")
+
+    @property
+    def key_name(self) -> str | None:
+        """The public name of the signing keys: their file's path, or the id of the one key. None: there are none.
+
+        A file counts by its name, as that of the Redis URL: ranks need no right to read it, and it may be rotated.
+        """
+        if self.signing_key_file is not None:
+            return str(self.signing_key_file)
+        return self.trust_keys if self.signing_key is None else self.signing_key.strip().partition(":")[0]
+
+    @property
     def fingerprint(self) -> str:
         """Eight hex digits that differ when two processes must not share an agent.
 
         The URL's file counts by its name: ranks need no right to read it, and a new password makes no second agent.
         """
-        parts = (PROTOCOL_VERSION, self.store, self.local_dir, self.redis_url_file or self.redis_url, self.namespace)
+        redis = self.redis_url_file or self.redis_url
+        parts = (
+            PROTOCOL_VERSION, self.store, self.local_dir, redis, self.namespace, self.trust, self.key_name,
+        )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
     @property

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support import interpose
 from tests.support.environment import is_foreign
+from tests.support.fuzzing import LONG, USUAL
 from tests.support.interpose import Interposer
 from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
+settings.register_profile("long", max_examples=LONG * USUAL)
 _WORKERS_PER_CORE = 2  # half of a test's time is waiting; with more, agents of short time-outs starve
 
 

@@ -61,7 +61,8 @@ class Observer:
 
 class Connections:
     """All clients. ``asked(connection, request id, message)`` handles a request; its `ProtocolError` ends the connection.
-    ``gone(connection)`` is called once, when the client's process or its connection has ended.
+    ``gone(connection)`` is called once, when the client's process or its connection has ended. ``welcome(client)`` raises
+    `ProtocolError` for one that this agent must not serve.
 
     `tells_clients`: notices go to a node's first rank too.
     """
@@ -74,9 +75,10 @@ class Connections:
         asked: Callable[[Connection, int, Request], None],
         gone: Callable[[Connection], None],
         observer: Observer,
+        welcome: Callable[[Identity], None] = lambda who: None,
     ) -> None:
         self._agent, self._notices, self.tells_clients = agent, notices, tells_clients
-        self._asked, self._gone, self._observer = asked, gone, observer
+        self._asked, self._gone, self._observer, self._welcome = asked, gone, observer, welcome
         self._open: dict[int, Connection] = {}
         self._tasks: dict[asyncio.Task[None], Connection] = {}  # work for a client
         self._ending = False
@@ -186,7 +188,9 @@ class Connections:
             if peer.uid != os.getuid():
                 raise ProtocolError(f"user {peer.uid} may not use the agent of user {os.getuid()}")
             hello = await asyncio.wait_for(_frame(reader), _HELLO_TIMEOUT)
-            connection = Connection(self.new_id(), writer, Identity.from_hello(hello), peer.pid)
+            who = Identity.from_hello(hello)
+            self._welcome(who)
+            connection = Connection(self.new_id(), writer, who, peer.pid)
             self._open[connection.id] = connection
             about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
             self._send(connection, {"op": "welcome", **about})

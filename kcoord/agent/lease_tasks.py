@@ -20,6 +20,7 @@ from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.keys.cache_key import CacheKey
@@ -54,7 +55,7 @@ class LeaseTasks:
         local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
-        self._store = SharedStore(store, notices)
+        self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
@@ -133,7 +134,7 @@ class LeaseTasks:
         def copy() -> bool | None:
             try:
                 self._check((there, home))
-                if local.is_whole(home, digest):
+                if local.is_whole(home, digest, vouched=self._trust.required):
                     return True
                 found = local.read_artifact(there, digest)
                 if found is None:
@@ -312,8 +313,9 @@ class LeaseTasks:
         self._report(self._flights.fetched(key, action.serial, action.home if found else None))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
+        vouched = self._trust.required
         try:
-            return await self._at((home,), lambda: local.is_whole(home, digest))
+            return await self._at((home,), lambda: local.is_whole(home, digest, vouched=vouched))
         except ArtifactInvalid as error:
             self._notices.tell(str(error))
             return False

@@ -97,7 +97,10 @@ class Agent:
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
         self._exporter = exporter
         self._observer = exporter.observer if exporter is not None else Observer()
-        self._connections = Connections(self.id, notices, tells_clients, self._request, self._gone, self._observer)
+        self._connections = Connections(
+            self.id, notices, tells_clients, self._request, self._gone, self._observer,
+            welcome=lambda who: who.expected.check(settings),
+        )  # fmt: skip
         self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
         self._lease_tasks = LeaseTasks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from kcoord.artifacts.local import place_of
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys.cache_key import CacheKey
@@ -19,12 +20,12 @@ _FILE = "choice"
 
 def store_decided(local_dir: Path, digest: str) -> Path:
     """The home of a choice that holds on all nodes of the store."""
-    return local_dir / "objects" / digest[:2] / digest
+    return local_dir / place_of(digest)
 
 
 def node_decided(local_dir: Path, digest: str) -> Path:
     """The home of a choice that holds on this node, until a store has one."""
-    return local_dir / "objects" / digest[:2] / f"{digest}.here"
+    return local_dir / f"{place_of(digest)}.here"
 
 
 def manifest_of(key: CacheKey, content: bytes, seconds: float, origin: Origin) -> Manifest:

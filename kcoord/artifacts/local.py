@@ -49,6 +49,11 @@ class Artifact:
         return self.manifest.key
 
 
+def place_of(digest: str) -> str:
+    """The place below the local directory of an artifact whose compiler has no layout of its own."""
+    return f"objects/{digest[:2]}/{digest}"
+
+
 def open_artifact(home: Path, digest: str | None = None) -> Artifact | None:
     """The artifact at `home`, every byte checked; None if there is none. One that does not verify is read once more, afresh.
 
@@ -132,12 +137,13 @@ def check_owner(place: Path, local_dir: Path | None) -> None:
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")
 
 
-def is_whole(home: Path, digest: str) -> bool:
-    """True if `home` holds the whole artifact of `digest`."""
+def is_whole(home: Path, digest: str, *, vouched: bool = False) -> bool:
+    """True if `home` holds the whole artifact of `digest`; with `vouched`, one that is not `Manifest.unvouched`."""
     try:
-        return open_artifact(home, digest) is not None
+        found = open_artifact(home, digest)
     except ArtifactInvalid:
         return False
+    return found is not None and not (vouched and found.manifest.unvouched)
 
 
 def new_staging(home: Path, room: int = 0) -> Path:
@@ -227,7 +233,7 @@ def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artif
         with store_errors(home):
             write_files(staging, contents | _relocated(texts, home), durable=False)
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
-            artifact = _rename(staging, home, manifest.key.digest)
+            artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
     except StoreError:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -251,10 +257,13 @@ def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:
         replace_file(staging / name, text, staging.parent)  # on a full disk the earlier file stays whole
 
 
-def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact | None:
+def _rename(
+    staging: Path, home: Path, digest: str, targets: tuple[str, ...] = (), *, vouched: bool = False
+) -> Artifact | None:
     """Rename `staging` to `home`. Returns another writer's artifact, verified, if that is there; None if ours is.
 
-    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it.
+    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it. With `vouched`, so is
+    one that is not.
     """
     others: list[Artifact] = []
 
@@ -264,6 +273,8 @@ def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = (
         except ArtifactInvalid:
             return False
         if artifact is None or (targets and artifact.manifest.targets not in ((), targets)):
+            return False
+        if vouched and artifact.manifest.unvouched:
             return False
         others.append(artifact)
         return True

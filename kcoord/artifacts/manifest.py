@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import platform
+import reprlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ _LARGEST_BARE = 4 << 20  # bytes
 LARGEST_MANIFEST = _LARGEST_BARE + OVERHEAD  # in its envelope
 LARGEST_ARTIFACT = 16 << 30
 _MOST_FILES = 10_000
+_LONGEST_NAME = 1024  # characters
+_DEEPEST = 32  # directories
 _MOST_TARGETS = 100
 
 
@@ -74,6 +77,7 @@ class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
     `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
+    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
@@ -84,6 +88,7 @@ class Manifest:
     payload: Payload | None = None
     details: bytes = b""
     targets: tuple[str, ...] = ()
+    unvouched: bool = False
 
     @property
     def size(self) -> int:
@@ -105,7 +110,7 @@ class Manifest:
         details = self.details
         if self.key.details:
             details = bytes(msgpack.packb([d.to_wire() for d in self.key.details]))
-        document = {
+        document: dict[str, Any] = {
             "format": FORMAT,
             "digest": self.key.digest,
             "key": replace(self.key, details=()).to_wire(),
@@ -122,6 +127,8 @@ class Manifest:
             "payload": [self.payload.size, self.payload.sha256] if self.payload else None,
             "targets": list(self.targets),
         }
+        if self.unvouched:
+            document["unvouched"] = True
         return bytes(msgpack.packb(document))
 
     @classmethod
@@ -136,7 +143,7 @@ class Manifest:
                 raise ValueError(f"{len(data)} bytes are too many")
             document = msgpack.unpackb(data)
             if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']!r} is not {FORMAT}")
+                raise ValueError(f"format {_shown(document['format'])} is not {FORMAT}")
             manifest = cls._from_document(document)
             if manifest.key.digest != document["digest"]:
                 raise ValueError("its key does not have the digest that it states")
@@ -172,6 +179,7 @@ class Manifest:
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
             targets=_targets(document.get("targets", [])),  # earlier manifests lack it
+            unvouched=bool(document.get("unvouched")),
         )
 
 
@@ -183,7 +191,7 @@ def _bytes(value: Any) -> bytes:
 
 def _targets(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MOST_TARGETS or not all(isinstance(t, str) for t in value):
-        raise TypeError(f"{value!r} is no list of targets")
+        raise TypeError(f"{_shown(value)} is no list of targets")
     return tuple(value)
 
 
@@ -195,32 +203,32 @@ def _file(name: Any, size: Any, sha256: Any, relocatable: Any) -> FileEntry:
 
 def _size(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value <= LARGEST_ARTIFACT:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{_shown(value)} is no size")
     return value
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{_shown(value)} is no whole number")
     return value
 
 
 def _moment(value: Any) -> float:
     """Any finite time: a host's clock may be years off."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{_shown(value)} is no time")
     return float(value)
 
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError(f"{value!r} is no number of seconds")
+        raise ValueError(f"{_shown(value)} is no number of seconds")
     return float(value)
 
 
 def _sha256(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
-        raise ValueError(f"{value!r} is no SHA-256")
+        raise ValueError(f"{_shown(value)} is no SHA-256")
     return value
 
 
@@ -232,11 +240,18 @@ def _check_names(files: tuple[FileEntry, ...]) -> None:
     if names != sorted(unique):
         raise ValueError("names are not sorted, or not unique")
     for name in names:
+        if len(name) > _LONGEST_NAME or name.count("/") > _DEEPEST:  # first: what follows looks at each directory
+            raise ValueError(f"{_shown(name)} is too long, or too deep")
         parts = name.split("/")
         if not name or name == MANIFEST_NAME or "\0" in name or any(p in ("", ".", "..") for p in parts):
-            raise ValueError(f"{name!r} is not a plain relative name")
+            raise ValueError(f"{_shown(name)} is not a plain relative name")
         if any("/".join(parts[:n]) in unique for n in range(1, len(parts))):
-            raise ValueError(f"{name!r} lies below a file")
+            raise ValueError(f"{_shown(name)} lies below a file")
+
+
+def _shown(value: Any) -> str:
+    """Beginning and end of a value that may be huge."""
+    return reprlib.repr(value)
 
 
 def home_token(home: Path) -> bytes:

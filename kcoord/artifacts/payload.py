@@ -14,11 +14,37 @@ from dataclasses import replace
 import zstandard
 
 from kcoord.artifacts.manifest import Manifest, Payload, check_content
-from kcoord.errors import ArtifactInvalid
+from kcoord.cgroups import free_memory
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable
+from kcoord.units import bytes_text
 
 _TAR_BLOCK = 512
 _ZSTD_LEVEL = 3
 _CHUNK = 1 << 20
+_SMALL, _MOST_TIMES = 64 << 20, 1000  # an artifact unpacks to so many bytes, and so many times its payload, at most
+_TIMES_IN_MEMORY = 3  # of the bytes of its files, while it is unpacked and checked
+
+
+def check_sizes(manifest: Manifest) -> Payload:
+    """The payload that `manifest` states, which is not read yet. Raises `ArtifactInvalid` if it states none, or one that would
+    unpack to far more, and `ArtifactUnreadable` if this process has not enough free memory for both.
+    """
+    stated = manifest.payload
+    if stated is None:
+        raise ArtifactInvalid(f"the manifest of {manifest.key.name} states no payload")
+    if manifest.size > _SMALL + _MOST_TIMES * stated.size:
+        raise ArtifactInvalid(f"{manifest.key.name}: {stated.size} bytes would unpack to {manifest.size}")
+    needed = stated.size + memory_of(manifest)
+    if needed > _SMALL and needed > free_memory():
+        raise ArtifactUnreadable(
+            f"{manifest.key.name}: {bytes_text(needed)} of memory would be needed, more than is free"
+        )
+    return stated
+
+
+def memory_of(manifest: Manifest) -> int:
+    """Bytes of memory that `unpack` takes, besides the payload."""
+    return _TIMES_IN_MEMORY * manifest.size
 
 
 def pack(manifest: Manifest, contents: dict[str, bytes]) -> bytes:

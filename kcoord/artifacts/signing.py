@@ -41,12 +41,22 @@ class Signature:
 def split(data: bytes) -> tuple[bytes, Signature | None]:
     """The content of an envelope and its signature, not verified; None as the signature if `data` is no envelope.
 
-    Raises `ArtifactInvalid` for a torn envelope.
+    Takes no more memory than `data`, whatever it holds. Raises `ArtifactInvalid` for a torn envelope.
     """
     if not data.startswith(_FORMAT):
         return data, None
+    packed = memoryview(data)[len(_FORMAT) :]
+    reader = msgpack.Unpacker(
+        max_buffer_size=max(1, len(packed)), max_array_len=0, max_map_len=0, max_ext_len=0, max_str_len=64
+    )
     try:
-        key_id, mac, content = msgpack.unpackb(data[len(_FORMAT) :])
+        reader.feed(packed)
+        parts = reader.read_array_header()
+        if parts != 3:
+            raise ValueError(f"it has {parts} parts")
+        key_id, mac, content = (reader.unpack() for _ in range(3))
+        if reader.tell() != len(packed):
+            raise ValueError("something follows it")
         if not (isinstance(key_id, str) and _KEY_ID.fullmatch(key_id)):
             raise ValueError("its key id is none")
         if not (isinstance(mac, bytes) and len(mac) == _MAC and isinstance(content, bytes)):
@@ -81,7 +91,7 @@ class Trust:
                 keys = {_id(key_id): _secret(secret)}
             except ValueError as error:
                 raise SettingsError(f"KCOORD_SIGNING_KEY: {error}") from None
-        policy = settings.trust or ("require" if keys else "off")
+        policy = settings.policy
         if policy == "require" and not keys:
             raise SettingsError(
                 f"KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE ({_MAKE}), or KCOORD_TRUST=off"

@@ -16,16 +16,16 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
-from kcoord.artifacts.payload import pack, unpack, with_payload
+from kcoord.artifacts.payload import check_sizes, pack, unpack, with_payload
 from kcoord.artifacts.signing import MANIFEST, OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
-from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
@@ -85,10 +85,15 @@ class Store:
     def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
 
-        `contents` are verified already. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge.
+        `contents` are verified already. An artifact that is `unvouched` is never signed. Raises `ArtifactDistrusted` if an
+        artifact is there that this node cannot judge, `ArtifactInvalid` for an unvouched one where signatures are required.
         """
+        if manifest.unvouched and self.trust.required:
+            raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         payload = pack(manifest, contents)
-        encoded = self.trust.seal(MANIFEST, with_payload(manifest, payload).encode())
+        encoded = with_payload(replace(manifest, unvouched=False), payload).encode()
+        if not manifest.unvouched:
+            encoded = self.trust.seal(MANIFEST, encoded)
         return self.publish_files(manifest.key.digest, encoded, payload)
 
     def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
@@ -115,7 +120,7 @@ class Store:
             staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
             write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
             won = rename_into_place(
-                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, durable=True
+                staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, self.root, durable=True
             )
             settled = True
         except (OSError, StoreError) as error:
@@ -145,7 +150,7 @@ class Store:
             except _Torn as error:
                 if announced is None:
                     with store_errors(self._layout.quarantine):
-                        set_aside(final, self._layout.quarantine)
+                        set_aside(final, self._layout.quarantine, self.root)
                 raise error.why from error
         return None if found is None else (found.manifest, found.contents, found.digest)
 
@@ -160,7 +165,7 @@ class Store:
                 found = self._verified(final)
             except _Torn as error:
                 raise error.why from error
-        return None if found is None else (found.manifest, found.files.encoded, found.files.payload)
+        return None if found is None else (found.manifest, found.encoded, found.payload)
 
     def manifest_file(self, digest: str) -> bytes | None:
         """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
@@ -170,6 +175,14 @@ class Store:
             if error.errno in _GONE:
                 return None
             raise store_error(error, self.home(digest)) from error
+
+    def stated(self, digest: str) -> tuple[Manifest, str] | None:
+        """The manifest, trusted as `fetch` would, and its file's SHA-256; None if it is missing. The payload is not looked at.
+
+        Raises `StoreError` and `ArtifactInvalid`.
+        """
+        encoded = self.manifest_file(digest)
+        return None if encoded is None else (self._judged(self.home(digest), encoded, None), manifest_digest(encoded))
 
     def digests(self) -> Iterator[str]:
         """The digests of all artifacts, one bucket at a time. Lists directories: never on a job's way."""
@@ -203,36 +216,37 @@ class Store:
         """None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node cannot tell, and OSError."""
         seen = []
         for afresh in (False, True):
-            files = None
+            read: list[bytes] = []
             try:
-                files = self._read(final, afresh)
-                return None if files is None else self._verify(final, files, announced)
-            except _NotAnnounced:
+                return self._read(final, announced, afresh, read)
+            except (_NotAnnounced, ArtifactUnreadable):
                 raise
             except ArtifactInvalid as error:
                 if isinstance(error, ArtifactDistrusted) and error.unknown_key:
                     raise
-                seen.append((files, error))
+                seen.append((read, error))
         (first, _), (second, why) = seen
         if first != second:
             raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
         raise _Torn(why)
 
-    def _read(self, final: Path, afresh: bool) -> _Files | None:
-        """Both files, of bounded sizes; None if they are missing. Raises `ArtifactInvalid` for other files, and OSError.
+    def _read(self, final: Path, announced: str | None, afresh: bool, read: list[bytes]) -> _Verified | None:
+        """The artifact; None if it is missing. What was read is in `read`, also if it does not verify.
 
-        ESTALE while reading means that another node has removed the artifact: a miss, too.
+        The manifest is judged before anything that it states is obeyed: the payload of one that is not trusted is not read.
+        Raises `ArtifactInvalid`, and OSError. ESTALE while reading means that another node has removed the artifact: a miss, too.
         """
         try:
             if not stat.S_ISDIR(final.lstat().st_mode):
                 raise ArtifactInvalid(f"{final} is no directory")
-            encoded = self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh)
-            stated = Manifest.decode(encoded).payload
-            return _Files(encoded, self._read_file(final, _PAYLOAD, stated.size if stated else 0, afresh))
+            read.append(encoded := self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh))
+            manifest = self._judged(final, encoded, announced)
+            read.append(payload := self._read_file(final, _PAYLOAD, check_sizes(manifest).size, afresh))
         except OSError as error:
             if error.errno in _GONE:
                 return None
             raise
+        return _Verified(manifest, unpack(manifest, payload), manifest_digest(encoded), encoded, payload)
 
     def _read_file(self, final: Path, name: str, most: int, afresh: bool) -> bytes:
         try:
@@ -241,15 +255,15 @@ class Store:
             final.lstat()  # raises if the whole artifact is gone
             raise ArtifactInvalid(f"{final} lacks {name}") from error
 
-    def _verify(self, final: Path, files: _Files, announced: str | None) -> _Verified:
-        digest = manifest_digest(files.encoded)
-        if announced is not None and digest != announced:
+    def _judged(self, final: Path, encoded: bytes, announced: str | None) -> Manifest:
+        """The manifest `encoded`, if it is the announced one, trusted, and that of `final`. Raises `ArtifactInvalid`."""
+        if announced is not None and manifest_digest(encoded) != announced:
             raise _NotAnnounced(f"{final} is not the artifact that was announced")
-        self._check_signature(final, files.encoded)
-        manifest = Manifest.decode(files.encoded)
+        self._check_signature(final, encoded)
+        manifest = Manifest.decode(encoded)
         if manifest.key.digest != final.name:
             raise ArtifactInvalid(f"{final} holds the artifact of another key")
-        return _Verified(manifest, unpack(manifest, files.payload), digest, files)
+        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded))
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
         """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""
@@ -263,17 +277,12 @@ class Store:
 
 
 @dataclass(frozen=True)
-class _Files:
-    encoded: bytes
-    payload: bytes
-
-
-@dataclass(frozen=True)
 class _Verified:
     manifest: Manifest
     contents: dict[str, bytes]
     digest: str  # of the manifest file
-    files: _Files
+    encoded: bytes
+    payload: bytes
 
 
 class _Torn(Exception):

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
 
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
@@ -78,8 +79,9 @@ class StoreRoot:
             try:
                 fresh.mkdir()  # the steps of a publish
                 write_files(fresh, {landed.name: os.urandom(size)}, durable=True)
-                (fresh / landed.name).rename(landed)
-                landed.unlink(missing_ok=True)
+                beneath.rename(fresh / landed.name, landed, self.path)
+                with suppress(FileNotFoundError):
+                    beneath.unlink(landed, self.path)
             finally:
                 self.discard(fresh)
             for left in list(self._left):
@@ -94,13 +96,8 @@ class StoreRoot:
 
     def discard(self, staged: Path) -> None:
         """Remove a staged file or directory of ours, now or at the next `check`: no other process may while we live."""
-        try:
-            staged.unlink() if not staged.is_dir() else shutil.rmtree(staged)
-        except FileNotFoundError:
-            return
-        except OSError:
-            if len(self._left) < _MOST_LEFT:
-                self._left.add(staged)
+        if not beneath.remove(staged, self.path) and os.path.lexists(staged) and len(self._left) < _MOST_LEFT:
+            self._left.add(staged)
 
 
 def check_is_store(path: Path, *, or_new: bool = False) -> None:

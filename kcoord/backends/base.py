@@ -157,8 +157,14 @@ class Backend(ABC, Generic[R, H]):
     # Steps: the artifact.
 
     def home(self, request: R, key: CacheKey) -> Path:
-        """The artifact's directory in the local tier; override it for a compiler with a layout of its own."""
+        """The artifact's directory in the local tier; override it, and `place`, for a compiler with a layout of its own."""
         return connect().home(key.digest)
+
+    def place(self, key: CacheKey) -> str | None:
+        """The part of `home` below `Settings.local_dir`, of the verified key alone; None: `key` is not this backend's, or it has
+        no layout of its own. An artifact that is fetched before its request is put there, and nowhere else.
+        """
+        return None
 
     def compile(self, request: R, staging: Path) -> H:
         """Compile, write the artifact's files into `staging`, and return the handle, or `UNLOADED`.

@@ -18,11 +18,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from kcoord.artifacts import local
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import StoreError
 from kcoord.files.private import check_tier, make_private
 from kcoord.interruption import let_through
+from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 
 GROUP = "kcoord.backends"
@@ -69,6 +71,12 @@ def backends() -> tuple[Backend[Any, Any], ...]:
     found = [EntryPoint(name, path, GROUP) for name, path in _BUILT_IN.items()]
     others = [each for each in entry_points(group=GROUP) if each.name not in {**_BUILT_IN, **_EXPLICIT}]
     return tuple(backend for each in (*found, *others) if (backend := _made(each)) is not None)
+
+
+def place_of(key: CacheKey) -> str:
+    """The place below the local directory at which a rank looks for the artifact of `key`."""
+    places = (fails_open(lambda key: None)(backend.place)(key) for backend in backends())
+    return next((place for place in places if place is not None), local.place_of(key.digest))
 
 
 def replayer(kind: str) -> Backend[Any, Any] | None:

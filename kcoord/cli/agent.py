@@ -93,6 +93,7 @@ def _check(settings: Settings) -> None:
 
 def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
+    from kcoord.backends.registry import place_of
     from kcoord.transfer.prefetch import prefetch
 
     def log(line: str) -> None:
@@ -106,7 +107,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
         if settings.disable:
             log("KCOORD_DISABLE is set: nothing is fetched")
         else:
-            log(str(prefetch(settings, timeout=timeout, most=most, say=log)))
+            log(str(prefetch(settings, timeout=timeout, most=most, say=log, place_of=place_of)))
     except SettingsError as error:
         log(f"{error}; nothing is fetched")
     with suppress(OSError):

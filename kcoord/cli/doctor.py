@@ -25,6 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.backends.registry import backends, obstacle
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
+from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.private import make_private
 from kcoord.files.rename import write_files
@@ -167,10 +168,7 @@ def _publish_and_fetch(store: Store) -> None:
         raise KcoordError(f"{store.root}: {error.strerror}") from error
     finally:
         for directory in (scratch, store.home(key.digest)):
-            for path in directory.glob("*"):
-                path.unlink()
-            if directory.exists():
-                directory.rmdir()
+            beneath.remove(directory, store.root)
 
 
 def _directory(what: str, path: Path) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -33,15 +34,17 @@ def _file(text: str) -> Path:
 @click.argument("names", metavar="[NAME]…", nargs=-1, type=PROFILE)
 @click.argument("out", metavar="FILE", type=Parsed("file", _file))
 @click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
+@click.option("--unsigned", is_flag=True, help="With a signing key: also what no key that is known here has signed. It is "
+              "marked, and no import signs it.")  # fmt: skip
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, type=digest_type(4, "4 to 64 hex digits"),
               help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
-    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
-) -> None:
+    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, unsigned: bool, keys: tuple[str, ...], as_json: bool
+) -> None:  # fmt: skip
     """Write the profiles NAME, and the artifacts that their jobs asked for, into one FILE for `kcoord import`.
 
-    Agents note these artifacts while a profile is recorded. The file is signed if there is a signing key. The same artifacts make
-    the same file.
+    Agents note these artifacts while a profile is recorded. The file is signed if there is a signing key, and then holds what
+    known keys have signed, under any KCOORD_TRUST. The same artifacts make the same file.
     """
     root = needed_store(settings)
     if not (names or everything or keys):
@@ -53,11 +56,15 @@ def command(
     if everything:
         digests |= set(store.digests())
         names = tuple(sorted({*profile_names(settings), *requested_profiles(store.root)}))
-    profiles, unread = {}, {}
+    profiles, unread, doubtful = {}, {}, set()
+    signed_only = replace(settings, trust="require") if store.trust.keys else settings
     for name in names:
         needs = load_requested(requested_directory(store.root, name))
         try:
-            profiles[name] = document.encode(_recipes(settings, name, bool(needs)), needs)
+            taken = replace(settings, trust="off") if unsigned else signed_only
+            profiles[name] = document.encode(recipes := _recipes(taken, name, bool(needs)), needs)
+            if unsigned and not _vouched(signed_only, name, recipes):
+                doubtful.add(name)
         except StoreError:
             raise
         except KcoordError as error:
@@ -67,16 +74,17 @@ def command(
             continue
         digests |= {need.digest for need in needs}
     with bar(f"export {out.name}", quiet=as_json) as progress:
-        done = export(store, digests, profiles, out, progress)
+        done = export(store, digests, profiles, out, progress, unsigned=unsigned, doubtful=doubtful)
     left_out = unread | done.left_out
     if as_json:
         print_json({"file": str(out), "artifacts": done.artifacts, "profiles": sorted(profiles), "bytes": done.size,
-                    "left_out": left_out, "signed": bool(store.trust.keys)})  # fmt: skip
+                    "left_out": left_out, "signed": bool(store.trust.keys), "marked": done.marked})  # fmt: skip
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
         for name, reason in list(left_out.items())[:_MOST_SHOWN]:
             click.echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
         signed = "signed" if store.trust.keys else "not signed"
+        signed += f" ({done.marked} marked: no known key has signed them)" if done.marked else ""
         click.echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
@@ -89,6 +97,15 @@ def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
     if needed and name not in profile_names(settings):
         return []
     return load_profile(settings, name)
+
+
+def _vouched(signed_only: Settings, name: str, recipes: list[Recipe]) -> bool:
+    """True if known keys have signed all `recipes` of a profile."""
+    try:
+        signed = load_profile(signed_only, name) if recipes else []
+    except KcoordError:
+        return False
+    return {r.digest for r in recipes} <= {r.digest for r in signed}
 
 
 def _found(store: Store, keys: Iterable[str]) -> list[str]:

@@ -27,8 +27,8 @@ from kcoord.transfer.bundle_index import BundleInvalid
 def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
-    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
-    are kept. An import that is interrupted can be run again.
+    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written; what was exported with
+    --unsigned is left out then. Artifacts that the store has are kept. An import that is interrupted can be run again.
     """
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)
@@ -43,9 +43,11 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
             store.open()
         with bar(f"import {file.name}", quiet=as_json) as progress:
             done = bundle.publish(store, progress, dry_run=dry_run)
+    if trust.required:
+        done.refused += len(profiles) - len(profiles := {n: p for n, p in profiles.items() if bundle.vouches_for(n)})
     if not dry_run:
         for name, (recipes, needs) in profiles.items():
-            _save(store, name, recipes, needs, vouched=bundle.vouched)
+            _save(store, name, recipes, needs, vouched=bundle.vouches_for(name))
     _print(done, sorted(profiles), store, dry_run, as_json)
 
 
@@ -70,7 +72,11 @@ def _save(store: Store, name: str, recipes: list[Recipe], needs: list[RequestedA
 
 def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"published": done.published, "kept": done.kept, "profiles": profiles, "dry_run": dry_run})
+        print_json({"published": done.published, "kept": done.kept, "refused": done.refused, "profiles": profiles,
+                    "dry_run": dry_run})  # fmt: skip
         return
     would = "would be published" if dry_run else "published"
-    click.echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}")
+    refused = f"; {done.refused} are not signed, and are left out" if done.refused else ""
+    click.echo(
+        f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}{refused}"
+    )

@@ -17,12 +17,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 
@@ -63,17 +63,14 @@ def refresh_names(directory: Path) -> None:
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def _make(directory: Path) -> None:
-    """`mkdir` without parents: where a mount has vanished they would be made on the disk below.
-
-    Touches the parent, so that an NFS client that cached the name as missing looks again.
-    """
+def _make(directory: Path, root: Path | None) -> None:
+    """`beneath.mkdir`. Touches the parent, so that an NFS client that cached the name as missing looks again."""
     try:
-        directory.mkdir()
+        beneath.mkdir(directory, root)
     except FileExistsError:
         return
     with contextlib.suppress(OSError):  # the directory exists
-        os.utime(directory.parent)
+        beneath.touched(directory.parent, root)
 
 
 def rename_into_place(
@@ -82,52 +79,62 @@ def rename_into_place(
     manifest_name: str,
     is_valid: Callable[[Path], bool | None],
     quarantine: Path,
+    root: Path | None = None,
     *,
     durable: bool,
 ) -> bool:
     """Publish `staging` at `final`, whose parent's parent exists. Returns True if ours is there, False if another's valid one is.
 
     ``is_valid(final)`` judges another writer's: one that fails is moved into `quarantine`; None means that it has gone. A
-    loser's staging directory is removed. Not guaranteed: that the winner is still there when this returns. Raises `StoreError`.
+    loser's staging directory is removed. All of it lies below `root` (`kcoord.files.beneath`). Not guaranteed: that the winner is
+    still there when this returns. Raises `StoreError`.
     """
     why = "another's artifact comes and goes there: does something clean this directory?"
     with store_errors(final):
         token = (staging / manifest_name).read_bytes()  # unique: it states its writer and its time
-        _make(final.parent)
+        _make(final.parent, root)
         if durable:
             sync_directory(staging)
         for _ in range(3):
-            won = _rename(staging, final, manifest_name, token)
+            won = _rename(staging, final, manifest_name, token, root)
             if won:
                 if durable:
                     sync_directory(final.parent)
                 with contextlib.suppress(OSError):  # it is published
-                    os.utime(final.parent)  # an NFS client that cached "missing" looks again
+                    beneath.touched(final.parent, root)  # an NFS client that cached "missing" looks again
                 return True
             valid = is_valid(final)
             if valid:
-                shutil.rmtree(staging, ignore_errors=True)
+                beneath.remove(staging, root)
                 return False
             if valid is not None:
                 why = "three invalid artifacts in a row were found there: check who writes to the directory"
-                set_aside(final, quarantine)
+                set_aside(final, quarantine, root)
     raise StoreError(f"{final}: {why}", why)
 
 
-def _rename(staging: Path, final: Path, manifest_name: str, token: bytes) -> bool:
+def _rename(staging: Path, final: Path, manifest_name: str, token: bytes, root: Path | None) -> bool:
     try:
-        staging.rename(final)
+        beneath.rename(staging, final, root)
     except OSError as error:
         with contextlib.suppress(OSError):
             refresh_names(final.parent)  # the failed rename does not correct an NFS client that saw the name missing
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
-        if error.errno == errno.ENOTDIR and final.parent.is_dir():
+        if error.errno == errno.ENOTDIR and _is_directory(final.parent, root):
             return False  # a file or a symbolic link is at the name, and no artifact
         if error.errno == errno.ENOENT and _holds(final / manifest_name, token):
             return True
         raise
     return True
+
+
+def _is_directory(path: Path, root: Path | None) -> bool:
+    try:
+        with beneath.opened(path, root):
+            return True
+    except OSError:
+        return False
 
 
 def _holds(manifest: Path, token: bytes) -> bool:
@@ -137,10 +144,14 @@ def _holds(manifest: Path, token: bytes) -> bool:
         return False
 
 
-def set_aside(path: Path, quarantine: Path) -> None:
-    """Move a directory into `quarantine`, for inspection. Its present readers can go on."""
-    quarantine.mkdir(parents=True, exist_ok=True)
+def set_aside(path: Path, quarantine: Path, root: Path | None = None) -> None:
+    """Move a directory into `quarantine`, for inspection. Its present readers can go on. Both are below `root`."""
+    if root is None:
+        quarantine.mkdir(parents=True, exist_ok=True)
+    else:
+        with contextlib.suppress(FileExistsError):
+            beneath.mkdir(quarantine, root)
     try:
-        path.rename(quarantine / f"{path.name}-{uuid.uuid4().hex[:12]}")
+        beneath.rename(path, quarantine / f"{path.name}-{uuid.uuid4().hex[:12]}", root)
     except FileNotFoundError:
         return  # another process moved it first

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory, write_file
 
@@ -14,6 +15,7 @@ def replace_file(
     path: Path,
     content: bytes,
     staging: Path | None = None,
+    root: Path | None = None,
     *,
     durable: bool = False,
     at: float | None = None,
@@ -23,7 +25,8 @@ def replace_file(
 
     Without `staging`, to a hidden file beside `path`. `durable`: the content and the name survive a crash. `at` is the file's
     modification time, if not now. Without `create` a file that does not exist is not made. No directory is made:
-    where a mount has vanished it would be made on the disk below. Raises OSError; nothing is left in `staging` then.
+    where a mount has vanished it would be made on the disk below. Both lie below `root` (`kcoord.files.beneath`). Raises OSError;
+    nothing is left in `staging` then.
     """
     fresh = path.with_name(f".{staging_name()}") if staging is None else staging / f"{staging_name()}.part"
     try:
@@ -31,9 +34,9 @@ def replace_file(
         if at is not None:
             os.utime(fresh, (at, at))
         if create or path.exists():
-            fresh.replace(path)
+            beneath.rename(fresh, path, root)
             if durable:
                 sync_directory(path.parent)
     finally:
         with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            beneath.unlink(fresh, root)

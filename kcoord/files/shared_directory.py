@@ -8,8 +8,10 @@ it. So a reader lists again after it has read all files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.replace import replace_file
 
@@ -49,7 +51,8 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
     path = directory / name
     with store_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, durable=True, at=at)
+        replace_file(path, content, root=directory.parent, durable=True, at=at)
         if earlier is not None and earlier.parent == directory and earlier != path:
-            earlier.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                beneath.unlink(earlier, directory.parent)
     return path

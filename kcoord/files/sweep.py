@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -29,6 +27,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from kcoord.files import beneath
 from kcoord.files.naming import place, staging_name
 
 HERE_AFTER = 300.0  # seconds
@@ -54,26 +53,31 @@ class _Owner:
         return self.host == os.uname().nodename and self.place == place()
 
 
-def sweep(staging: Path, *, here_after: float = HERE_AFTER, elsewhere_after: float = ELSEWHERE_AFTER) -> int:
+def sweep(
+    staging: Path,
+    root: Path | None = None,
+    *,
+    here_after: float = HERE_AFTER,
+    elsewhere_after: float = ELSEWHERE_AFTER,
+) -> int:
     """Remove stale entries of `staging`, in bounded work; returns their number. Safe in many processes at once.
+
+    `root`: see `kcoord.files.beneath`; without it no link in the place of `staging` is followed.
 
     Raises OSError if the directory cannot be listed, or its clock not be read: on a disk that takes no writes nothing is removed.
     Blocks for as long as the file system does.
     """
-    removed = 0
+    removed, root = 0, root or staging.parent
     try:
-        now = touched(staging)
-        for path, owner in _owned(staging):
-            with suppress(OSError):  # removed meanwhile, or not readable by this user
-                age = (
-                    now - path.lstat().st_ctime
-                )  # ctime: no writer can set it, and a copy keeps the mtime of its source
-                if age > here_after and not lives(owner.pid, age) if owner.is_here else age > elsewhere_after:
-                    removed += _remove(path)
+        now = beneath.touched(staging, root)
+        for path, owner, found in _owned(staging, root):
+            age = now - found.st_ctime  # no writer can set it, and a copy keeps the mtime of its source
+            if age > here_after and not lives(owner.pid, age) if owner.is_here else age > elsewhere_after:
+                removed += _remove(path, root)
             if removed >= _MOST_REMOVED:
                 break
-    except FileNotFoundError:
-        pass  # nothing was ever staged
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # nothing was ever staged; or the maker of a link would choose where we remove
     return removed
 
 
@@ -83,10 +87,10 @@ def sweep_left_by(staging: Path, pid: int, spared: Collection[str] = ()) -> int:
     Nothing is removed while the process lives. Raises OSError if the directory cannot be listed.
     """
     removed = 0
-    with suppress(FileNotFoundError):
-        for path, owner in _owned(staging):
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path, owner, _ in _owned(staging, staging.parent):
             if owner.pid == pid and owner.is_here and path.name not in spared and not lives(pid):
-                removed += _remove(path)
+                removed += _remove(path, staging.parent)
     return removed
 
 
@@ -133,37 +137,24 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def touched(directory: Path) -> float:
-    """The file system's own time now, in seconds, by touching `directory`: a full disk would refuse a new file."""
-    os.utime(directory)
-    return directory.stat().st_ctime
-
-
-def _owned(staging: Path) -> Iterator[tuple[Path, _Owner]]:
-    """The entries whose names state an owner. Raises OSError."""
-    if not stat.S_ISDIR(staging.lstat().st_mode):
-        return  # the maker of a link would choose where we remove
-    with os.scandir(staging) as entries:
-        names = [entry.name for entry in islice(entries, _MOST_SEEN)]
-    for name in names:
+def _owned(staging: Path, root: Path) -> Iterator[tuple[Path, _Owner, os.stat_result]]:
+    """The entries whose names state an owner, with their status. Raises OSError."""
+    for name, found in list(islice(beneath.listed(staging, root), _MOST_SEEN)):
         match = _NAME.fullmatch(name)
         if match is not None:
-            yield staging / name, _owner(match)
+            yield staging / name, _owner(match), found
 
 
 def _owner(match: re.Match[str]) -> _Owner:
     return _Owner(match["host"], int(match["pid"]), match["place"] or "")
 
 
-def _remove(path: Path) -> bool:
-    """Remove a file or a directory; a directory is renamed first, so that an owner that lives cannot publish half of it."""
+def _remove(path: Path, root: Path) -> bool:
+    """Remove a file or a directory. It is renamed first, so that an owner that lives cannot publish half of it."""
+    doomed = path.with_name(f"{staging_name()}.swept")
     try:
-        if stat.S_ISDIR(path.lstat().st_mode):
-            doomed = path.with_name(f"{staging_name()}.swept")
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)  # files that an NFS client holds open (.nfsXXXX) go next time
-        else:
-            path.unlink()
+        beneath.rename(path, doomed, root)
     except OSError:
         return False  # removed by another process, or owned by another user
+    beneath.remove(doomed, root)
     return True

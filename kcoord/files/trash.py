@@ -10,24 +10,24 @@ a miss.
 
 from __future__ import annotations
 
-import os
-import shutil
-import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.files.sweep import touched
+from kcoord.files import beneath
 
 GRACE = 900.0  # seconds; one fetch from the store is given up after 60
 _MOST_DELETED = 20_000
 
 
 class Trash:
-    """One directory of trash. Safe in many processes at once; raises OSError as the file system does."""
+    """One directory of trash. Safe in many processes at once; raises OSError as the file system does.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    `root`: see `kcoord.files.beneath`; it lies below it, and so does what it takes.
+    """
+
+    def __init__(self, directory: Path, root: Path | None = None) -> None:
+        self.directory, self._root = directory, root
 
     def take(self, path: Path) -> Path | None:
         """Move `path` here; returns its new path. None if it is gone already, or this user may not move it.
@@ -36,12 +36,12 @@ class Trash:
         """
         trashed = self.directory / f"{path.name}-{uuid.uuid4().hex[:12]}"
         try:
-            path.rename(trashed)
+            beneath.rename(path, trashed, self._root)
         except FileNotFoundError:
             with suppress(FileExistsError):
-                self.directory.mkdir()  # never its parents: where a mount has vanished there is another disk
+                beneath.mkdir(self.directory, self._root)
             try:
-                path.rename(trashed)
+                beneath.rename(path, trashed, self._root)
             except FileNotFoundError:
                 return None  # moved by another process; or NFS sent our rename twice
             except PermissionError:
@@ -49,40 +49,27 @@ class Trash:
         except PermissionError:
             return None  # another user's
         with suppress(OSError):  # the grace period begins: most file systems set the ctime in the rename
-            os.utime(trashed, follow_symlinks=False)
+            beneath.touch(trashed, self._root)
         return trashed
 
     def put_back(self, trashed: Path, path: Path) -> bool:
         """Undo `take`. False if `path` exists again, or `trashed` is gone."""
         try:
-            trashed.rename(path)
+            beneath.rename(trashed, path, self._root)
         except OSError:
             return False
         return True
 
     def empty(self, grace: float = GRACE) -> int:
         """Delete entries older than `grace` seconds, in bounded work; returns their number. No link is followed."""
-        deleted = 0
+        deleted, root = 0, self._root or self.directory.parent
         try:
-            if not stat.S_ISDIR(self.directory.lstat().st_mode):
-                return 0
-            now = touched(self.directory)
-            with os.scandir(self.directory) as entries:
-                for entry in entries:
-                    with suppress(OSError):  # deleted by another process
-                        found = entry.stat(follow_symlinks=False)
-                        if now - found.st_ctime > grace:
-                            deleted += _delete(Path(entry.path), found.st_mode)
-                    if deleted >= _MOST_DELETED:
-                        break
-        except FileNotFoundError:
-            pass  # nothing was ever removed
+            now = beneath.touched(self.directory, root)
+            for name, found in beneath.listed(self.directory, root):
+                if now - found.st_ctime > grace:
+                    deleted += beneath.remove(self.directory / name, root)
+                if deleted >= _MOST_DELETED:
+                    break
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # nothing was ever removed; or there is a link, whose maker would choose where we remove
         return deleted
-
-
-def _delete(path: Path, mode: int) -> bool:
-    if stat.S_ISDIR(mode):
-        shutil.rmtree(path, ignore_errors=True)  # files that an NFS client holds open (.nfsXXXX) go next time
-        return not path.exists()
-    path.unlink()
-    return True

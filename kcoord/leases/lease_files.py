@@ -22,6 +22,7 @@ import filelock
 import msgpack
 
 from kcoord.errors import ArtifactInvalid, LeaseUnavailable
+from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
@@ -62,7 +63,7 @@ class KeyFiles:
     """
 
     def __init__(self, directory: Path, staging: Path, name: str, ttl: float, failure_ttl: float) -> None:
-        self._directory, self._staging = directory, staging
+        self._directory, self._staging, self._root = directory, staging, _store_of(staging)
         self._marker = directory / f"{name}.lease"
         self._outcome = directory / f"{name}.outcome"
         self._ttl, self._failure_ttl = ttl, failure_ttl
@@ -122,7 +123,7 @@ class KeyFiles:
             stated = {"state": "failed", "log": _utf8(outcome.log[-_LONGEST_LOG:]), "where": _utf8(outcome.where)}
         look_up(self._directory)
         try:
-            replace_file(self._outcome, msgpack.packb(stated), self._staging)
+            replace_file(self._outcome, msgpack.packb(stated), self._staging, self._root)
         except IsADirectoryError:
             return
         os.utime(self._directory)  # an NFS client that cached "missing" looks again
@@ -153,7 +154,7 @@ class KeyFiles:
     def _forget_outcome(self) -> None:
         """Remove an outcome that is void, expired or garbage."""
         with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-            self._outcome.unlink()
+            beneath.unlink(self._outcome, self._root)
 
     # The marker.
 
@@ -227,7 +228,7 @@ class KeyFiles:
         self._known = None
         aside = self._directory / f"{staging_name()}.part"
         try:
-            self._marker.rename(aside)
+            beneath.rename(self._marker, aside, self._root)
             found = _stat(aside)
             if found is not None and _identity(found)[:2] != marker.identity[:2]:
                 with suppress(OSError):
@@ -235,7 +236,8 @@ class KeyFiles:
         except FileNotFoundError:
             return  # another process was faster; or NFS resent the rename, and it is done
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                beneath.unlink(aside, self._root)
 
 
 def look_up(directory: Path) -> None:
@@ -256,12 +258,18 @@ def probe(root: Path, staging: Path) -> None:
     look_up(root / "00")
     fresh = staging / f"{staging_name()}.part"
     named = root / "00" / fresh.name
+    store = _store_of(staging)
     try:
         fresh.write_bytes(bytes(256))
-        fresh.replace(named)
+        beneath.rename(fresh, named, store)
     finally:
-        fresh.unlink(missing_ok=True)
-        named.unlink(missing_ok=True)
+        for path in (fresh, named):
+            with suppress(FileNotFoundError):
+                beneath.unlink(path, store)
+
+
+def _store_of(staging: Path) -> Path:
+    return staging.parents[1]
 
 
 def file_system_now(staging: Path) -> float:
@@ -272,7 +280,7 @@ def file_system_now(staging: Path) -> float:
         return os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
-        probe.unlink()
+        beneath.unlink(probe, _store_of(staging))
 
 
 def _stat(path: Path) -> os.stat_result | None:

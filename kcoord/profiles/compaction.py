@@ -23,10 +23,11 @@ from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import sync_directory
-from kcoord.files.sweep import sweep, touched
+from kcoord.files.sweep import sweep
 from kcoord.files.trash import Trash
 from kcoord.profiles.parts import PARTS, decode_part, save_part
 from kcoord.profiles.profile_files import FileFormat, profiles_in
@@ -75,7 +76,7 @@ def _compact(
     most: int | None,
 ) -> int:
     """Raises `StoreError`."""
-    trash = Trash(store / "v1" / "trash")
+    trash = Trash(store / "v1" / "trash", store)
     place = trash.directory if os.access(trash.directory, os.F_OK) else store / "v1"
     if not os.access(place, os.W_OK | os.X_OK):
         return 0  # another user's: each pass would add a file, and remove none
@@ -83,11 +84,11 @@ def _compact(
     for directory in [profiles / name for name in profiles_in(profiles)]:
         try:
             with suppress(OSError):  # left by a killed writer
-                sweep(directory)
+                sweep(directory, store)
             paths = files.paths(directory)
             if len(paths) <= _ABOVE:
                 continue
-            now = touched(directory)
+            now = beneath.touched(directory, store)
             settled = [path for path in paths if _age(path, now) > _SETTLED]
             random.shuffle(settled)  # the first ones may be those that are not ours to merge
             made = merge(directory, settled[:left])

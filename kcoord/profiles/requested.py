@@ -6,7 +6,7 @@ exactly these artifacts to a node before its job starts. After a change it is wo
 The list is ``<store>/v1/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
 its content, so that equal nodes write one file. A reader merges them, without a lock. `kcoord.profiles.compaction` merges old
 files into one now and then. Untrusted: a file may be torn, another version's or another user's. A forged one can at worst have
-artifacts fetched that no job uses: each is verified against its key.
+artifacts fetched that no job uses, and artifacts of a node kept: each is verified, and put where its own key belongs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kcoord.profiles.profile_files import FileFormat, profiles_in
 
 MOST_REQUESTED = 100_000  # artifacts of a profile
 _MOST_FILES = 4096
+_MOST_KNOWN = 2 * MOST_REQUESTED  # different ones in all files of a profile, which anybody may have written
 REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(
@@ -35,7 +36,10 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class RequestedArtifact:
-    """The artifact of the key `digest`, at `place` below the local directory. Raises ValueError if either is malformed."""
+    """The artifact of the key `digest`, found at `place` below the local directory. Raises ValueError if either is malformed.
+
+    Nothing is put at a `place` unless the artifact's own key says the same (`kcoord.backends.registry.place_of`).
+    """
 
     digest: str
     place: str
@@ -144,7 +148,12 @@ def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Req
 
     def read(path: Path) -> bool:
         artifacts = _read(path)
-        found[path] = [known.setdefault(artifact, artifact) for artifact in artifacts or []]
+        fits = len(known) + sum(artifact not in known for artifact in artifacts or ()) <= _MOST_KNOWN
+        if not fits and complete:
+            raise StoreError(f"{path}: with it they are more than {_MOST_KNOWN:,} artifacts: look who writes there")
+        found[path] = [
+            known.setdefault(artifact, artifact) for artifact in artifacts or [] if fits or artifact in known
+        ]
         return artifacts is not None
 
     try:

@@ -18,7 +18,7 @@ from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.protocol import endpoint, fields, frames
-from kcoord.protocol.identity import Identity
+from kcoord.protocol.identity import Expected, Identity
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import spawn
 from kcoord.settings import Settings
@@ -56,7 +56,8 @@ class ConnectionPool:
             self._open.add(connection)
             connection.settimeout(self._settings.agent_timeout)
             try:
-                frames.send_frame(connection, frames.encode_frame(Identity.here(self._settings.job).hello()))
+                who = Identity.here(self._settings.job, expected=Expected.of(self._settings))
+                frames.send_frame(connection, frames.encode_frame(who.hello()))
                 self._receive(connection)
             except ConnectionError as error:
                 connection.close()

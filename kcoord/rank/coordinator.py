@@ -98,7 +98,7 @@ class Coordinator:
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
-        return self.settings.local_dir / "objects" / digest[:2] / digest
+        return self.settings.local_dir / local.place_of(digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
         """The artifact that is asked for, or the task of compiling it. Waits at most `max_wait` seconds."""
@@ -190,7 +190,8 @@ class Coordinator:
         target: GPUTarget | None = None,
         missing: Callable[[Path], object] = lambda home: None,
     ) -> Artifact | None:
-        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
+        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
+        that came without a signature, where signatures are required.
 
         ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`).
         """
@@ -203,6 +204,8 @@ class Coordinator:
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
+            if artifact is not None and artifact.manifest.unvouched and self.settings.policy == "require":
+                raise ArtifactInvalid(f"{home} was fetched without a signature, before KCOORD_TRUST=require")
             return artifact
         except ArtifactUnreadable as error:  # other processes may be able to read it
             let_through(error)

@@ -6,7 +6,7 @@ import time
 
 from kcoord.errors import ProtocolError
 from kcoord.protocol import endpoint, frames
-from kcoord.protocol.identity import Identity
+from kcoord.protocol.identity import Expected, Identity
 from kcoord.settings import Settings
 
 _LOOK_EVERY = 0.1  # seconds
@@ -17,7 +17,8 @@ def why_silent(settings: Settings, timeout: float) -> str:
     try:
         with endpoint.connect(settings.socket_path, timeout) as connection:
             connection.settimeout(timeout)
-            frames.send_frame(connection, frames.encode_frame(Identity.here("probe").hello()))
+            who = Identity.here("probe", expected=Expected.of(settings))
+            frames.send_frame(connection, frames.encode_frame(who.hello()))
             reply = frames.receive_frame(connection)
     except (OSError, ProtocolError) as error:
         return f"no agent answers at {settings.socket_path}: {error}"

@@ -36,7 +36,7 @@ class Holdings:
 def note_holdings(store: Path, artifacts: int, size: int, files: int) -> None:
     """Raises OSError: on a full disk it is not noted."""
     content = msgpack.packb([_FORMAT, artifacts, size, files])
-    replace_file(store / "v1" / _NAME, content, store / "v1" / "staging")
+    replace_file(store / "v1" / _NAME, content, store / "v1" / "staging", store)
 
 
 def read_holdings(store: Path) -> Holdings | None:

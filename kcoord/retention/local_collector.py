@@ -22,9 +22,9 @@ from pathlib import Path
 from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.naming import staging_name
-from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.limits import Entry, Limits, choose
@@ -62,7 +62,7 @@ def collect_local(
         found.add_found(entries, keep)
         if limits.any:
             _check_access_times(existing, dry_run)
-        now = time.time() if dry_run else max(touched(tier) for tier in existing)
+        now = time.time() if dry_run else max(beneath.touched(tier) for tier in existing)
         used_lately = {e.name for e in entries if now - e.used < least_unused}
         plan = choose(entries, limits, now, keep | used_lately)
         found.over = plan.over
@@ -96,7 +96,7 @@ def _used(files: list[os.stat_result]) -> float:
 
 
 def _take(home: Path, used: float) -> bool:
-    trash = Trash(home.parent / ".kcoord" / "trash")
+    trash = Trash(home.parent / ".kcoord" / "trash", home.parent)
     with suppress(FileNotFoundError):
         if _used(_below(home)) != used:
             return False

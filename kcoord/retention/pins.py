@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
@@ -25,6 +26,7 @@ _CHECK = hashlib.sha256().digest_size
 _DIGEST = 32  # bytes
 _MOST_DIGESTS = 1_000_000
 _MOST_PINS = 10_000
+_MOST_HELD = 4 * _MOST_DIGESTS  # in all pins
 _SUFFIX = ".pin"
 
 
@@ -45,7 +47,7 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
                 raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
             content = _FORMAT + hashlib.sha256(body).digest() + body
-            replace_file(path, content, store / "v1" / "staging", durable=True, create=anew)
+            replace_file(path, content, store / "v1" / "staging", store, durable=True, create=anew)
     except OSError as error:
         raise store_error(error, path.parent) from error
     return wanted
@@ -55,7 +57,7 @@ def unpin(store: Path, profile: str) -> bool:
     """False: it was not pinned. Raises `StoreError`."""
     path = _path(store, profile)
     try:
-        path.unlink()
+        beneath.unlink(path, store)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -66,11 +68,14 @@ def unpin(store: Path, profile: str) -> bool:
 def load_pins(store: Path) -> dict[str, set[str]]:
     """The digests that each pinned profile holds. Raises `StoreError` if any of it cannot be read."""
     directory = store / "v1" / "pins"
-    found = {}
+    found, left = {}, _MOST_HELD
     try:
         for name in sorted(_names(directory)):
             with suppress(FileNotFoundError):  # unpinned in this very moment
-                found[name[: -len(_SUFFIX)]] = _read(directory / name)
+                found[name[: -len(_SUFFIX)]] = held = _read(directory / name)
+                left -= len(held)
+            if left < 0:
+                raise StoreError(f"{directory}: its pins hold more than {_MOST_HELD:,} artifacts: unpin some")
     except OSError as error:
         raise store_error(error, directory) from error
     return found

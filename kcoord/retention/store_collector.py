@@ -23,8 +23,8 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
-from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.retention.collected import BLOCK, Collected, blocks
@@ -64,7 +64,7 @@ def collect(
     tidying = tidying or Tidying()
     check_is_store(store)
     try:
-        now = time.time() if dry_run else touched(store / "v1")
+        now = time.time() if dry_run else beneath.touched(store / "v1", store)
         found = Collected()
         if not dry_run:
             tidy_store(store, tidying, now, found)
@@ -107,7 +107,7 @@ def _collect(
     if dry_run:
         found.removed = plan.doomed[:most]
         return
-    trash, objects = Trash(store / "v1" / "trash"), store / "v1" / "objects"
+    trash, objects = Trash(store / "v1" / "trash", store), store / "v1" / "objects"
     taken: list[tuple[Doomed, Path]] = []
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:

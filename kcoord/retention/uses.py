@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
@@ -95,7 +96,7 @@ def merge_uses(store: Path, now: float) -> int:
         for path, touched in settled.items():
             with suppress(FileNotFoundError):
                 if path.name != name and path.lstat().st_mtime == touched:
-                    path.unlink()
+                    beneath.unlink(path, store)
                     removed += 1
     except OSError as error:
         raise store_error(error, _directory(store)) from error
@@ -112,7 +113,7 @@ def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
     with suppress(FileExistsError):
         directory.mkdir()
     body = b"".join(_RECORD.pack(prefix, int(at)) for prefix, at in uses)
-    replace_file(directory / name, _FORMAT + hashlib.sha256(body).digest() + body, store / "v1" / "staging")
+    replace_file(directory / name, _FORMAT + hashlib.sha256(body).digest() + body, store / "v1" / "staging", store)
 
 
 def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
@@ -142,7 +143,7 @@ def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
 
 
 def _add(found: dict[bytes, float], path: Path) -> None:
-    """Add the uses of one file; a damaged or foreign one has none. Raises OSError."""
+    """Add the uses of one file, as long as there is room for them; a damaged or foreign one has none. Raises OSError."""
     touched = path.lstat().st_mtime
     try:
         content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_MERGED * _RECORD.size)
@@ -154,5 +155,5 @@ def _add(found: dict[bytes, float], path: Path) -> None:
         return
     for prefix, stated in _RECORD.iter_unpack(body):
         at = min(float(stated), touched) or touched  # no use is later than its file
-        if found.get(prefix, 0.0) < at:
+        if found.get(prefix, 0.0) < at and (prefix in found or len(found) < _MOST_MERGED):
             found[prefix] = at

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.payload import unpack
+from kcoord.artifacts.payload import check_sizes, unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
@@ -37,7 +37,6 @@ from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
-_SMALL, _MOST_TIMES = 64 << 20, 1000  # an artifact unpacks to so many bytes, and so many times its payload, at most
 _LARGEST_INDEX = 256 << 20  # bytes
 
 Progress = Callable[[int, int], object]
@@ -49,24 +48,38 @@ Progress = Callable[[int, int], object]
 
 @dataclass
 class Exported:
-    """Counts of artifacts and profiles, and the file's bytes. `left_out`: digests, and why."""
+    """Counts of artifacts and profiles, and the file's bytes. `left_out`: digests, and why. `marked`: how many of both the
+    bundle's signature does not vouch for.
+    """
 
     artifacts: int = 0
     profiles: int = 0
+    marked: int = 0
     size: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def export(
-    store: Store, digests: Iterable[str], profiles: dict[str, bytes], out: Path, progress: Progress = lambda a, b: None
+    store: Store,
+    digests: Iterable[str],
+    profiles: dict[str, bytes],
+    out: Path,
+    progress: Progress = lambda a, b: None,
+    *,
+    unsigned: bool = False,
+    doubtful: Collection[str] = (),
 ) -> Exported:
     """Write a bundle beside `out`, and rename it to `out` when it is whole. An artifact that the store lacks, or that does not
     verify, is left out.
 
-    Signed if the store's `trust` has a key. Memory holds one artifact at a time; each is read twice, since the index comes first.
-    Raises `StoreError` if the store or the file's disk fails, or an artifact is replaced meanwhile.
+    Signed if the store's `trust` has a key. The bundle's signature then vouches for the artifacts that a known key has signed.
+    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds one
+    artifact at a time; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
+    fails, or an artifact is replaced meanwhile.
     """
-    done = Exported()
+    done, trust = Exported(), store.trust
+    if unsigned:
+        store = Store(store.root, Trust("off", trust.keys))
     packed = []
     for digest in sorted(set(digests)):
         try:
@@ -78,10 +91,14 @@ def export(
             done.left_out[digest] = "it is not in the store"
             continue
         _, encoded, payload = found
-        packed.append(Packed(digest, Blob.of(encoded), Blob.of(payload)))
+        vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
+        if not vouched and not unsigned:
+            done.left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
+            continue
+        packed.append(Packed(digest, Blob.of(encoded), Blob.of(payload), vouched))
     blobs = tuple((name, Blob.of(text)) for name, text in sorted(profiles.items()))
-    index = Index(tuple(packed), blobs)
-    sealed = store.trust.seal(BUNDLE, index.encode())
+    index = Index(tuple(packed), blobs, frozenset(doubtful) if trust.keys else frozenset())
+    sealed = trust.seal(BUNDLE, index.encode())
     head = _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
     part = out.with_name(f".{out.name}.{staging_name()}.part")
     written = 0
@@ -105,6 +122,7 @@ def export(
         with suppress(OSError):  # it was never there: a part of its path is none, or must not be looked at
             part.unlink(missing_ok=True)
     done.artifacts, done.profiles, done.size = len(packed), len(blobs), len(head) + written
+    done.marked = sum(not entry.vouched for entry in packed) + len(index.doubtful)
     return done
 
 
@@ -133,10 +151,11 @@ def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterato
 
 @dataclass
 class Imported:
-    """Counts of artifacts: published now, and there already."""
+    """Counts of artifacts: published now, there already, and refused: a signature is required, and nobody vouches for them."""
 
     published: int = 0
     kept: int = 0
+    refused: int = 0
 
 
 class Bundle:
@@ -144,7 +163,7 @@ class Bundle:
 
     Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
     under a policy that lets it pass. `vouched`: True if a key of ours does, under any policy; only then its content may be signed
-    anew.
+    anew, except for what the index marks.
     """
 
     def __init__(self, path: Path, trust: Trust) -> None:
@@ -187,7 +206,11 @@ class Bundle:
         Raises `BundleInvalid` if the file has changed since, and `StoreError`.
         """
         done = Imported()
-        for digest, encoded, payload in self._artifacts(progress):
+        for entry, encoded, payload in self._artifacts(progress):
+            digest, vouched = entry.digest, self.vouched and entry.vouched
+            if self._trust.required and not (vouched or self._trust.verifies(MANIFEST, encoded)):
+                done.refused += 1
+                continue
             try:
                 there = store.files(digest) is not None
             except ArtifactDistrusted as error:
@@ -199,7 +222,7 @@ class Bundle:
                 continue
             done.published += 1
             if not dry_run:
-                store.publish_files(digest, self._resealed(encoded), payload)
+                store.publish_files(digest, self._resealed(encoded) if vouched else encoded, payload)
         return done
 
     def profiles(self) -> Iterator[tuple[str, bytes]]:
@@ -236,23 +259,28 @@ class Bundle:
             )
         return index, start + length
 
-    def _artifacts(self, progress: Progress) -> Iterator[tuple[str, bytes, bytes]]:
-        """Each artifact's digest, manifest file and payload, every byte verified. Raises `BundleInvalid`."""
+    def vouches_for(self, profile: str) -> bool:
+        """True if a key of ours vouches for `profile`."""
+        return self.vouched and profile not in self.index.doubtful
+
+    def _artifacts(self, progress: Progress) -> Iterator[tuple[Packed, bytes, bytes]]:
+        """Each artifact, its manifest file and payload, every byte verified. Raises `BundleInvalid`."""
         self._seek(self._start)
         done, size = 0, self.index.size
         for entry in self.index.artifacts:
             label = f"the artifact {entry.digest[:12]}"
-            encoded, payload = self._blob(label, entry.manifest), self._blob(label, entry.payload)
+            encoded = self._blob(label, entry.manifest)
             try:
                 manifest = Manifest.decode(encoded)
                 if manifest.key.digest != entry.digest:
                     raise ArtifactInvalid("it is another key's")
-                if manifest.size > _SMALL + _MOST_TIMES * len(payload):
-                    raise ArtifactInvalid(f"{len(payload)} bytes would unpack to {manifest.size}")
+                if check_sizes(manifest).size != entry.payload.size:
+                    raise ArtifactInvalid("its manifest states another payload")
+                payload = self._blob(label, entry.payload)
                 unpack(manifest, payload)
             except ArtifactInvalid as error:
                 raise BundleInvalid(f"{self._path}: {label}: {error}") from error
-            yield entry.digest, encoded, payload
+            yield entry, encoded, payload
             done += len(encoded) + len(payload)
             progress(done, size)
 
@@ -272,8 +300,8 @@ class Bundle:
             raise store_error(error, self._path) from error
 
     def _resealed(self, encoded: bytes) -> bytes:
-        """The manifest's file `encoded`, signed anew if its own signature is not ours, and that of the bundle around it is."""
-        if not self.vouched or self._trust.verifies(MANIFEST, encoded):
+        """The manifest's file `encoded`, signed anew if its own signature is not ours."""
+        if self._trust.verifies(MANIFEST, encoded):
             return encoded
         content, _ = split(encoded)
         return self._trust.seal(MANIFEST, content)

@@ -48,19 +48,23 @@ class Blob:
 
 @dataclass(frozen=True)
 class Packed:
-    """An artifact: its key's digest, and its two files."""
+    """An artifact: its key's digest, and its two files. `vouched`: whoever signed the bundle had verified its signature."""
 
     digest: str
     manifest: Blob
     payload: Blob
+    vouched: bool = True
 
 
 @dataclass(frozen=True)
 class Index:
-    """A bundle's artifacts by digest, and its documents of profiles by name, both sorted."""
+    """A bundle's artifacts by digest, and its documents of profiles by name, both sorted. The bundle's signature does not vouch
+    for the profiles in `doubtful`.
+    """
 
     artifacts: tuple[Packed, ...]
     profiles: tuple[tuple[str, Blob], ...] = ()
+    doubtful: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
@@ -68,13 +72,16 @@ class Index:
         return sum(p.manifest.size + p.payload.size for p in self.artifacts) + sum(b.size for _, b in self.profiles)
 
     def encode(self) -> bytes:
-        document = {
+        document: dict[str, Any] = {
             "format": _FORMAT,
             "artifacts": [
                 [p.digest, p.manifest.size, p.manifest.sha256, p.payload.size, p.payload.sha256] for p in self.artifacts
             ],
             "profiles": [[name, blob.size, blob.sha256] for name, blob in self.profiles],
         }
+        unvouched = [[p.digest for p in self.artifacts if not p.vouched], sorted(self.doubtful)]
+        if any(unvouched):
+            document["unvouched"] = unvouched
         return bytes(msgpack.packb(document))
 
     @classmethod
@@ -82,25 +89,31 @@ class Index:
         """Raises `BundleInvalid` for a name or a number that is not allowed."""
         try:
             document = msgpack.unpackb(data)
-            if not isinstance(document, dict) or document.keys() != {"format", "artifacts", "profiles"}:
+            fields = {"format", "artifacts", "profiles"}
+            if not isinstance(document, dict) or document.keys() - {"unvouched"} != fields:
                 raise ValueError("its index has other fields")
             if document["format"] != _FORMAT:
                 raise ValueError(f"its format {document['format']!r:.40} is not {_FORMAT}")
-            artifacts = tuple(_packed(*entry) for entry in document["artifacts"])
+            marked, doubtful = map(frozenset, document.get("unvouched", [[], []]))
+            artifacts = tuple(_packed(marked, *entry) for entry in document["artifacts"])
             profiles = tuple(_profile(*entry) for entry in document["profiles"])
             for names in ([p.digest for p in artifacts], [name for name, _ in profiles]):
                 if names != sorted(set(names)):
                     raise ValueError("its index is not sorted, or names something twice")
+            if marked - {p.digest for p in artifacts} or doubtful - {name for name, _ in profiles}:
+                raise ValueError("its index marks something that it does not hold")
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise BundleInvalid(f"this is no bundle that can be read: {error}") from error
-        return cls(artifacts, profiles)
+        return cls(artifacts, profiles, doubtful)
 
 
-def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any) -> Packed:
+def _packed(
+    marked: frozenset[Any], digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any
+) -> Packed:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r:.80} is no digest of a key")
     manifest = Blob.parse(size, sha256, LARGEST_MANIFEST)
-    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT))
+    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT), digest not in marked)
 
 
 def _profile(name: Any, size: Any, sha256: Any) -> tuple[str, Blob]:

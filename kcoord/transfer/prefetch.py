@@ -16,22 +16,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.payload import memory_of
 from kcoord.artifacts.signing import OFF, Trust
-from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.artifacts.store import Store
 from kcoord.cgroups import free_memory
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
 from kcoord.files.daemon import in_daemon
+from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
-_IN_MEMORY = 3  # an artifact takes so many times the bytes of its files while it is unpacked and checked
 _MOST_IN_MEMORY = 512 << 20  # bytes, of all that are fetched at once
 _EVERY = 5.0  # seconds between two lines of progress
+
+
+PlaceOf = Callable[[CacheKey], str]
 
 
 @dataclass
@@ -56,7 +59,14 @@ class Fetched:
         return text
 
 
-def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[str], object]) -> Fetched:
+def prefetch(
+    settings: Settings,
+    *,
+    timeout: float,
+    most: int,
+    say: Callable[[str], object],
+    place_of: PlaceOf = lambda key: local.place_of(key.digest),
+) -> Fetched:
     """Fetch the artifacts that the profile `settings.profile` needs, for at most `timeout` seconds, and at most `most` bytes.
 
     An artifact is in memory for a moment; all together take half of a container's free memory at most, since an init container
@@ -65,9 +75,12 @@ def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[st
     Returns in time also from a store that hangs: its threads are left behind, so end the process by `os._exit`. Raises nothing
     for the sake of the store, the profile or the disk. ``say(line)`` is called with lines of progress. The profile's recipes are
     copied to this node, too: then a warm-up beside the agent needs no store of its own.
+
+    ``place_of(key)`` is the place below the local directory at which a rank looks for an artifact. A list that names another
+    place for it is wrong, or forged: the artifact is left out.
     """
     begun = time.monotonic()
-    work = _Prefetch(settings, most)
+    work = _Prefetch(settings, most, place_of)
     working = in_daemon(work.run)
     next_line = begun + _EVERY
     while not wait({working}, timeout=max(0.0, min(begun + timeout, next_line) - time.monotonic())).done:
@@ -87,8 +100,8 @@ def prefetch(settings: Settings, *, timeout: float, most: int, say: Callable[[st
 
 
 class _Prefetch:
-    def __init__(self, settings: Settings, most: int) -> None:
-        self._settings, self._most, self._trust = settings, most, OFF
+    def __init__(self, settings: Settings, most: int, place_of: PlaceOf) -> None:
+        self._settings, self._most, self._place_of, self._trust = settings, most, place_of, OFF
         self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
         self._changed = threading.Condition()  # protects the fields below; notified when there may be room again
         self._found = Fetched()
@@ -128,9 +141,10 @@ class _Prefetch:
         wait([in_daemon(functools.partial(self._fetch_all, root)) for _ in range(_AT_ONCE)])
 
     def _copy_profile(self, name: str) -> None:
-        """A first job has none."""
+        """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
+        settings = replace(self._settings, trust="require") if self._trust.keys else self._settings
         try:
-            recipes = load_profile(self._settings, name)
+            recipes = load_profile(settings, name)
         except StoreError:
             raise
         except KcoordError:
@@ -151,30 +165,28 @@ class _Prefetch:
 
     def _fetch(self, store: Store, need: RequestedArtifact) -> None:
         home = self._settings.local_dir / need.place
-        if local.is_whole(home, need.digest):
+        if local.is_whole(home, need.digest, vouched=self._trust.required):
             self._count(there=1)
             return
         try:
-            stated = store.manifest_file(need.digest)
-            size = Manifest.decode(stated).size if stated is not None else 0
-            if stated is None or not self._may_take(size):
-                self._count(missing=int(stated is None))
-                return
-            try:
-                found = store.fetch(need.digest, manifest_digest(stated))
-                if found is not None:
-                    local.install(found[0], found[1], home)
-                    self._count(fetched=1, size=size)
-            finally:
-                self._give_back(size)
+            stated = store.stated(need.digest)
+            if stated is None or self._place_of(stated[0].key) != need.place:
+                self._count(missing=1)
+            elif self._may_take(size := stated[0].size, needed := memory_of(stated[0])):
+                try:
+                    found = store.fetch(need.digest, stated[1])
+                    if found is not None:
+                        local.install(found[0], found[1], home)
+                    self._count(**({"missing": 1} if found is None else {"fetched": 1, "size": size}))
+                finally:
+                    self._give_back(size, needed)
         except ArtifactInvalid:
-            found = None  # a rank that needs it compiles it, and is told why
-        if found is None:
-            self._count(missing=1)
+            self._count(missing=1)  # a rank that needs it compiles it, and is told why
 
-    def _may_take(self, size: int) -> bool:
-        """Wait until there is memory for an artifact of `size` bytes. False: it would never fit, or would be too much."""
-        needed = _IN_MEMORY * size
+    def _may_take(self, size: int, needed: int) -> bool:
+        """Wait until there are `needed` bytes of memory for an artifact of `size` bytes. False: it would never fit, or would be
+        too much.
+        """
         with self._changed:
             if needed > self._room:
                 self._found.why = (
@@ -188,9 +200,9 @@ class _Prefetch:
             self._taken, self._begun = self._taken + needed, self._begun + size
             return True
 
-    def _give_back(self, size: int) -> None:
+    def _give_back(self, size: int, needed: int) -> None:
         with self._changed:
-            self._taken, self._begun = self._taken - _IN_MEMORY * size, self._begun - size
+            self._taken, self._begun = self._taken - needed, self._begun - size
             self._changed.notify_all()
 
     def _count(self, **more: int) -> None:

@@ -32,9 +32,11 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
     """
     environment = child_environ(settings, os.environ) | settings.to_environ(without=SECRETS)
     environment[variable("spawn")] = str(int(spawn))
+    if settings.key_name is not None:
+        environment[variable("trust_keys")] = settings.key_name
     if settings.signing_key_file is not None or settings.signing_key is not None:
         # its default depends on the keys, which ranks lack; and a sidecar's key file may be unreadable here
-        environment[variable("trust")] = settings.trust or "require"
+        environment[variable("trust")] = settings.policy
     return environment
 
 

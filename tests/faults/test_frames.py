@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent import connections
@@ -42,6 +42,7 @@ from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import Process, Span
 from tests.support.agents import Node, Wire, in_thread, key_of, stage, until
+from tests.support.fuzzing import MOST_NESTED, changed, fuzz, mutants, nested, packed, places, replaced
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
@@ -68,84 +69,8 @@ ANSWERS = (
 )  # fmt: skip
 
 
-def nested(depth: int, kind: str = "list") -> Any:
-    value: Any = 0
-    for _ in range(depth):
-        value = [value] if kind == "list" else {"": value}
-    return value
-
-
-MOST_NESTED = 1015  # msgpack reads 1024 levels, of which Python cannot print the last
-odd = st.sampled_from(
-    [
-        nested(MOST_NESTED), nested(MOST_NESTED, "dict"), [[]] * 1000, msgpack.ExtType(5, b"x"), msgpack.ExtType(127, b""),
-        msgpack.Timestamp(1, 2), "\ud800", "\0", "x" * 100_000, b"\xff", -(2**63), 2**64 - 1, float("nan"), float("inf"),
-        True, None, [], {}, "", 0, -1, 1e300,
-    ]
-)  # fmt: skip
-
-
-def packed(value: Any) -> bytes:
-    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
-
-
 def framed(body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + body
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path to each value in it."""
-    yield path
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from places(inner, (*path, name))
-    elif isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            yield from places(inner, (*path, number))
-
-
-def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
-    if not path:
-        return other
-    first, *rest = path
-    if isinstance(value, dict):
-        return {**value, first: replaced(value[first], tuple(rest), other)}
-    return [*value[:first], replaced(value[first], tuple(rest), other), *value[first + 1 :]]
-
-
-@st.composite
-def mutants(draw: st.DrawFn, valid: bytes) -> bytes:
-    """`valid` with some bytes changed, left out, put in or cut off."""
-    body = bytearray(valid)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, max(0, len(body) - 1)))
-        how = draw(st.sampled_from(["change", "remove", "insert", "cut"]))
-        if how == "change" and body:
-            body[at] = draw(st.integers(0, 255))
-        elif how == "remove":
-            del body[at : at + draw(st.integers(1, 4))]
-        elif how == "insert":
-            body[at:at] = draw(st.binary(min_size=1, max_size=9))
-        else:
-            del body[at:]
-    return bytes(body)
-
-
-@st.composite
-def changed(draw: st.DrawFn, valid: Any) -> bytes:
-    """`valid` as msgpack, with one value in it replaced by an odd one, or with some of its bytes changed."""
-    how = draw(st.sampled_from(["bytes", "value", "value", "missing"]))
-    if how == "bytes":
-        return draw(mutants(packed(valid)))
-    if how == "missing" and isinstance(valid, dict) and valid:
-        missing = draw(st.sampled_from(sorted(valid)))
-        return packed({name: value for name, value in valid.items() if name != missing})
-    return packed(replaced(valid, draw(st.sampled_from(list(places(valid)))), draw(odd)))
-
-
-def fuzz(examples: int) -> settings:
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
 
 
 # What clients send.

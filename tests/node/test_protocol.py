@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kcoord.artifacts import local
@@ -18,6 +18,7 @@ from kcoord.errors import ProtocolError
 from kcoord.protocol import fields, frames
 from kcoord.protocol.identity import Identity
 from tests.support.agents import Node, key_of, stage, until
+from tests.support.fuzzing import fuzz
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -103,11 +104,6 @@ def serves(node: Node) -> Iterator[None]:
     assert status["pid"] == pid, "the agent did not survive"
     assert status["flights"] == []
     until(lambda: node.status()["clients"] == 1)
-
-
-def fuzz(examples: int) -> settings:
-    fixture = HealthCheck.function_scoped_fixture
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[fixture])
 
 
 @given(content=st.binary(min_size=5, max_size=400))

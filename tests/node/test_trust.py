@@ -433,7 +433,7 @@ def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(r
         until(lambda: directory.exists() and list(parts(directory, Notices(), trust(OURS))))
         save_part(directory, [recipe(66)])
         save_part(directory, [recipe(67)], trust=trust(f"main:{B}"))
-        rank = Settings.from_environ({}, **{**made._flags, "signing_key_file": ""})
+        rank = Settings.from_environ({}, **{**made._flags, "signing_key_file": "", "socket": str(made.path)})
         assert len(load_profile(rank, "p")) == 3, "as it would read them in the store"
         for policy in (None, "off", "require"):  # whatever a rank was told: it has no key, and its agent decides
             told = replace(rank, trust=policy)

@@ -197,6 +197,11 @@ def test_two_sets_of_settings_share_an_agent_only_if_it_would_be_the_same_agent(
         {**base, "KCOORD_REDIS_URL": "redis://other"},
         {**base, "KCOORD_REDIS_URL": ""},
         {**base, "KCOORD_NAMESPACE": "other"},
+        {**base, "KCOORD_SIGNING_KEY": "main:aa"},
+        {**base, "KCOORD_SIGNING_KEY": "other:aa"},
+        {**base, "KCOORD_SIGNING_KEY": "main:aa", "KCOORD_TRUST": "warn"},
+        {**base, "KCOORD_SIGNING_KEY_FILE": "/keys"},
+        {**base, "KCOORD_TRUST": "require"},
     ]
     prints = [Settings.from_environ(v).fingerprint for v in variants]
     assert len(set(prints)) == len(variants)

@@ -99,7 +99,7 @@ class StoreRetention:
             tell_collected("the store", collect(store, self._limits, pinned=pinned, most=MOST), self._notices)
             return
         with suppress(OSError):
-            Trash(store / "v1" / "trash").empty()  # of `kcoord gc`
+            Trash(store / "v1" / "trash", store).empty()  # of `kcoord gc`
         if self._metered:
             count(store)
 

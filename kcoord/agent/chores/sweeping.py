@@ -73,11 +73,10 @@ class Sweeper:
         tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         removed = 0
         for tier in sorted(tiers):
-            with suppress(
-                OSError, StoreError
-            ):  # a disk that cannot be written, or is also others', keeps what is there
+            # a disk that cannot be written, or a directory that is also others', keeps what is there
+            with suppress(OSError, StoreError):
                 check_tier(Path(tier), self._local_dir)
-                removed += sweep(Path(tier, ".kcoord", "staging"))
+                removed += sweep(Path(tier, ".kcoord", "staging"), Path(tier))
         return removed
 
     def _remove_left(self, pid: int, staging: Path) -> None:
@@ -88,7 +87,7 @@ class Sweeper:
 
 
 def _sweep_store(store: Path) -> None:
-    _logged(lambda: sweep(store / "v1" / "staging") if is_turn(store / "v1" / "swept", EVERY) else 0)
+    _logged(lambda: sweep(store / "v1" / "staging", store) if is_turn(store / "v1" / "swept", EVERY) else 0)
 
 
 def _logged(work: Callable[[], int]) -> None:

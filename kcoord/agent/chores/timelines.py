@@ -223,7 +223,7 @@ class Timelines:
             raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
         if _size(there / path.name) != here.st_size:
             content = path.read_bytes()
-            replace_file(there / path.name, content, self._store / "v1" / "staging")
+            replace_file(there / path.name, content, self._store / "v1" / "staging", self._store)
         self._shared[path] = here.st_size
 
 

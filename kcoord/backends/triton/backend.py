@@ -5,6 +5,7 @@ Launchers and the CLI use this module where Triton is not installed: it imports 
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -33,8 +34,16 @@ MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
 GROUP = "__grp__"
 """Prefix of the file in which Triton lists a kernel's files."""
 OLDEST = (3, 4)
+MODULES = "triton-module"
+"""The name of `kcoord.backends.triton.modules.TritonModules`, the backend of the C modules that Triton builds."""
+_OWN_KEY = "triton_key"
 _AUTOTUNE = "triton_autotune"
 _REPLAYERS = {"triton": "kcoord.backends.triton.recipes", _AUTOTUNE: "kcoord.backends.triton.autotune"}
+
+
+def base32(digest: str) -> str:
+    """A hash in hex, as Triton names directories by it."""
+    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
 
     def key(self, request: Kernel) -> CacheKey:
         """Triton's own key, with the inputs that it leaves open folded in by `kcoord.backends.triton.inputs`."""
-        return CacheKey.of(self.name, request.name, triton_key=request.digest)
+        return CacheKey.of(self.name, request.name, **{_OWN_KEY: request.digest})
 
     def target(self, request: Kernel) -> GPUTarget | None:
         target = request.triton_target
@@ -129,6 +138,19 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
 
     def home(self, request: Kernel, key: CacheKey) -> Path:
         return request.home
+
+    def place(self, key: CacheKey) -> str | None:
+        """The place below the directory that `child_environ` gives Triton. A factor's text counts only if it has its digest."""
+        if key.backend == MODULES:
+            return f"{self.name}/{base32(key.digest)}"
+        stated = next((f.text for f in key.factors if f.name == _OWN_KEY), None)
+        if key.backend != self.name or stated is None:
+            return None
+        return (
+            f"{self.name}/{stated}"
+            if key.digest == CacheKey.of(self.name, key.name, **{_OWN_KEY: stated}).digest
+            else None
+        )
 
     def required(self, request: Kernel) -> Collection[str]:
         return request.files

@@ -30,7 +30,7 @@ from kcoord.backends.triton import inputs as triton_inputs
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
-from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, coordinator_in_use
+from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32, coordinator_in_use
 from kcoord.backends.triton.modules import Module, TritonModules
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
@@ -59,7 +59,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         # not the stock constructor: it makes an empty directory at the final name
         self._look_at(key)
 
-    @fails_open(lambda self, filename: FileCacheManager.get_group(self, filename) if self._may_read() else None)
+    @fails_open(lambda self, filename: None)
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
         if self._coordinator is None:
@@ -95,7 +95,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return Kernel(name, self.key, Path(self.cache_dir), source, target, options, problem)
         inputs = tuple(triton_inputs.inputs_of_source(source))
         problem = next((each.problem for each in inputs if each.problem), "")
-        key = triton_inputs.base32(hashlib.sha256(text.encode()).hexdigest())
+        key = base32(hashlib.sha256(text.encode()).hexdigest())
         if not problem and key != self.key:
             self._look_at(key)
         hashed = options.hash() if options is not None and not problem else ""
@@ -153,15 +153,17 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             group.update(published)
         return None
 
-    @fails_open(lambda self, filename: FileCacheManager.get_file(self, filename) if self._may_read() else None)
+    @fails_open(lambda self, filename: None)
     def get_file(self, filename: str) -> str | None:
-        """One file's path. A module that Triton builds with the C compiler is claimed like a kernel."""
+        """One file's path. A module that Triton builds with the C compiler is claimed like a kernel.
+
+        One that lies under Triton's own key is passed over: it has no manifest.
+        """
         if self._compilation is not None:
             staged = self._compilation.staging / filename
             return str(staged) if staged.exists() else None
-        here = FileCacheManager.get_file(self, filename) if self._may_read() else None
-        if here is not None or self._coordinator is None or not filename.endswith(".so"):
-            return None if here is None else str(here)
+        if self._coordinator is None or not filename.endswith(".so"):
+            return cast("str | None", FileCacheManager.get_file(self, filename)) if self._may_read() else None
         ahead = triton_launchers.ahead.active
         module = Module(filename, self.key, Path(knobs.cache.dir))
         found = _modules.begin(module, waits=not ahead, loads=not ahead)

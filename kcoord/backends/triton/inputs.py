@@ -12,7 +12,6 @@ to 0.7 µs longer; nothing else is added to a launch.
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import os
@@ -30,6 +29,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.triton.backend import base32
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
@@ -346,11 +346,6 @@ def _type(constant: Any) -> Any:
     if isinstance(constant, str):
         return [type(constant).__qualname__, str(constant)]
     return [type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__]
-
-
-def base32(digest: str) -> str:
-    """A hash in hex, as Triton names directories by it."""
-    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
 def stock_name(name: str) -> str:

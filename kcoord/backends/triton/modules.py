@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
-from kcoord.backends.triton.inputs import base32
+from kcoord.backends.triton.backend import MODULES, base32
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey
 from kcoord.telemetry.counters import Counters
@@ -40,7 +40,7 @@ class Module:
 class TritonModules(Backend[Module, str]):
     """A handle is the path of the library."""
 
-    name = "triton-module"
+    name = MODULES
     keeps_handles = False
 
     def label(self, request: Module) -> str:

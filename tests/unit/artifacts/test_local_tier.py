@@ -495,10 +495,12 @@ _KILLED_WHILE_PUBLISHING = """
 import os, signal, sys
 from pathlib import Path
 from kcoord.artifacts import local
+from kcoord.files import beneath
 from tests.unit.artifacts.test_local_tier import KEY, ORIGIN, stage, GROUP, FILES
 home = Path(sys.argv[1])
 staging = stage(home, {**FILES, "group.json": GROUP})
-Path.rename = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+rename = beneath.rename
+beneath.rename = lambda source, *a: os.kill(os.getpid(), signal.SIGKILL) if source.is_dir() else rename(source, *a)
 local.publish_local(staging, home, KEY, 1.0, ORIGIN)
 """
 

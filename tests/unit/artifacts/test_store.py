@@ -30,6 +30,7 @@ from kcoord.artifacts.payload import pack, unpack, with_payload
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files import beneath
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import refresh_names
 from kcoord.keys import CacheKey
@@ -422,18 +423,18 @@ def test_what_is_announced_is_the_hash_of_the_manifest_in_the_store(opened: Stor
 
 def test_everything_is_flushed_to_disk_before_the_rename(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    fsync, rename = os.fsync, Path.rename
+    fsync, rename = os.fsync, beneath.rename
 
     def noted_fsync(descriptor: int) -> None:
         events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink()}")
         fsync(descriptor)
 
-    def noted_rename(source: Path, target: Path) -> Path:
+    def noted_rename(source: Path, target: Path, root: Path | None) -> None:
         events.append("rename")
-        return rename(source, target)
+        rename(source, target, root)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(Path, "rename", noted_rename)
+    monkeypatch.setattr(beneath, "rename", noted_rename)
     opened.publish(manifest_of(), FILES)
     at = events.index("rename")
     before, after = events[:at], events[at + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from kcoord.backends import registry
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import notices
+from kcoord.backends.registry import place_of
+from kcoord.keys.cache_key import CacheKey
 from tests.support.sandbox import Sandbox
 
 
@@ -72,3 +75,16 @@ def test_recipes_find_their_backend_by_kind() -> None:
 def test_installing_imports_no_compiler(sandbox: Sandbox) -> None:
     program = "import sys, kcoord; print(kcoord.install()); print([n for n in ('triton', 'torch') if n in sys.modules])"
     assert sandbox.run("-c", program).stdout == "['triton']\n[]\n"
+
+
+def test_a_triton_kernels_place_is_that_of_the_key_that_its_digest_holds() -> None:
+    own = "A" * 52
+    key = CacheKey.of("triton", "kernel", triton_key=own)
+    assert place_of(key) == f"triton/{own}"
+    factor = replace(key.factors[0], text="B" * 52)
+    assert place_of(replace(key, factors=(factor,))) == f"objects/{key.digest[:2]}/{key.digest}"
+
+
+def test_the_place_of_an_artifact_without_a_layout_of_its_own_is_named_by_its_digest() -> None:
+    key = CacheKey.of("python", "kernel", n=1)
+    assert place_of(key) == f"objects/{key.digest[:2]}/{key.digest}"

@@ -16,6 +16,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.rename import set_aside
 from kcoord.keys import CacheKey
@@ -158,8 +159,8 @@ def test_a_name_at_which_invalid_artifacts_reappear_is_given_up(
     staging = stage(home)
     _torn(home)
 
-    def aside_and_back(final: Path, quarantine: Path) -> None:
-        set_aside(final, quarantine)
+    def aside_and_back(final: Path, quarantine: Path, root: Path | None) -> None:
+        set_aside(final, quarantine, root)
         _torn(final)
 
     monkeypatch.setattr("kcoord.files.rename.set_aside", aside_and_back)
@@ -178,16 +179,16 @@ def test_publishing_touches_the_parent_so_that_nfs_clients_look_again(tmp_path: 
 
 
 # An NFS server that restarts, or whose reply is lost, makes the client resend a rename that was done: it then fails with
-# ENOENT. No local file system does that, so `Path.rename` stands in for the client here.
+# ENOENT. No local file system does that, so our `rename` stands in for the client here.
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path, Path], None], error: int) -> None:
-    def rename(source: Path, target: Path) -> None:
+    def rename(source: Path, target: Path, root: Path | None) -> None:
         monkeypatch.undo()
         before(source, target)
         raise OSError(error, os.strerror(error), str(source))
 
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(beneath, "rename", rename)
 
 
 def test_a_rename_that_was_done_and_is_reported_missing_counts_as_done(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.files import beneath
 from kcoord.files.replace import replace_file
 
 
@@ -29,13 +30,13 @@ def test_without_a_staging_directory_the_new_file_is_hidden_beside_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    rename = Path.replace
+    rename = beneath.rename
 
-    def noted(source: Path, target: Path) -> Path:
+    def noted(source: Path, target: Path, root: Path | None) -> None:
         seen.extend(p.name for p in tmp_path.iterdir())
-        return rename(source, target)
+        rename(source, target, root)
 
-    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(beneath, "rename", noted)
     replace_file(tmp_path / "file", b"content")
     (name,) = seen
     assert name.startswith("."), "whoever lists the directory leaves it out"

@@ -16,6 +16,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
+from kcoord.files import beneath
 from kcoord.files.naming import place, staging_name
 from kcoord.files.rename import rename_into_place
 from kcoord.files.sweep import lives, sweep, sweep_left_by
@@ -189,13 +190,14 @@ def test_an_owner_that_lives_after_all_cannot_publish_what_is_half_removed(
     seal(late, KEY, 1.0, ORIGIN)
     tried = []
 
-    def remove(path: Path, ignore_errors: bool) -> None:
+    def remove(path: Path, root: Path) -> bool:
         (path / "kernel.txt").unlink()
         with pytest.raises(StoreError):
             rename_into_place(late, home, MANIFEST_NAME, lambda _: True, local.quarantine_of(home), durable=False)
         tried.append(path)
+        return True
 
-    monkeypatch.setattr("kcoord.files.sweep.shutil.rmtree", remove)
+    monkeypatch.setattr(beneath, "remove", remove)
     assert sweep_all(late.parent) == 1
     assert tried
     assert not home.exists()

@@ -15,9 +15,9 @@ import pytest
 from kcoord.artifacts.signing import OFF, PROFILE, Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
+from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.sweep import touched
 from kcoord.files.trash import Trash
 from kcoord.profiles import compaction
 from kcoord.profiles.compaction import compact
@@ -112,7 +112,8 @@ def test_what_a_killed_writer_left_goes_after_a_day(store: Path, monkeypatch: py
     left.write_bytes(b"half a part")
     compact(store)
     assert left.exists(), "its writer may live"
-    monkeypatch.setattr("kcoord.files.sweep.touched", lambda directory: touched(directory) + 2 * DAY)
+    touched = beneath.touched
+    monkeypatch.setattr(beneath, "touched", lambda directory, root: touched(directory, root) + 2 * DAY)
     compact(store)
     assert list(home(store).iterdir()) == [mine]
 

@@ -312,8 +312,8 @@ def test_time_lines_that_another_pass_removes_meanwhile_are_no_fault(
         (traces / f"job{n}").mkdir(parents=True)
     listed = tidying._times
 
-    def outrun(directory: Path) -> list[tuple[Path, float]]:
-        found = listed(directory)
+    def outrun(directory: Path, root: Path) -> list[tuple[Path, float]]:
+        found = listed(directory, root)
         if directory == traces:
             (traces / "job1").rmdir()  # the other pass
         return found

@@ -16,10 +16,12 @@ _wrong = float(os.environ.get("NFS_CLOCK", "0"))
 
 
 def _hold(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "os.rename" or "/objects/" not in os.fsdecode(arguments[1]):
+    if event != "os.rename":
+        return
+    source, target = (_path(*named) for named in zip(arguments[:2], arguments[2:], strict=True))
+    if "/objects/" not in str(target):
         return
     assert _gate is not None
-    source, target = Path(os.fsdecode(arguments[0])), Path(os.fsdecode(arguments[1]))
     hold = Path(_gate, "hold")
     if hold.exists():
         for known in (
@@ -32,6 +34,12 @@ def _hold(event: str, arguments: tuple[Any, ...]) -> None:
     while hold.exists():
         time.sleep(0.002)
     Path(_gate, f"tried-{target.name}").touch()
+
+
+def _path(name: str | bytes, directory: int) -> Path:
+    """`name` is of the open `directory`, unless that is -1."""
+    upper = Path() if directory == -1 else Path(f"/proc/self/fd/{directory}").readlink()
+    return upper / os.fsdecode(name)
 
 
 if _gate:

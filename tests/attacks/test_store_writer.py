@@ -1,0 +1,417 @@
+"""A writer of the store who has no signing key, and a job with ``KCOORD_TRUST=require``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sysconfig
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payload
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files import sweep as sweep_module
+from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.parts import parts, save_part
+from kcoord.profiles.requested import (
+    RequestedArtifact,
+    all_requested,
+    load_requested,
+    requested_directory,
+    save_requested,
+)
+from kcoord.retention.limits import Limits
+from kcoord.retention.pins import load_pins, pin
+from kcoord.retention.store_collector import collect
+from kcoord.retention.tidying import Tidying
+from kcoord.retention.uses import load_uses, note_uses, prefix_of
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from kcoord.transfer.bundle import Bundle, export
+from kcoord.transfer.prefetch import prefetch
+from tests.support.agents import until
+from tests.support.artifacts import ORIGIN, publish
+from tests.support.command import KCOORD, kcoord
+from tests.support.profiles import recipe
+from tests.support.sandbox import Sandbox
+from tests.support.signing import OURS, B, opened, trust
+from tests.support.triton_ranks import hooked
+
+# A wrong artifact.
+
+MODULE = """
+import json, sys, sysconfig
+import triton.runtime.build as build
+from triton.runtime.cache import _base32
+text = sys.argv[1]
+src = '#include <Python.h>\\nstatic struct PyModuleDef m = {PyModuleDef_HEAD_INIT, "one", "%s"};' % text
+src += 'PyMODINIT_FUNC PyInit_one(void) { return PyModule_Create(&m); }'
+asked, real = [], build.get_cache_manager
+build.get_cache_manager = lambda key: asked.append(_base32(key)) or real(key)
+built = build.compile_module_from_src(src, 'one')
+print(json.dumps({"text": built.__doc__, "stock": asked[0], "path": built.__file__}))
+"""
+"""Builds a C module as Triton builds a launcher; prints its text, Triton's own key of it, and the file that was loaded."""
+
+needs_c = pytest.mark.skipif(
+    not (shutil.which("gcc") and (Path(sysconfig.get_path("include")) / "Python.h").exists()),
+    reason="needs gcc and Python's headers, as Triton itself does on a GPU",
+)
+
+
+def module(sandbox: Sandbox, text: str, local: str, **more: str | None) -> dict[str, str]:
+    done = sandbox.run("-c", MODULE, text, **hooked(sandbox, 0, local, **more))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def job(sandbox: Sandbox) -> dict[str, str]:
+    """The settings of a job that signs, and whose first run has left two modules, A and B, and a list of them in the store."""
+    store = sandbox.root / "store"
+    opened(store, OURS)
+    settings = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_SIGNING_KEY": OURS}
+    for text in "AB":
+        module(sandbox, text, "first", **settings)
+    until(lambda: len(load_requested(requested_directory(store, "job"))) == 2)
+    until(lambda: len(list(opened(store, OURS).digests())) == 2)
+    return settings
+
+
+def key_of_module(path: str) -> str:
+    return Manifest.decode(Path(path).with_name(MANIFEST_NAME).read_bytes()).key.digest
+
+
+@needs_c
+def test_a_forged_list_of_needs_puts_no_signed_artifact_at_anothers_place(
+    sandbox: Sandbox, job: dict[str, str]
+) -> None:
+    a, b = (module(sandbox, text, "first", **job) for text in "AB")
+    directory = requested_directory(Path(job["KCOORD_STORE"]), "job")
+    shutil.rmtree(directory)
+    digest = key_of_module(a["path"])
+    save_requested(directory, [RequestedArtifact(digest, f"triton/{b['stock']}")])
+    fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
+    assert "0 artifacts" in fetched.stderr
+    assert not list((sandbox.root / "second" / "triton").glob("*/one*"))
+    assert module(sandbox, "B", "second", KCOORD_SPAWN="0")["text"] == "B"
+
+
+@needs_c
+def test_an_honest_list_of_needs_brings_modules_that_are_loaded(sandbox: Sandbox, job: dict[str, str]) -> None:
+    """Else the test above would show nothing."""
+    fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
+    assert "2 artifacts" in fetched.stderr, fetched.stderr
+    there = sorted((sandbox.root / "second" / "triton").glob("*/one*"))
+    found = module(sandbox, "B", "second", KCOORD_SPAWN="0")
+    assert found["text"] == "B"
+    assert sorted((sandbox.root / "second" / "triton").glob("*/one*")) == there
+    assert Path(found["path"]) in there
+
+
+@needs_c
+def test_a_module_that_lies_under_tritons_own_key_is_not_loaded_unverified(sandbox: Sandbox) -> None:
+    a, b = (module(sandbox, text, "first", KCOORD_SPAWN="0") for text in "AB")
+    planted = sandbox.root / "second" / "triton" / b["stock"]
+    planted.mkdir(parents=True)
+    shutil.copy(a["path"], planted)
+    (sandbox.root / "second").chmod(0o700)
+    assert module(sandbox, "B", "second", KCOORD_SPAWN="0")["text"] == "B"
+
+
+# Deletes outside the store.
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory outside the store, with the names that `store_of_old` has."""
+    home = tmp_path / "victim"
+    for name in ("documents", f"{'a' * 64}.outcome", "old.spans"):
+        (home / name).mkdir(parents=True) if name == "documents" else (home / name).write_text("mine")
+    (home / "documents" / "thesis").write_text("mine")
+    for path in home.iterdir():
+        os.utime(path, (1e9, 1e9))
+    return home
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    opened(root)
+    return root
+
+
+AT_ONCE = Tidying(quarantine_for=-1.0, traces_for=-1.0, grace=-1.0)
+
+
+def files_of(directory: Path) -> dict[str, str]:
+    return {str(p.relative_to(directory)): p.read_text() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("place", "entry"),
+    [
+        ("trash", "documents"),
+        ("quarantine", "documents"),
+        ("traces/job", "old.spans"),
+        ("leases/ab", f"{'a' * 64}.outcome"),
+    ],
+)
+def test_a_directory_that_becomes_a_link_while_it_is_tidied_leads_nowhere(
+    root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, place: str, entry: str
+) -> None:
+    """The writer exchanges it between the moment in which it is listed and the one in which an entry is removed."""
+    directory, before = root / "v1" / place, files_of(victim)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / entry).mkdir() if entry == "documents" else (directory / entry).write_text("bait")
+    os.utime(directory / entry, (1e9, 1e9))
+    scandir, listed = os.scandir, directory.stat()
+
+    def exchanged(where: Any = ".") -> Any:
+        found = os.stat(where)  # noqa: PTH116 - it may be a descriptor
+        entries = scandir(where)
+        if (found.st_dev, found.st_ino) == (listed.st_dev, listed.st_ino) and not directory.is_symlink():
+            directory.rename(root / "aside")
+            directory.symlink_to(victim)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", exchanged)
+    with contextlib.suppress(StoreError):
+        collect(root, Limits(), tidying=AT_ONCE)
+    assert directory.is_symlink(), "else nothing was attacked"
+    monkeypatch.undo()
+    with contextlib.suppress(StoreError):
+        collect(root, Limits(), tidying=AT_ONCE)
+    assert files_of(victim) == before
+
+
+@pytest.mark.parametrize("place", ["trash", "quarantine"])
+def test_a_link_in_the_place_of_v1_leads_nowhere(root: Path, victim: Path, place: str) -> None:
+    (victim / place).mkdir()
+    (victim / "documents").rename(victim / place / "documents")
+    before = files_of(victim)
+    shutil.rmtree(root / "v1")
+    (root / "v1").symlink_to(victim)
+    for _ in range(2):
+        with contextlib.suppress(StoreError):
+            collect(root, Limits(), tidying=AT_ONCE)
+    assert files_of(victim) == before
+
+
+def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere(
+    root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{os.uname().nodename}-1-{'0' * 20}"
+    for directory in (root / "v1" / "staging", victim):
+        (directory / name).mkdir()
+        (directory / name / "file").write_text("mine")
+    before = files_of(victim)
+    real = sweep_module._owned
+
+    def listed(*arguments: Any) -> Any:
+        found = list(real(*arguments))
+        (root / "v1" / "staging").rename(root / "aside")
+        (root / "v1" / "staging").symlink_to(victim)
+        return found
+
+    monkeypatch.setattr(sweep_module, "_owned", listed)
+    sweep_module.sweep(root / "v1" / "staging", elsewhere_after=-1.0, here_after=-1.0)
+    assert files_of(victim) == before
+
+
+def test_a_torn_artifact_is_not_moved_out_of_the_store(root: Path, victim: Path) -> None:
+    store = opened(root)
+    digest = publish(store, "torn")
+    (store.home(digest) / "payload.tar.zst").write_bytes(b"torn")
+    (root / "v1" / "quarantine").symlink_to(victim)
+    before = sorted(victim.iterdir())
+    with pytest.raises((ArtifactInvalid, StoreError)):
+        store.fetch(digest)
+    assert sorted(victim.iterdir()) == before
+
+
+# Exhaustion.
+
+BIG = 256 << 20  # bytes
+
+
+def forged(store: Store, payload: int, *names: str, size: int = 1) -> str:
+    """An artifact without a signature, whose manifest and whose sparse payload both have `payload` bytes."""
+    files = tuple(FileEntry(name, size, "0" * 64) for name in sorted(names or ("kernel",)))
+    manifest = Manifest(CacheKey.of("test", "forged"), files, 1.0, ORIGIN, Payload(payload, "0" * 64))
+    home = store.home(manifest.key.digest)
+    home.mkdir(parents=True)
+    (home / "manifest.msgpack").write_bytes(manifest.encode())
+    with (home / "payload.tar.zst").open("wb") as file:
+        file.truncate(payload)
+    return home.name
+
+
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """The block allocates at most so many bytes at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_payload_of_an_artifact_that_is_not_trusted_is_not_read(root: Path) -> None:
+    store = opened(root, OURS)
+    digest = forged(store, BIG)
+    for ask in (store.files, store.fetch):  # the latter moves it aside
+        with little_memory(16 << 20), pytest.raises(ArtifactDistrusted):
+            ask(digest)
+    assert not store.home(digest).exists()
+
+
+def test_a_prefetch_obeys_no_size_of_an_artifact_that_is_not_trusted(root: Path, sandbox: Sandbox) -> None:
+    """It would end because of the size that is stated, and leave out what others need."""
+    store = opened(root, OURS)
+    forgery = forged(store, 1, size=8 << 30)
+    good = publish(store, "good")
+    needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in (forgery, good)]
+    save_requested(requested_directory(root, "job"), needs)
+    flags = {"store": str(root), "local_dir": str(sandbox.local), "profile": "job", "signing_key": OURS}
+    found = prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
+    assert (found.fetched, found.missing, found.why) == (1, 1, "")
+
+
+def test_an_artifact_that_needs_more_memory_than_is_free_is_left_where_it_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no signature is required: neither the payload is read, nor the artifact taken from nodes with more memory."""
+    store = opened(root, policy="off")
+    digest = forged(store, BIG, size=BIG)
+    monkeypatch.setattr("kcoord.artifacts.payload.free_memory", lambda: BIG)
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="of memory"):
+        store.fetch(digest)
+    assert store.home(digest).exists()
+
+
+def test_a_payload_that_would_unpack_to_far_more_is_not_read(root: Path) -> None:
+    store = opened(root, policy="off")
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="would unpack"):
+        store.fetch(forged(store, 1 << 10, size=8 << 30))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/" * 20_000 + "a", "a" * 40_000, "/" * 40_000, "a/" * 500 + "a"],
+    ids=["deepest", "longest", "slashes", "deep"],
+)
+def test_a_name_of_any_length_and_depth_is_judged_at_once(root: Path, name: str) -> None:
+    store = opened(root, policy="off")
+    digest, begun = forged(store, 1, *(f"{n}{name}" for n in range(8))), time.process_time()
+    with pytest.raises(ArtifactInvalid, match="too long, or too deep") as raised:
+        store.fetch(digest)
+    assert time.process_time() - begun < 1.0
+    assert len(str(raised.value)) < 500
+
+
+def test_many_names_are_judged_in_linear_time() -> None:
+    files = tuple(FileEntry(f"{'d/' * 30}{n:05}", 0, "0" * 64) for n in range(10_000))
+    encoded, begun = Manifest(CacheKey.of("test", "many"), files, 1.0, ORIGIN).encode(), time.process_time()
+    Manifest.decode(encoded)
+    assert time.process_time() - begun < 2.0
+
+
+@pytest.mark.parametrize("inner", [[[]] * 100_000, {n: n for n in range(100_000)}, [[[]] * 3] * 50_000])
+def test_an_envelope_that_holds_something_else_is_refused_unread(root: Path, inner: Any) -> None:
+    """Its key id, its MAC or its content is a million values, which take far more memory than their bytes."""
+    for envelope in ([inner, b"", b""], ["k", inner, b""], ["k", bytes(32), inner], inner):
+        sealed = b"kcoord-signed-1\n" + msgpack.packb(envelope)
+        with little_memory(4 * len(sealed)), pytest.raises(ArtifactInvalid, match="torn"):
+            trust(OURS).doubt("manifest", sealed)
+
+
+def test_lists_that_nobody_signs_are_bounded_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is within its own bound."""
+    monkeypatch.setattr("kcoord.profiles.requested._MOST_KNOWN", 10)
+    monkeypatch.setattr("kcoord.retention.uses._MOST_MERGED", 10)
+    monkeypatch.setattr("kcoord.retention.pins._MOST_HELD", 10)
+    directory = requested_directory(root, "p")
+    for n in range(5):
+        digests = [f"{n:02x}{m:062x}" for m in range(4)]
+        save_requested(directory, [RequestedArtifact(digest, local.place_of(digest)) for digest in digests])
+        note_uses(root, [prefix_of(f"{n:02x}{m:02x}" + "0" * 12) for m in range(4)])
+        pin(root, f"p{n}", digests)
+    assert len(load_requested(directory)) == 8
+    assert len(load_uses(root)) == 10
+    for complete in (lambda: all_requested(directory), lambda: load_pins(root)):
+        with pytest.raises(StoreError, match="more than 10 artifacts"):
+            complete()
+
+
+# Laundering.
+
+
+@pytest.fixture
+def mixed(root: Path) -> tuple[str, str]:
+    """The digests of an artifact of ours, and of one that the writer has put beside it."""
+    return publish(opened(root, OURS), "ours"), publish(opened(root, policy="off"), "theirs")
+
+
+@pytest.mark.parametrize("policy", ["warn", "off", "require"])
+def test_an_export_with_a_key_vouches_for_what_is_signed_alone(
+    root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
+) -> None:
+    ours, theirs = mixed
+    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb")
+    assert (done.artifacts, set(done.left_out)) == (1, {theirs})
+    there = opened(tmp_path / "there", OURS)
+    with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
+        bundle.publish(there)
+    assert list(there.digests()) == [ours]
+
+
+@pytest.mark.parametrize("policy", ["warn", "off", "require"])
+def test_what_is_exported_unsigned_is_marked_and_never_signed(
+    root: Path, tmp_path: Path, mixed: tuple[str, str], policy: str
+) -> None:
+    _, theirs = mixed
+    done = export(opened(root, OURS, policy=policy), mixed, {}, tmp_path / "b.kcb", unsigned=True)
+    assert (done.artifacts, done.marked, done.left_out) == (2, 1, {})
+    for importing in ("require", "warn", "off"):
+        there = opened(tmp_path / importing, f"new:{B}", OURS, policy=importing)
+        with Bundle(tmp_path / "b.kcb", there.trust) as bundle:
+            bundle.verify()
+            made = bundle.publish(there)
+        assert (made.published, made.refused) == ((1, 1) if importing == "require" else (2, 0))
+        signed = {m.key.digest for m in there.manifests() if there.trust.verifies("manifest", file_of(there, m))}
+        assert signed == {mixed[0]}
+        assert there.home(theirs).exists() == (importing != "require")
+
+
+def file_of(store: Store, manifest: Manifest) -> bytes:
+    return (store.home(manifest.key.digest) / "manifest.msgpack").read_bytes()
+
+
+@pytest.mark.parametrize("policy", ["warn", "off"])
+def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
+    sandbox: Sandbox, root: Path, policy: str
+) -> None:
+    """A part names functions that ranks import and call."""
+    profile = root / "v1" / "profiles" / "p"
+    save_part(profile, [recipe(1)], trust=trust(OURS))
+    save_part(profile, [recipe(66)])
+    key, bundle = {"KCOORD_SIGNING_KEY": OURS}, str(sandbox.root / "b.kcb")
+    for flags, expected in (((), [recipe(1)]), (("--unsigned",), [])):
+        kcoord(sandbox, "export", *flags, "p", bundle, KCOORD_STORE=str(root), KCOORD_TRUST=policy, **key)
+        there = sandbox.root / f"there{len(flags)}"
+        for importing in ("require", policy):
+            kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
+        assert list(parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))) == expected

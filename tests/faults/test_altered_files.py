@@ -1,0 +1,158 @@
+"""Files that a writer of the store has altered in any way: what is loaded is what was signed, and no reader fails otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.artifacts.signing import MANIFEST, PROFILE
+from kcoord.artifacts.store import Store
+from kcoord.backends.triton import choice
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.profiles.parts import parts, save_part
+from kcoord.profiles.requested import RequestedArtifact, all_requested, load_requested, requested_name, save_requested
+from kcoord.retention.holdings import note_holdings, read_holdings
+from kcoord.retention.pins import load_pins, pin
+from kcoord.retention.uses import load_uses, note_uses
+from kcoord.telemetry.events import Notices
+from kcoord.testing.stores import FILES, KEY, manifest_of
+from kcoord.transfer.bundle import Bundle, export
+from kcoord.transfer.bundle_index import BundleInvalid
+from tests.support.fuzzing import changed, fuzz, mutants
+from tests.support.profiles import recipe
+from tests.support.signing import OURS, opened, trust
+
+_CHECK = hashlib.sha256().digest_size
+OURS_ALONE = trust(OURS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+def altered(data: st.DataObject, sealed: bytes, kind: str) -> bytes:
+    """A signed file with another content under the old signature, with another envelope, or with none."""
+    prefix = b"kcoord-signed-1\n"
+    key_id, mac, content = msgpack.unpackb(sealed[len(prefix) :])
+    document = msgpack.unpackb(content) if kind == MANIFEST else content
+    other = data.draw(changed(document) if kind == MANIFEST else mutants(content))
+    return bytes(
+        data.draw(
+            st.sampled_from([other, prefix + msgpack.packb([key_id, mac, other])])
+            | changed([key_id, mac, content]).map(prefix.__add__)
+            | mutants(sealed)
+        )
+    )
+
+
+@given(data=st.data())
+@fuzz(60)
+def test_an_artifact_that_was_altered_is_refused_or_is_the_one_that_was_signed(root: Path, data: Any) -> None:
+    store = opened(root / "artifacts", OURS)
+    if not store.home(KEY.digest).exists():
+        store.publish(manifest_of(), FILES)
+    home = store.home(KEY.digest)
+    before = {path: path.read_bytes() for path in home.iterdir()}
+    manifest, payload = home / "manifest.msgpack", home / "payload.tar.zst"
+    if data.draw(st.booleans()):
+        manifest.write_bytes(altered(data, before[manifest], MANIFEST))
+    else:
+        payload.write_bytes(data.draw(mutants(before[payload])))
+    for judge in (OURS_ALONE, trust(OURS, policy="off")):
+        with contextlib.suppress(ArtifactInvalid):
+            found = Store(store.root, judge).files(KEY.digest)
+            assert found is None or not judge.required or found[1:] == (before[manifest], before[payload])
+        with contextlib.suppress(ArtifactInvalid):
+            stated = Store(store.root, judge).stated(KEY.digest)
+            assert stated is None or stated[0].key.digest == KEY.digest
+    for path, content in before.items():
+        path.write_bytes(content)
+
+
+@given(data=st.data())
+@fuzz(60)
+def test_a_signed_part_of_a_profile_that_was_altered_is_skipped(root: Path, data: Any) -> None:
+    directory = root / "profile"
+    path = save_part(directory, [recipe(1)], trust=OURS_ALONE)
+    path.write_bytes(altered(data, path.read_bytes(), PROFILE))
+    assert list(parts(directory, Notices(), OURS_ALONE)) in ([], [recipe(1)])
+    path.unlink()
+
+
+@given(data=st.data())
+@fuzz(80)
+def test_a_list_of_needs_that_was_altered_names_artifacts_and_places_of_ours_alone(root: Path, data: Any) -> None:
+    needs = [
+        RequestedArtifact("ab" * 32, "triton/" + "A" * 52),
+        RequestedArtifact("cd" * 32, f"objects/cd/{'cd' * 32}"),
+    ]
+    path = save_requested(root / "needs", needs)
+    head = path.read_bytes().partition(b"\n")[0] + b"\n"
+    body = data.draw(changed([need.to_wire() for need in needs]))
+    path.write_bytes(head + hashlib.sha256(body).digest() + body)
+    found = load_requested(path.parent)
+    for need in found:
+        assert RequestedArtifact(need.digest, need.place) == need
+        assert not {"..", ".", ""} & set(need.place.split("/"))
+    with contextlib.suppress(StoreError):
+        assert all_requested(path.parent) == set(found)
+    assert requested_name(needs) == path.name
+    path.unlink()
+
+
+@given(data=st.data())
+@fuzz(60)
+def test_a_bundle_that_was_altered_is_refused_or_holds_what_its_index_states(root: Path, data: Any) -> None:
+    path = root / "b.kcb"
+    if not path.exists():
+        export(opened(root / "exported"), [], {"p": b"text"}, path)
+        opened(root / "exported").publish(manifest_of(), FILES)
+        export(opened(root / "exported"), [KEY.digest], {"p": b"text"}, path)
+    content = path.read_bytes()
+    start = 24 + int.from_bytes(content[16:24], "big")
+    index = data.draw(changed({**msgpack.unpackb(content[24:start]), "unvouched": [[KEY.digest], ["p"]]}))
+    made = root / "altered.kcb"
+    for sealed, judge in ((index, trust(OURS, policy="off")), (OURS_ALONE.seal("bundle", index), OURS_ALONE)):
+        made.write_bytes(content[:16] + len(sealed).to_bytes(8, "big") + sealed + content[start:])
+        with contextlib.suppress(BundleInvalid), Bundle(made, judge) as bundle:
+            bundle.verify()
+            assert {entry.digest for entry in bundle.index.artifacts} <= {KEY.digest}
+            assert dict(bundle.profiles()).keys() >= bundle.index.doubtful
+    made.write_bytes(data.draw(mutants(content)))
+    with pytest.raises(BundleInvalid):
+        Bundle(made, OURS_ALONE)
+
+
+@given(data=st.data())
+@fuzz(80)
+def test_a_choice_that_was_altered_is_none_or_one_of_text_and_numbers(data: Any) -> None:
+    valid = msgpack.unpackb(choice.pack("ab" * 32, "BLOCK: 64", [0.5, [0.25, 0.5]]))
+    content = data.draw(changed(valid))
+    assert isinstance(choice.chosen_in(content), str)
+    timings = choice.timings_in(content, 2)
+    assert timings is None or len(timings) == 2
+
+
+@given(data=st.data())
+@fuzz(40)
+def test_files_of_retention_that_were_altered_are_none_or_an_error_of_the_store(root: Path, data: Any) -> None:
+    store = opened(root / "retention").root
+    pin(store, "p", ["ab" * 32])
+    note_uses(store, [b"12345678"])
+    note_holdings(store, 1, 2, 3)
+    files = [path for name in ("pins/p.pin", "holdings") if (path := store / "v1" / name)]
+    files += (store / "v1" / "used").iterdir()
+    path = data.draw(st.sampled_from(sorted(files)))
+    path.write_bytes(data.draw(mutants(path.read_bytes())))
+    for read in (load_pins, load_uses, read_holdings):
+        with contextlib.suppress(StoreError):
+            read(store)
+    path.unlink()
