@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,18 +18,14 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
     """Create `directory` for this user alone, or check that it is: a real directory of this user's, to which nobody else may
     write, and which nobody else can replace.
 
-    Raises `StoreError` if it is not; `Replaceable` if it is, but for the last of these. Then its path stays this user's: nobody
-    else can lead it elsewhere.
+    Raises `StoreError` if it is not; `Replaceable` if it is, but for the last of these. Afterwards paths below it are safe to
+    use, and to hand to a compiler, which takes no descriptors: nobody else can lead them elsewhere.
     """
     with store_errors(directory):
-        if directory.is_symlink():
-            raise StoreError(f"{directory}: it is a symbolic link: name the directory that it leads to, or {remedy}")
         _make(directory)
-        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            found = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
+        found = directory.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise StoreError(f"{directory}: it is a symbolic link: name the directory that it leads to, or {remedy}")
         if found.st_uid != os.geteuid():
             raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
         doubt = doubt_of(directory)
@@ -43,7 +40,7 @@ def check_tier(tier: Path, local_dir: Path | None) -> None:
     user could be first.
     """
     with store_errors(tier):
-        if local_dir is not None and Path(os.path.realpath(tier)).is_relative_to(os.path.realpath(local_dir)):
+        if local_dir is not None and _is_below(tier, local_dir):
             make_private(local_dir)
             return
         doubt = doubt_of(tier)
@@ -55,6 +52,11 @@ def check_tier(tier: Path, local_dir: Path | None) -> None:
         raise StoreError(f"{doubt}: {_chmod(doubt)}choose a directory of your own")
 
 
+def _is_below(tier: Path, local_dir: Path) -> bool:
+    """True by its name, so that no link of another user's leads there, and in fact: the name may be a link to a larger disk."""
+    return tier.is_relative_to(local_dir) and Path(os.path.realpath(tier)).is_relative_to(os.path.realpath(local_dir))
+
+
 def _make(directory: Path, mode: int = 0o700) -> None:
     try:
         directory.mkdir(mode=mode)
@@ -62,7 +64,7 @@ def _make(directory: Path, mode: int = 0o700) -> None:
         _make(directory.parent, 0o755)
         directory.mkdir(mode=mode, exist_ok=True)
     except FileExistsError:
-        if not directory.is_dir():
+        if not (directory.is_dir() or directory.is_symlink()):
             raise
 
 

@@ -22,7 +22,7 @@ from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.files.private import make_private
+from kcoord.files.private import check_tier, make_private
 from kcoord.keys.cache_key import CacheKey
 from kcoord.rank.client import Lead, Ready
 from tests.support.agents import Node, key_of, stage
@@ -397,6 +397,17 @@ def test_triton_is_left_to_itself_where_another_user_may_write_to_its_cache(
         assert done.stderr.count("may write to it") == 1, done.stderr
     assert not (cache / ".kcoord").exists()
     assert [path.suffix for path in cache.glob("*/*")] == [".so"], "Triton uses it as it does without kcoord"
+
+
+def test_a_cache_behind_another_users_link_is_not_trusted_although_it_leads_to_our_local_directory(
+    shared: Path,
+) -> None:
+    make_private(shared / "local")
+    (shared / "local" / "triton").mkdir()
+    by_other("ln", "-s", shared / "local", shared / "link")
+    check_tier(shared / "local" / "triton", shared / "local")
+    with pytest.raises(StoreError, match=f"user {OTHER}, who owns {shared}/link, may replace it"):
+        check_tier(shared / "link" / "triton", shared / "local")
 
 
 def test_a_launcher_leaves_triton_to_itself_and_says_so_once(sandbox: Sandbox, shared: Path) -> None:

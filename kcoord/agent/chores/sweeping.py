@@ -73,8 +73,7 @@ class Sweeper:
         tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
         removed = 0
         for tier in sorted(tiers):
-            # a disk that cannot be written, or a directory that is also others', keeps what is there
-            with suppress(OSError, StoreError):
+            with suppress(OSError, StoreError):  # a disk that takes no writes, or is others' too, keeps what is there
                 check_tier(Path(tier), self._local_dir)
                 removed += sweep(Path(tier, ".kcoord", "staging"), Path(tier))
         return removed
