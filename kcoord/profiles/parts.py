@@ -33,6 +33,11 @@ def roots(store: Path | None, local_dir: Path) -> list[Path]:
     return [*([store / "v1" / "profiles"] if store else []), local_dir / "profiles"]
 
 
+def unvouched(local_dir: Path) -> Path:
+    """The directory of copies of profiles that no key of this node has signed: not read where signatures are required."""
+    return local_dir / "profiles-unsigned"
+
+
 def profile_names(settings: Settings) -> list[str]:
     """The names of all profiles. Raises `StoreError`. Blocks for as long as the file system does."""
     return sorted({name for root in _private_roots(settings) for name in profiles_in(root, follow_symlinks=True)})
@@ -101,7 +106,8 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
 def _private_roots(settings: Settings) -> list[Path]:
     """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
     make_private(settings.local_dir)
-    return roots(settings.store_root, settings.local_dir)
+    copies = [unvouched(settings.local_dir)] if settings.policy != "require" else []
+    return [*copies, *roots(settings.store_root, settings.local_dir)]
 
 
 def _read_part(path: Path, notices: Notices, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe] | None:

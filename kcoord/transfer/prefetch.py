@@ -24,7 +24,7 @@ from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.parts import load_profile, save_part, unvouched
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
 from kcoord.units import bytes_text
@@ -142,14 +142,16 @@ class _Prefetch:
 
     def _copy_profile(self, name: str) -> None:
         """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
-        settings = replace(self._settings, trust="require") if self._trust.keys else self._settings
+        settings, copies = self._settings, unvouched(self._settings.local_dir)
+        if self._trust.keys:
+            settings, copies = replace(settings, trust="require"), settings.local_dir / "profiles"
         try:
             recipes = load_profile(settings, name)
         except StoreError:
             raise
         except KcoordError:
             return
-        save_part(self._settings.local_dir / "profiles" / name, recipes)
+        save_part(copies / name, recipes)
 
     def _fetch_all(self, root: Path) -> None:
         store = Store(root, self._trust)

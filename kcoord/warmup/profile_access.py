@@ -48,4 +48,5 @@ def readable(settings: Settings, name: str) -> Settings:
     mounted = settings.as_mounted()
     keys = mounted.signing_key_file is not None or mounted.signing_key is not None
     checked = answer is not None and answer.checked
-    return replace(settings, store=None) if checked or (settings.trust == "require" and not keys) else settings
+    checked = checked or (settings.trust == "require" and not keys)
+    return replace(settings, store=None, trust="require") if checked else settings

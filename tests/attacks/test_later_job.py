@@ -13,9 +13,13 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.settings import Settings
+from kcoord.transfer.prefetch import prefetch
 from tests.support.command import KCOORD
+from tests.support.profiles import recipe
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-from tests.support.signing import OURS, THEIRS, trust
+from tests.support.signing import OURS, THEIRS, opened, trust
 
 RANK = PROGRAMS / "generic_rank.py"
 SIGNED = {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "require"}
@@ -125,3 +129,21 @@ def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox
     assert not warns.verifies("manifest", encoded)
     with pytest.raises(ArtifactInvalid, match="fetched before signatures were required"):
         Store(store, trust(OURS)).publish(found[0].manifest, found[1])
+
+
+def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signatures_are_required(
+    sandbox: Sandbox,
+) -> None:
+    """A recipe names a function, which a rank imports and calls."""
+    store = opened(sandbox.root / "store", policy="off")
+    save_part(store.root / "v1" / "profiles" / "p", [recipe(66)])
+    flags = {"store": str(store.root), "local_dir": str(sandbox.local), "profile": "p"}
+    prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
+    save_part(store.root / "v1" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
+    without_store = {**flags, "store": ""}
+    assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
+    for signing in ({"signing_key": OURS}, {"signing_key": OURS, "trust": "warn"}):
+        prefetch(Settings.from_environ({}, **flags, **signing), timeout=60, most=1 << 20, say=print)
+        required = Settings.from_environ({}, **{**without_store, **signing, "trust": "require"})
+        assert load_profile(required, "p") == [recipe(1)]
+        assert load_profile(Settings.from_environ({}, **{**flags, "signing_key": OURS}), "p") == [recipe(1)]
