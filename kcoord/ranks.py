@@ -42,6 +42,12 @@ def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
     return found
 
 
+def launch_of(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The address at which the processes of one launch meet: the same on all its nodes, and a later launch may have it again."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return f"{address}:{port}" if address and port else None
+
+
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -13,6 +13,9 @@ from kcoord.protocol.fields import field, job_name, optional
 from kcoord.ranks import ranks_of
 from kcoord.settings import PROTOCOL_VERSION
 
+UNNAMED = "default"
+"""The job of ranks that nothing names."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -51,4 +54,4 @@ class Identity:
     def here(cls, job: str | None, environ: Mapping[str, str] = os.environ) -> Identity:
         """This process, as torchrun, Slurm, Open MPI, MPICH or PMIx numbered it."""
         ranks = ranks_of(environ)
-        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or "default")
+        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or UNNAMED)
