@@ -85,9 +85,9 @@ class Settings:
         "has signed: require (compile instead), warn (use them, and warn once) or off. Default: require with a "
         "signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
-        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone: lines of a "
-        "key id and a secret, as hex or base64; the first signs, all verify. A mounted Secret, or a file that only "
-        "its owner may read.")  # fmt: skip
+        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone: `kcoord keys` "
+        "makes them; the first that can sign signs, all verify. A mounted Secret, or a file that only its owner may "
+        "read.")  # fmt: skip
     signing_key: str | None = _setting(
         None, str, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip

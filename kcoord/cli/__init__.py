@@ -14,8 +14,8 @@ import kcoord
 from kcoord.errors import KcoordError, SettingsError
 
 _COMMANDS = (
-    "agent", "doctor", "exec", "explain", "export", "gc", "import", "ls", "report",
-    "stats", "status", "trace", "verify", "warmup",
+    "agent", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
+    "report", "stats", "status", "trace", "verify", "warmup",
 )  # fmt: skip
 _MODULES = {"import": "import_bundle"}  # no module can have that name
 
