@@ -66,6 +66,14 @@ class StoreRoot:
             )
         return str(stated["uuid"])
 
+    def is_readable(self) -> bool:
+        """True if there is a store of our format that this user may read."""
+        try:
+            self.uuid()
+        except StoreError:
+            return False
+        return self.objects.is_dir() and os.access(self.objects, os.R_OK | os.X_OK)
+
     def check(self, size: int) -> None:
         """Publish a probe of `size` bytes, and remove it. Raises `StoreError` if that fails.
 

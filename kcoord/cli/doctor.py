@@ -122,7 +122,8 @@ def _store(settings: Settings) -> Iterator[Finding]:
         store = Store(settings.store_root or settings.store, Trust.of(settings))
         uuid = store.open()
         started = time.perf_counter()
-        _publish_and_fetch(store)
+        if store.reads_only is None:
+            _publish_and_fetch(store)
         took = (time.perf_counter() - started) * 1000
         doubted = doubts(store.root)
     except OSError as error:
@@ -132,7 +133,11 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "fail", str(error), "see the finding; without a store the job trains on, uncached")
         return
     kind = _file_system(settings.store)
-    yield Finding("store", "ok", f"{store.root} ({kind}, {uuid[:8]}): published and fetched in {took:.0f} ms")
+    place = f"{store.root} ({kind}, {uuid[:8]})"
+    if store.reads_only is not None:
+        yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", store.reads_only.remedy)
+    else:
+        yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
     for doubt in doubted:
         yield Finding("store", "warn", f"{doubt.path}: {doubt.finding}", doubt.remedy)
     yield from _directory("store", settings.store)
@@ -145,9 +150,7 @@ def _trust(settings: Settings) -> Iterator[Finding]:
         yield Finding("trust", "fail", str(error), "see the finding; an agent with these settings does not start")
         return
     if trust.keys:
-        first, *others = trust.keys
-        more = f"; {', '.join(others)} verify, too" if others else ""
-        yield Finding("trust", "ok", f"{trust.policy}: the key {first} signs{more}")
+        yield Finding("trust", "ok", f"{trust.policy}: the key {trust.roles()}")
     else:
         yield Finding("trust", "ok", f"{trust.policy}: nothing in the store is signed by us")
 
