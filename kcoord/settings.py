@@ -6,10 +6,11 @@ A setting is an environment variable ``KCOORD_<NAME>``; a command line flag of t
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,8 @@ class Settings:
             if text is None or (text == "" and spec.name != "namespace"):
                 continue
             try:
+                if spec.name == "store" and source == variable("store"):
+                    values.same_everywhere(text)
                 parsed[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
@@ -251,3 +254,23 @@ FIELDS = tuple(spec for spec in fields(Settings) if spec.metadata)
 def variable(name: str) -> str:
     """The environment variable of a setting's field name."""
     return f"KCOORD_{name.upper()}"
+
+
+_PREFIX = variable("")
+_NAMED = "_KCOORD_UNKNOWN_NAMED"  # in the environment of those to whose user the lines were shown
+
+
+def unknown_variables(environ: MutableMapping[str, str] = os.environ) -> list[str]:
+    """A line for each variable of `environ` that looks like a setting and is none, for this process and its children once."""
+    known = sorted(variable(spec.name) for spec in FIELDS)
+    unknown = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
+    if not unknown or _NAMED in environ or environ.get(variable("disable"), "") not in ("", "0"):
+        return []
+    environ[_NAMED] = "1"
+    lines = []
+    for name in unknown:
+        own = [each.removeprefix(_PREFIX) for each in known]  # what all have in common is no resemblance
+        nearest = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
+        hint = f"is {_PREFIX}{nearest[0]} meant?" if nearest else "'kcoord doctor --json' has their names"
+        lines.append(f"there is no setting {name[:80] if name.isprintable() else ascii(name)[:80]}: {hint}")
+    return lines

@@ -29,7 +29,7 @@ from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
-from kcoord.settings import SECRET_FILES, Settings, variable
+from kcoord.settings import SECRET_FILES, Settings, unknown_variables, variable
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices
 
@@ -73,7 +73,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     _allow_many_files()
     json_log.use(settings.log_format)
     notices = Notices()
-    for line in _left_out():
+    for line in (*_left_out(), *unknown_variables()):
         notices.tell(line)
     exporter, store_kind = _exporter(settings, notices)
     root, trust = settings.store_root, Trust.of(settings)
