@@ -6,7 +6,6 @@ A setting is an environment variable ``KCOORD_<NAME>``; a command line flag of t
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import tempfile
@@ -65,6 +64,9 @@ class Settings:
     store: Path | None = _setting(
         None, values.path, "directory", "Shared directory (NFS, Lustre, any POSIX directory) for artifacts. Unset: "
         "artifacts stay on this node.")  # fmt: skip
+    store_create: bool = _setting(
+        False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
+        "init` does. 0: it works without one, and says so.")  # fmt: skip
     local_dir: Path = _setting(
         default_local_dir, values.path, "directory", "The node's own copies, on local disk. Default: kcoord-UID in "
         "the temporary directory.")  # fmt: skip
@@ -266,6 +268,8 @@ def unknown_variables(environ: MutableMapping[str, str] = os.environ) -> list[st
     unknown = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
     if not unknown or _NAMED in environ or environ.get(variable("disable"), "") not in ("", "0"):
         return []
+    import difflib  # seldom needed
+
     environ[_NAMED] = "1"
     lines = []
     for name in unknown:

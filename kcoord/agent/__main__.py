@@ -77,7 +77,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
         notices.tell(line)
     exporter, store_kind = _exporter(settings, notices)
     root, trust = settings.store_root, Trust.of(settings)
-    store = store_kind(root, trust, notices.tell) if root is not None else None
+    store = store_kind(root, trust, notices.tell, creates=settings.store_create) if root is not None else None
     if store is not None:
         # the rank that started us waits for its first answer, and gives up after its timeout
         await opened(store, settings.agent_timeout / 3, notices)

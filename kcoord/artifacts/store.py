@@ -47,22 +47,24 @@ class Store:
     """One store. Every method may block for as long as the file system does, and raises `StoreError`.
 
     `trust` verifies the signatures of artifacts that are read, and signs those that are published. ``tell(line, about=…)``
-    receives the doubts that the policy only warns of.
+    receives the doubts that the policy only warns of. Without `creates`, `open` makes no store but a namespace's in another one.
     """
 
-    def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None) -> None:
-        self.root, self.trust, self._tell = root, trust, tell
+    def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None, *, creates: bool = True) -> None:
+        self.root, self.trust, self._tell, self._creates = root, trust, tell, creates
         self._layout = StoreRoot(root)
         self.opened = False  # `open` has returned once
         self._unwritable: StoreError | None = None  # the reason why `open` found a store that can only be read
         self._refused = 1  # bytes of the last artifact that could not be published
 
     def open(self) -> str:
-        """Create the store if it is new, and return its uuid. Safe to run from many nodes at once.
+        """Create the store if it is new and may be, and return its uuid. Safe to run from many nodes at once.
 
         A store that can be read and not written is opened all the same: see `reads_only`. Of another store that strangers may
         rearrange the user is told; where signatures are required it is refused.
         """
+        if not self._creates:
+            self._layout.find()
         try:
             uuid, self._unwritable = self._layout.create(), None
         except StoreError as error:

@@ -16,7 +16,7 @@ from kcoord.settings import unknown_variables
 
 _COMMANDS = (
     "agent", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
-    "report", "stats", "status", "trace", "verify", "warmup",
+    "report", "stats", "status", "store", "trace", "verify", "warmup",
 )  # fmt: skip
 _MODULES = {"import": "import_bundle"}  # no module can have that name
 

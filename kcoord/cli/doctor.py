@@ -30,8 +30,10 @@ from kcoord.files.private import make_private
 from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, LeaseService
+from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
 
+_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
 _LITTLE_SPACE = 1 << 30  # bytes
 
@@ -119,7 +121,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "ok", "none: artifacts stay on this node", remedy)
         return
     try:
-        store = Store(settings.store_root or settings.store, Trust.of(settings))
+        store = Store(settings.store_root or settings.store, Trust.of(settings), creates=settings.store_create)
         uuid = store.open()
         started = time.perf_counter()
         if store.reads_only is None:
@@ -138,6 +140,10 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", store.reads_only.remedy)
     else:
         yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
+    has_redis = settings.redis_url is not None or settings.redis_url_file is not None
+    if kind in _LOCAL_FILE_SYSTEMS and (has_redis or nodes_of() > 1):
+        remedy = "name a directory that all nodes share, or look at its mount"
+        yield Finding("store", "warn", f"{store.root} is on {kind}: of several nodes each would have its own", remedy)
     for doubt in doubted:
         yield Finding("store", "warn", f"{doubt.path}: {doubt.finding}", doubt.remedy)
     yield from _directory("store", settings.store)

@@ -1,7 +1,7 @@
 """A writer of Redis, who has neither the store nor a signing key: nodes fetch, wait or compile in vain, and run no code of his.
 
-Elsewhere: values that no kcoord wrote, and servers that answer nonsense (``tests/faults/test_redis_values.py``); an artifact that he
-announces together with a writer of the store (``tests/node/test_trust.py``); forged counters
+Elsewhere: values that no kcoord wrote, and servers that answer nonsense (``tests/faults/test_redis_values.py``); an artifact that
+he announces together with a writer of the store (``tests/node/test_trust.py``); forged counters
 (``tests/unit/agent/test_statistics.py``); another server in the place of Redis (``tests/unit/leases/test_redis_tls.py``).
 """
 
