@@ -52,6 +52,7 @@ def _agent() -> tuple[float, float]:
                 **os.environ,
                 "KCOORD_LOCAL_DIR": f"{directory}/local",
                 "KCOORD_STORE": f"{directory}/store",
+                "KCOORD_STORE_CREATE": "1",
                 "KCOORD_REDIS_URL": "redis://127.0.0.1:1/0",
             }
         )

@@ -66,7 +66,7 @@ def run() -> Result:
                 times = [_round(here, here, death, forks) for _ in range(_ROUNDS)]
                 result.rows.append([label, "of the same node", *spread(times)])
     with RedisServer() as server, tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as store:
-        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": store}
+        shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": store, "KCOORD_STORE_CREATE": "1"}
         with _node(**shared) as here, _node(**shared) as there:
             for death in _DEATHS:
                 times = [_round(here, there, death, False) for _ in range(_ROUNDS)]

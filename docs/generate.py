@@ -55,11 +55,12 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def _command(command: click.Command, context: click.Context) -> str:
+def _command(command: click.Command, context: click.Context, heading: str = "##") -> str:
     options = [p for p in command.params if isinstance(p, click.Option)]
     own = [o for o in options if not _is_setting(o) and not o.hidden]
     taken = [o for o in options if _is_setting(o)]
-    text = [f"## kcoord {context.info_name}\n", f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"]
+    name = context.command_path
+    text = [f"{heading} {name}\n", f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"]
     text.append(_prose(command.help or "") + "\n")
     if own:
         text.append("| option | |\n| --- | --- |")
@@ -69,6 +70,9 @@ def _command(command: click.Command, context: click.Context) -> str:
         text.append("Settings: all that can be flags.\n")
     elif taken:
         text.append(f"Settings: {', '.join(f'`{o.opts[0]}`' for o in taken)}.\n")
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            text.append(_command(each, click.Context(each, info_name=name, parent=context), heading + "#"))
     return "\n".join(text)
 
 

@@ -28,6 +28,7 @@ _LAUNCHERS = (
     ("PMIX_RANK", "", ""),  # any PMIx launcher; srun --mpi=pmix
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # srun
 )
+_NODES = ("SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE", "PET_NNODES")  # the last two are torchrun's
 
 
 def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
@@ -40,6 +41,17 @@ def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
         of, here = _number(environ, world), _number(environ, local)
         found = Ranks(number, of if found.world is None else found.world, here if found.local is None else found.local)
     return found
+
+
+def launch_of(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The address at which the processes of one launch meet: the same on all its nodes, and a later launch may have it again."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return f"{address}:{port}" if address and port else None
+
+
+def nodes_of(environ: Mapping[str, str] = os.environ) -> int:
+    """The number of nodes of this launch; 1 if no launcher says."""
+    return max((_number(environ, name) or 1 for name in _NODES), default=1)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

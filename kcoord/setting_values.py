@@ -15,6 +15,12 @@ TRUST = ("require", "warn", "off")
 _TEN_YEARS = 10 * 365 * 86400.0
 
 
+def same_everywhere(value: str) -> None:
+    """Raises ValueError for a path that is another one for each process that reads it."""
+    if not value.startswith(("/", "~")):
+        raise ValueError("it is relative, and would be another directory for each process: write the whole path")
+
+
 def path(value: str) -> Path:
     try:
         return Path(value).expanduser().absolute()

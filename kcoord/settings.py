@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ class Settings:
     store: Path | None = _setting(
         None, values.path, "directory", "Shared directory (NFS, Lustre, any POSIX directory) for artifacts. Unset: "
         "artifacts stay on this node.")  # fmt: skip
+    store_create: bool = _setting(
+        False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
+        "init` does. 0: it works without one, and says so.")  # fmt: skip
     local_dir: Path = _setting(
         usual_local_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
         "kcoord-UID in the temporary directory.")  # fmt: skip
@@ -76,9 +79,9 @@ class Settings:
         "has signed: require (compile instead), warn (use them, and warn once) or off. Default: require with a "
         "signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
-        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone: lines of a "
-        "key id and a secret, as hex or base64; the first signs, all verify. A mounted Secret, or a file that only "
-        "its owner may read.")  # fmt: skip
+        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone: `kcoord keys` "
+        "makes them; the first that can sign signs, all verify. A mounted Secret, or a file that only its owner may "
+        "read.")  # fmt: skip
     signing_key: str | None = _setting(
         None, str, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
@@ -168,6 +171,8 @@ class Settings:
             if text is None or (text == "" and spec.name != "namespace"):
                 continue
             try:
+                if spec.name == "store" and source == variable("store"):
+                    values.same_everywhere(text)
                 parsed[spec.name] = spec.metadata["parse"](text)
             except (ValueError, OverflowError) as error:
                 shown = without_password(text) if spec.name == "redis_url" else repr(text)
@@ -272,3 +277,25 @@ FIELDS = tuple(spec for spec in fields(Settings) if spec.metadata)
 def variable(name: str) -> str:
     """The environment variable of a setting's field name."""
     return f"KCOORD_{name.upper()}"
+
+
+_PREFIX = variable("")
+_NAMED = "_KCOORD_UNKNOWN_NAMED"  # in the environment of those to whose user the lines were shown
+
+
+def unknown_variables(environ: MutableMapping[str, str] = os.environ) -> list[str]:
+    """A line for each variable of `environ` that looks like a setting and is none, for this process and its children once."""
+    known = sorted(variable(spec.name) for spec in FIELDS)
+    unknown = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
+    if not unknown or _NAMED in environ or environ.get(variable("disable"), "") not in ("", "0"):
+        return []
+    import difflib  # seldom needed
+
+    environ[_NAMED] = "1"
+    lines = []
+    for name in unknown:
+        own = [each.removeprefix(_PREFIX) for each in known]  # what all have in common is no resemblance
+        nearest = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
+        hint = f"is {_PREFIX}{nearest[0]} meant?" if nearest else "'kcoord doctor --json' has their names"
+        lines.append(f"there is no setting {name[:80] if name.isprintable() else ascii(name)[:80]}: {hint}")
+    return lines

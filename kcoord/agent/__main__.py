@@ -30,7 +30,7 @@ from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
-from kcoord.settings import SECRET_FILES, Settings, variable
+from kcoord.settings import SECRET_FILES, Settings, unknown_variables, variable
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices
 
@@ -79,11 +79,11 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     _allow_many_files()
     json_log.use(settings.log_format)
     notices = Notices()
-    for line in _left_out():
+    for line in (*_left_out(), *unknown_variables()):
         notices.tell(line)
     exporter, store_kind = _exporter(settings, notices)
     root, trust = settings.store_root, Trust.of(settings)
-    store = store_kind(root, trust, notices.tell) if root is not None else None
+    store = store_kind(root, trust, notices.tell, creates=settings.store_create) if root is not None else None
     if store is not None:
         # the rank that started us waits for its first answer, and gives up after its timeout
         await opened(store, settings.agent_timeout / 3, notices)

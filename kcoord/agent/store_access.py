@@ -1,7 +1,8 @@
 """The store as one agent uses it: nobody waits long for it, a fault is told once, and its end too.
 
 While the store is silent, or could not be opened yet, nobody is sent to it. During another fault (it is full, read-only, gone)
-every artifact is tried, which fails at once. In either case a probe in the background finds out when it takes artifacts again.
+every artifact is tried, which fails at once. A store that can be read and not written is such a fault, and serves artifacts. In
+either case a probe in the background finds out when it takes artifacts again.
 An artifact that is not published meanwhile stays on this node.
 
 A few uses have a thread at a time (`kcoord.files.patience`), and a result may be old (`kcoord.files.health`).
@@ -42,7 +43,8 @@ class SharedStore:
     def __init__(self, store: Store | None, notices: Notices) -> None:
         self._store, self._notices = store, notices
         opened = store is None or store.opened
-        self._health = Health(State.WELL if opened else State.SILENT)
+        reads_only = store is not None and store.reads_only is not None
+        self._health = Health(State.SILENT if not opened else State.FAULTY if reads_only else State.WELL)
         root = store.root if store is not None else Path()
         self._io = PatientIO(root, "store", abreast=_ABREAST, patience=PATIENCE, gives_up=True)
         self._io.paused = not opened
@@ -202,7 +204,9 @@ class SharedStore:
 
 
 def fault_line(store: Store, error: StoreError) -> str:
-    """The notice of a store that cannot be used."""
+    """The notice of a store that cannot be used, or only be read."""
+    if store.opened and store.reads_only is not None:
+        return f"the store {store.root} is only read: {error.remedy}; its artifacts are used, and this node's stay here"
     return f"the store cannot be used: {store.root}: {error.remedy}; training goes on, and artifacts stay on this node"
 
 
@@ -221,5 +225,7 @@ async def opened(store: Store, patience: float, notices: Notices) -> None:
     except asyncio.TimeoutError:
         fault = silent(store.root, patience)
     else:
-        return
+        if store.reads_only is None:
+            return
+        fault = store.reads_only
     notices.tell(fault_line(store, fault), about=fault_of(store.root, fault))

@@ -1,41 +1,44 @@
-"""Signatures of artifacts, profiles and bundles, by secrets that the agents share.
+"""Signatures of artifacts, profiles and bundles.
 
-A user who can write to the store can put code there that ranks load. Agents therefore sign what they publish with HMAC-SHA256:
-an artifact's manifest, which states the SHA-256 of the other files, each part of a profile, and a bundle's index. A signed file
-is an *envelope*: the content, the key's id and the MAC.
+A user who can write to the store can put code there that ranks load. Agents therefore sign what they publish: an artifact's
+manifest, which states the SHA-256 of the other files, each part of a profile, and a bundle's index. A signed file is an
+*envelope*: the content, the key's id and the signature. `kcoord.artifacts.signing_keys` has the two kinds of keys.
 
-A valid signature proves that *one* holder of the secret signed, not which one: every agent that can verify can sign. Not
-guaranteed: that the newest signed content is there; an older artifact of the same key is as good.
+A valid signature proves that *one* holder of the key signed, not which one. Not guaranteed: that the newest signed content is
+there; an older artifact of the same key is as good.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgpack
 
+from kcoord.artifacts.signing_keys import (
+    KEY_ID,
+    MAKE,
+    SIGNATURE_SIZES,
+    Key,
+    is_signature_of,
+    parse_id,
+    parse_key,
+    read_keys,
+    signature_of,
+    signs,
+)
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError
-from kcoord.secret_files import read_secret
 from kcoord.settings import Settings
 
 MANIFEST, PROFILE, BUNDLE = "manifest", "profile", "bundle"
 OVERHEAD = 256  # bytes, at most, by which an envelope is larger than its content
 _FORMAT = b"kcoord-signed-1\n"  # no msgpack map begins so, and no part of a profile
-_KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MAC = hashlib.sha256().digest_size
-_SHORTEST_SECRET = 16  # bytes
-_MAKE = 'make one with: echo "main $(openssl rand -hex 32)" > FILE; chmod 600 FILE'
 
 
 @dataclass(frozen=True)
 class Signature:
     key_id: str
-    mac: bytes
+    mac: bytes  # or, of an Ed25519 key, the signature
 
 
 def split(data: bytes) -> tuple[bytes, Signature | None]:
@@ -57,9 +60,9 @@ def split(data: bytes) -> tuple[bytes, Signature | None]:
         key_id, mac, content = (reader.unpack() for _ in range(3))
         if reader.tell() != len(packed):
             raise ValueError("something follows it")
-        if not (isinstance(key_id, str) and _KEY_ID.fullmatch(key_id)):
+        if not (isinstance(key_id, str) and KEY_ID.fullmatch(key_id)):
             raise ValueError("its key id is none")
-        if not (isinstance(mac, bytes) and len(mac) == _MAC and isinstance(content, bytes)):
+        if not (isinstance(mac, bytes) and len(mac) in SIGNATURE_SIZES and isinstance(content, bytes)):
             raise ValueError("it holds something else")
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise ArtifactInvalid(f"a signed envelope is torn: {error}") from error
@@ -68,19 +71,19 @@ def split(data: bytes) -> tuple[bytes, Signature | None]:
 
 @dataclass
 class Trust:
-    """A policy, and the keys by id: the first signs, all verify. No message or `repr` shows the secrets.
+    """A policy, and the keys by id: the first that can sign signs, all verify. No message or `repr` shows the secrets.
 
     Any thread may replace `keys` as a whole: each method reads the attribute once.
     """
 
     policy: str = "off"
-    keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    keys: Mapping[str, Key] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, settings: Settings) -> Trust:
         """The trust that the settings state. Raises `SettingsError` for unusable keys, and for ``require`` without a key."""
         settings = settings.as_mounted()
-        keys: dict[str, bytes] = {}
+        keys: dict[str, Key] = {}
         if settings.signing_key_file is not None:
             keys = read_keys(settings.signing_key_file)
         elif settings.signing_key is not None:
@@ -88,13 +91,13 @@ class Trust:
             try:
                 if not colon:
                     raise ValueError("it must be ID:SECRET")
-                keys = {_id(key_id): _secret(secret)}
+                keys = {parse_id(key_id): parse_key(secret)}
             except ValueError as error:
                 raise SettingsError(f"KCOORD_SIGNING_KEY: {error}") from None
         policy = settings.policy
         if policy == "require" and not keys:
             raise SettingsError(
-                f"KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE ({_MAKE}), or KCOORD_TRUST=off"
+                f"KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE ({MAKE}), or KCOORD_TRUST=off"
             )
         return cls(policy, keys)
 
@@ -104,17 +107,36 @@ class Trust:
 
     @property
     def signer(self) -> str:
-        """The id of the key that signs; empty if there is none."""
-        return next(iter(self.keys), "")
+        """The id of the key that signs; empty if there is none, or all of them only verify."""
+        return next(iter(self.signers), "")
+
+    @property
+    def signers(self) -> dict[str, Key]:
+        """The keys that can sign."""
+        return {key_id: key for key_id, key in self.keys.items() if signs(key)}
+
+    @property
+    def publishes(self) -> bool:
+        """False: what this process puts into the store is signed by nobody, and by its own policy for nobody to use."""
+        return not self.required or bool(self.signers)
+
+    def roles(self) -> str:
+        """The keys' ids, and which of them signs, for people."""
+        signer = self.signer
+        others = ", ".join(key_id for key_id in self.keys if key_id != signer)
+        if not signer:
+            return f"{others} verify, and none signs"
+        return f"{signer} signs" + (f"; {others} verify, too" if others else "")
 
     def only(self, key_id: str) -> Trust:
         """The same policy with this key alone."""
         return Trust(self.policy, {key_id: self.keys[key_id]})
 
     def seal(self, kind: str, content: bytes) -> bytes:
-        """`content` in an envelope that the first key signs; without a key, `content` itself. Equal content, equal bytes."""
-        for key_id, secret in self.keys.items():
-            return _FORMAT + bytes(msgpack.packb([key_id, _mac(secret, kind, key_id, content), content]))
+        """`content` in an envelope that the first key signs; without one, `content` itself. Equal content, equal bytes."""
+        for key_id, key in self.signers.items():
+            signature = signature_of(key, _message(kind, key_id, content))
+            return _FORMAT + bytes(msgpack.packb([key_id, signature, content]))
         return content
 
     def verifies(self, kind: str, data: bytes) -> bool:
@@ -131,80 +153,26 @@ class Trust:
         content, signature = split(data)
         if signature is None:
             return ArtifactDistrusted("it is not signed", f"sign what is there: {_SIGN}")
-        secret = self.keys.get(signature.key_id)
-        if secret is None:
+        key = self.keys.get(signature.key_id)
+        if key is None:
             return ArtifactDistrusted(
                 f"the key {signature.key_id!r} that signed it is not known here",
                 "add that key to KCOORD_SIGNING_KEY_FILE on this node", unknown_key=True,
             )  # fmt: skip
-        if not hmac.compare_digest(_mac(secret, kind, signature.key_id, content), signature.mac):
+        if not is_signature_of(key, _message(kind, signature.key_id, content), signature.mac):
             return ArtifactDistrusted(
                 f"its signature is not that of the key {signature.key_id!r}",
-                "look who can write to the store, and that all nodes have one secret for each key id",
+                "look who can write to the store, and that all nodes have one key for each key id",
             )
         return None
 
 
 OFF = Trust()
+VERIFIES_ONLY = "its signing keys only verify: give this node one that signs, or let others publish"
+"""The reason not to publish, where `Trust.publishes` is False."""
 _SIGN = "let every node that publishes have the key, and see 'kcoord verify'"
 
 
-def _mac(secret: bytes, kind: str, key_id: str, content: bytes) -> bytes:
+def _message(kind: str, key_id: str, content: bytes) -> bytes:
     # neither a kind nor a key id holds a NUL, so the message has one reading only
-    message = b"kcoord signature 1\0" + kind.encode() + b"\0" + key_id.encode() + b"\0" + content
-    return hmac.digest(secret, message, "sha256")
-
-
-def read_keys(path: Path) -> dict[str, bytes]:
-    """The keys of a file, by id. A line is ``ID SECRET``, or ``ID:SECRET`` as in ``KCOORD_SIGNING_KEY``; ``#`` begins a comment.
-
-    Raises `SettingsError`, which shows nothing of the file's content.
-    """
-    name = f"KCOORD_SIGNING_KEY_FILE={path}"
-    content = read_secret(name, path)
-    try:
-        lines = content.decode("ascii").splitlines()
-    except UnicodeDecodeError:
-        lines = []
-    keys: dict[str, bytes] = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) == 1 and ":" in words[0]:
-            words = words[0].split(":", 1)
-        try:
-            if len(words) != 2:
-                raise ValueError("it must be a key id and a secret")
-            if _id(words[0]) in keys:
-                raise ValueError(f"the key id {words[0]!r} is there twice")
-            keys[words[0]] = _secret(words[1])
-        except ValueError as error:
-            raise SettingsError(f"{name}: line {number}: {error}") from None
-    if not keys:
-        raise SettingsError(f"{name}: it holds no key: {_MAKE}")
-    return keys
-
-
-def _id(text: str) -> str:
-    if not _KEY_ID.fullmatch(text):
-        raise ValueError("a key id must be 1 to 64 letters, digits, '-', '_' or '.'")
-    return text
-
-
-def _secret(text: str) -> bytes:
-    """Decode hex, or else base64. Raises ValueError, which shows nothing of the secret."""
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        import base64  # a rank needs neither it nor a key
-
-        try:
-            secret = base64.b64decode(text, validate=True)
-        except ValueError:
-            raise ValueError("its secret is neither hex nor base64") from None
-    if len(secret) < _SHORTEST_SECRET:
-        raise ValueError(
-            f"its secret has {len(secret)} bytes; it must have {_SHORTEST_SECRET} at least: openssl rand -hex 32"
-        )
-    return secret
+    return b"kcoord signature 1\0" + kind.encode() + b"\0" + key_id.encode() + b"\0" + content

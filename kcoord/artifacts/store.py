@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kcoord.artifacts.access import doubts
+from kcoord.artifacts.access import Doubt, doubts
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
 from kcoord.artifacts.payload import check_sizes, pack, unpack, with_payload
-from kcoord.artifacts.signing import MANIFEST, OFF, Trust
+from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_error, store_errors
@@ -47,37 +47,66 @@ class Store:
     """One store. Every method may block for as long as the file system does, and raises `StoreError`.
 
     `trust` verifies the signatures of artifacts that are read, and signs those that are published. ``tell(line, about=…)``
-    receives the doubts that the policy only warns of.
+    receives the doubts that the policy only warns of. Without `creates`, `open` makes no store but a namespace's in another one.
     """
 
-    def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None) -> None:
-        self.root, self.trust, self._tell = root, trust, tell
+    def __init__(self, root: Path, trust: Trust = OFF, tell: Tell | None = None, *, creates: bool = True) -> None:
+        self.root, self.trust, self._tell, self._creates = root, trust, tell, creates
         self._layout = StoreRoot(root)
         self.opened = False  # `open` has returned once
+        self._unwritable: StoreError | None = None  # the reason why `open` found a store that can only be read
         self._refused = 1  # bytes of the last artifact that could not be published
 
     def open(self) -> str:
-        """Create the store if it is new, and return its uuid. Safe to run from many nodes at once.
+        """Create the store if it is new and may be, and return its uuid. Safe to run from many nodes at once.
 
-        A store that strangers may rearrange is refused where signatures are required; elsewhere the user is told.
+        A store that can be read and not written is opened all the same: see `reads_only`. Of another store that strangers may
+        rearrange the user is told; where signatures are required it is refused.
         """
-        uuid = self._layout.create()
+        if not self._creates:
+            self._layout.find()
+        try:
+            uuid, self._unwritable = self._layout.create(), None
+        except StoreError as error:
+            if not self._layout.is_readable():
+                raise
+            uuid, self._unwritable = self._layout.uuid(), error
         self._check_access()
         self.opened = True
         return uuid
 
+    @property
+    def reads_only(self) -> StoreError | None:
+        """The reason why this process publishes nothing here, though it reads; None if it publishes."""
+        return self._unwritable if self.trust.publishes else self._signs_nothing()
+
+    def _signs_nothing(self) -> StoreError:
+        return StoreError(f"{self.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
+
     def check(self) -> None:
         """Publish a probe as large (up to a MiB) as the last artifact that was refused. Makes no store. Raises `StoreError`."""
+        if not self.trust.publishes:
+            raise self._signs_nothing()
         self._layout.check(self._refused)
+        self._unwritable = None
 
     def _check_access(self) -> None:
         with store_errors(self.root):
             found = doubts(self.root)
+        if self._unwritable is not None and found:
+            if not self.trust.required:  # else a signature vouches for all that is used
+                self._warn(
+                    replace(found[0], remedy="its owners choose the code that ranks load, unless KCOORD_TRUST=require")
+                )
+            return
         for doubt in found:
             if self.trust.required:
                 raise StoreError(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", f"{doubt.finding}: {doubt.remedy}")
-            if self._tell is not None:
-                self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
+            self._warn(doubt)
+
+    def _warn(self, doubt: Doubt) -> None:
+        if self._tell is not None:
+            self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
 
     def home(self, digest: str) -> Path:
         return self._layout.objects / digest[:2] / digest
@@ -90,6 +119,8 @@ class Store:
         """
         if manifest.unvouched and self.trust.required:
             raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
+        if why := self.reads_only:
+            raise why
         payload = pack(manifest, contents)
         encoded = with_payload(replace(manifest, unvouched=False), payload).encode()
         if not manifest.unvouched:
@@ -98,6 +129,8 @@ class Store:
 
     def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
         """As `publish`, of the two files of an artifact as the store keeps them, which the caller has verified."""
+        if self.trust.required and split(encoded)[1] is None:
+            raise self._signs_nothing()
         staging = self._layout.staging / staging_name()
         winners: list[str] = []
 

@@ -18,10 +18,11 @@ from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import write_files
+from kcoord.files.rename import refresh_names, write_files
 
 FORMAT = 1
 MARKER = "kcoord-store.msgpack"
+NO_STORE = "there is no store here: make it once with 'kcoord store init', or look at KCOORD_STORE and its mount"
 _LARGEST_MARKER = 64 << 10
 _MOST_LEFT = 1000
 
@@ -66,6 +67,27 @@ class StoreRoot:
                 f"{self.path}: its format is not {FORMAT}: use the kcoord that made it, or a new directory"
             )
         return str(stated["uuid"])
+
+    def find(self) -> None:
+        """Raises `StoreError` unless there is a store here, or this is a namespace's place in one. Makes nothing."""
+        places = [self.path]
+        if self.path.parent.name == "namespaces":
+            places.append(self.path.parent.parent)
+        with store_errors(self.path):
+            for place in places:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    refresh_names(place)  # it may just have been made by another node
+                    (place / MARKER).stat()
+                    return
+        raise StoreError(f"{self.path}: {NO_STORE}", NO_STORE, passing=True)  # the job runs without one
+
+    def is_readable(self) -> bool:
+        """True if there is a store of our format that this user may read."""
+        try:
+            self.uuid()
+        except StoreError:
+            return False
+        return self.objects.is_dir() and os.access(self.objects, os.R_OK | os.X_OK)
 
     def check(self, size: int) -> None:
         """Publish a probe of `size` bytes, and remove it. Raises `StoreError` if that fails.
@@ -113,7 +135,7 @@ def check_is_store(path: Path, *, or_new: bool = False) -> None:
     except OSError as error:
         raise store_error(error, path) from error
     if not is_store:
-        raise StoreError(f"{path}: there is no store here: set KCOORD_STORE to one, or look at its mount")
+        raise StoreError(f"{path}: {NO_STORE}", NO_STORE)
     StoreRoot(path).uuid()
 
 

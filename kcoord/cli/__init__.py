@@ -12,10 +12,11 @@ import click
 
 import kcoord
 from kcoord.errors import KcoordError, SettingsError
+from kcoord.settings import unknown_variables
 
 _COMMANDS = (
-    "agent", "doctor", "exec", "explain", "export", "gc", "import", "ls", "report",
-    "stats", "status", "trace", "verify", "warmup",
+    "agent", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
+    "report", "stats", "status", "store", "trace", "verify", "warmup",
 )  # fmt: skip
 _MODULES = {"import": "import_bundle"}  # no module can have that name
 
@@ -35,12 +36,16 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(kcoord.__version__, prog_name="kcoord")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Every kernel of a distributed training job compiles exactly once.
 
     Settings are environment variables (KCOORD_STORE, KCOORD_REDIS_URL, …); a flag of the same name wins.
     Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage.
     """
+    if ctx.invoked_subcommand != "agent":  # it tells them itself, in its log's format
+        for line in unknown_variables():
+            click.echo(f"kcoord: {line}", err=True)
 
 
 def main() -> None:

@@ -31,8 +31,10 @@ from kcoord.files.private import make_private
 from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, LeaseService
+from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
 
+_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
 _LITTLE_SPACE = 1 << 30  # bytes
 
@@ -120,10 +122,11 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "ok", "none: artifacts stay on this node", remedy)
         return
     try:
-        store = Store(settings.store_root or settings.store, Trust.of(settings))
+        store = Store(settings.store_root or settings.store, Trust.of(settings), creates=settings.store_create)
         uuid = store.open()
         started = time.perf_counter()
-        _publish_and_fetch(store)
+        if store.reads_only is None:
+            _publish_and_fetch(store)
         took = (time.perf_counter() - started) * 1000
         doubted = doubts(store.root)
     except OSError as error:
@@ -133,7 +136,15 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "fail", str(error), "see the finding; without a store the job trains on, uncached")
         return
     kind = _file_system(settings.store)
-    yield Finding("store", "ok", f"{store.root} ({kind}, {uuid[:8]}): published and fetched in {took:.0f} ms")
+    place = f"{store.root} ({kind}, {uuid[:8]})"
+    if store.reads_only is not None:
+        yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", store.reads_only.remedy)
+    else:
+        yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
+    has_redis = settings.redis_url is not None or settings.redis_url_file is not None
+    if kind in _LOCAL_FILE_SYSTEMS and (has_redis or nodes_of() > 1):
+        remedy = "name a directory that all nodes share, or look at its mount"
+        yield Finding("store", "warn", f"{store.root} is on {kind}: of several nodes each would have its own", remedy)
     for doubt in doubted:
         yield Finding("store", "warn", f"{doubt.path}: {doubt.finding}", doubt.remedy)
     yield from _directory("store", settings.store)
@@ -146,9 +157,7 @@ def _trust(settings: Settings) -> Iterator[Finding]:
         yield Finding("trust", "fail", str(error), "see the finding; an agent with these settings does not start")
         return
     if trust.keys:
-        first, *others = trust.keys
-        more = f"; {', '.join(others)} verify, too" if others else ""
-        yield Finding("trust", "ok", f"{trust.policy}: the key {first} signs{more}")
+        yield Finding("trust", "ok", f"{trust.policy}: the key {trust.roles()}")
     else:
         yield Finding("trust", "ok", f"{trust.policy}: nothing in the store is signed by us")
 

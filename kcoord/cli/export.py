@@ -78,12 +78,12 @@ def command(
     left_out = unread | done.left_out
     if as_json:
         print_json({"file": str(out), "artifacts": done.artifacts, "profiles": sorted(profiles), "bytes": done.size,
-                    "left_out": left_out, "signed": bool(store.trust.keys), "marked": done.marked})  # fmt: skip
+                    "left_out": left_out, "signed": bool(store.trust.signer), "marked": done.marked})  # fmt: skip
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
         for name, reason in list(left_out.items())[:_MOST_SHOWN]:
             click.echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
-        signed = "signed" if store.trust.keys else "not signed"
+        signed = "signed" if store.trust.signer else "not signed"
         signed += f" ({done.marked} marked: no known key has signed them)" if done.marked else ""
         click.echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"

@@ -32,7 +32,7 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
     """
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)
-    check_is_store(store.root, or_new=True)
+    check_is_store(store.root, or_new=settings.store_create)
     with Bundle(file, trust) as bundle:
         if bundle.doubt is not None:
             click.echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)

@@ -55,6 +55,13 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_below(directory: Path) -> None:
+    """Make `directory` and its parent if need be, and nothing further up: it is no store that is not mounted."""
+    for missing in (directory.parent, directory):
+        with contextlib.suppress(FileExistsError):
+            missing.mkdir()
+
+
 def refresh_names(directory: Path) -> None:
     """Open `directory`, so that an NFS client that cached one of its names as missing looks again (`stat` is not enough).
 

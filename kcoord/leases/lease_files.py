@@ -25,7 +25,7 @@ from kcoord.errors import ArtifactInvalid, LeaseUnavailable
 from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import refresh_names
+from kcoord.files.rename import make_below, refresh_names
 from kcoord.files.replace import replace_file
 from kcoord.leases.base import Failed, Ready, Wait
 
@@ -245,12 +245,7 @@ def look_up(directory: Path) -> None:
     try:
         refresh_names(directory)
     except FileNotFoundError:
-        for missing in (
-            directory.parent,
-            directory,
-        ):  # no further up: nothing is made in place of a store that is not mounted
-            with suppress(FileExistsError):
-                missing.mkdir()
+        make_below(directory)
 
 
 def probe(root: Path, staging: Path) -> None:

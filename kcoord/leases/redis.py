@@ -17,9 +17,11 @@ never outlasts its limit by its holder's own clock. Fences do not grow over a cl
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
@@ -43,6 +45,8 @@ from kcoord.telemetry.events import log, tell_bug
 T = TypeVar("T")
 
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
+_DAY = 86400
+_STATISTICS_TTL = 2 * _DAY  # seconds; as long as anybody reads a hash of counters
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
 _SHARDS_TRIED = 16  # keys; a server that has half of all keys has each of these once in 65,000 times
@@ -137,19 +141,22 @@ class RedisLeases(LeaseService):
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True
     ) -> dict[str, dict[str, float]]:
-        """Store this agent's counters of `job` for a day, and return those of all its agents, or nothing without `read`.
+        """Store this agent's counters of `job` for a day or two, and return those of all its agents, or nothing without `read`.
 
-        Reading costs as much as the job has nodes: an agent that saves its counters every second must not.
+        Reading costs as much as the job has nodes: an agent that saves its counters every second must not. Each day has a hash of
+        its own, so that a name which every launch uses again gathers the agents of two days, and not of all time.
         """
-        name = f"{self._prefix}:stats:{job}"
+        day = _day()
+        yesterday, name = (f"{self._prefix}:stats:{job}:{number}" for number in (day - 1, day))
         fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
 
         async def exchange() -> list[Any]:
             pipe = self._redis.pipeline(transaction=False)
             if fields:
                 pipe.hset(name, mapping=cast(Any, fields))
-                pipe.expire(name, 86400)
+                pipe.expire(name, _STATISTICS_TTL)
             if read:
+                pipe.hgetall(yesterday)
                 pipe.hgetall(name)
             return await pipe.execute()
 
@@ -158,7 +165,7 @@ class RedisLeases(LeaseService):
         replies = await self._command(exchange)
         found: dict[str, dict[str, float]] = {}
         try:
-            for field, value in replies[-1].items() if read else ():
+            for field, value in chain(replies[-2].items(), replies[-1].items()) if read else ():
                 who, _, counter = field.decode(errors="replace").rpartition("|")
                 found.setdefault(who, {})[counter] = float(value)
         except NONSENSE as error:
@@ -228,6 +235,10 @@ class RedisLeases(LeaseService):
                 with suppress(RedisError, OSError, asyncio.TimeoutError):
                     await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
             raise LeaseUnavailable(why(error)) from error
+
+
+def _day() -> int:
+    return int(time.time()) // _DAY
 
 
 def _parse(reply: Any) -> Won | Ready | Failed | Wait:

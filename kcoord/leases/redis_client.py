@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import redis.asyncio as aioredis
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -43,6 +44,27 @@ _ONE_OF_SEVERAL = (
 _HUNG_UP = ("max number of clients", "Connection lost", "closed by server", "reset by peer", "Broken pipe")
 
 
+class _Secured:
+    """A connection of TLS 1.2 at least. redis-py 5 has no such option."""
+
+    def _connection_arguments(self) -> Any:
+        arguments = super()._connection_arguments()  # type: ignore[misc]
+        if (context := arguments["ssl"]).minimum_version < ssl.TLSVersion.TLSv1_2:
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return arguments
+
+
+class _SecuredConnection(_Secured, SSLConnection):
+    """To a server that the URL names, or to a sentinel."""
+
+
+class _SecuredManagedConnection(_Secured, SentinelManagedSSLConnection):
+    """To the master that a sentinel names."""
+
+
+_SECURED = {SSLConnection: _SecuredConnection, SentinelManagedSSLConnection: _SecuredManagedConnection}
+
+
 def connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
     """A client for the master, and clients of the sentinels that know which one that is, if there are any.
 
@@ -67,6 +89,7 @@ def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
         "encoding_errors": "replace",
         "decode_responses": False,
         "protocol": 2,
+        **_tls(parse_url(url if sentinels is None else sentinels.options)),
     }
     if url.startswith("unix:"):
         del options["socket_keepalive"], options["socket_keepalive_options"]
@@ -79,8 +102,21 @@ def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
     pool.max_connections = CONNECTIONS
     pool.connection_kwargs.update(options)  # an option in the URL wins otherwise, also one that waits for ever
     for each in (client, *clients):
-        each.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        its = each.connection_pool
+        its.connection_class = _SECURED.get(its.connection_class, its.connection_class)
+        its.make_connection()  # type: ignore[no-untyped-call]
     return client, clients
+
+
+def _tls(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks of a server's certificate, which options in the URL turn off. By itself redis-py 5 checks no host name."""
+    if stated.get("connection_class") is not SSLConnection:
+        return {}
+    certificate = stated.get("ssl_cert_reqs", "required")
+    return {
+        "ssl_cert_reqs": certificate,
+        "ssl_check_hostname": certificate != "none" and stated.get("ssl_check_hostname", True),
+    }
 
 
 def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
@@ -90,7 +126,7 @@ def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Re
         stated["ssl"] = True
     shared = {name: value for name, value in stated.items() if name.startswith("ssl")}
     patience = {"socket_timeout": _SENTINEL_TIMEOUT, "socket_connect_timeout": _SENTINEL_TIMEOUT}
-    asked = {**options, **shared, **patience, "username": sentinels.username, "password": sentinels.password}
+    asked = {**shared, **options, **patience, "username": sentinels.username, "password": sentinels.password}
     known = Sentinel(list(sentinels.addresses), sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     client = known.master_for(sentinels.service, **{**options, **stated})
     return client, list(known.sentinels)

@@ -105,8 +105,11 @@ def _compact(
 def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | None:
     """Merge the parts of one signer, which is the most frequent one. Raises OSError, `StoreError`."""
     if trust.keys:
+        ours = trust.signers
+        if not ours:
+            return None  # the merged part would have no signature
         signers = Counter(_signer(path) for path in paths)
-        trust = trust.only(max(trust.keys, key=lambda key_id: signers[key_id]))
+        trust = trust.only(max(ours, key=lambda key_id: signers[key_id]))
     found: dict[str, Recipe] = {}
     known: dict[Any, Recipe] = {}
     size = 0

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
+from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.faults import store_error
 from kcoord.files.private import make_private
@@ -91,10 +91,13 @@ def decode_part(content: bytes, known: dict[Any, Recipe] | None = None) -> list[
 
 
 def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None = None, trust: Trust = OFF) -> Path:
-    """Write `recipes` as one part, atomically and durably, signed if `trust` has a key; returns its path. Raises `StoreError`.
+    """Write `recipes` as one part, atomically and durably, signed if `trust` has a key that signs; returns its path.
 
-    Removes `earlier`, the result of the same writer's last call, whose recipes must all be in `recipes`.
+    Removes `earlier`, the result of the same writer's last call, whose recipes must all be in `recipes`. Raises `StoreError`,
+    also where signatures are required and no key signs.
     """
+    if not trust.publishes:
+        raise StoreError(f"{directory}: {VERIFIES_ONLY}", VERIFIES_ONLY)
     by_digest = merge(recipes)
     content = trust.seal(PROFILE, encode_part(by_digest))
     if len(content) > PARTS.largest:

@@ -54,6 +54,10 @@ def _named(keys: str | None) -> str:
     return "no signing key" if keys is None else f"the signing key {reprlib.repr(keys)}"
 
 
+UNNAMED = "default"
+"""The job of ranks that nothing names."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """A client: its pid in its own pid namespace, its rank and local rank if it has them, its job, and `Expected`."""
@@ -97,4 +101,4 @@ class Identity:
     ) -> Identity:
         """This process, as torchrun, Slurm, Open MPI, MPICH or PMIx numbered it."""
         ranks = ranks_of(environ)
-        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or "default", expected)
+        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or UNNAMED, expected)

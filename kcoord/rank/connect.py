@@ -7,7 +7,8 @@ import threading
 
 from kcoord.keys.environment import Environment
 from kcoord.rank.coordinator import Coordinator
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.ranks import ranks_of
+from kcoord.settings import FIELDS, Settings, unknown_variables, variable
 
 _environment = Environment(variable(f.name) for f in FIELDS)
 _coordinators: dict[Settings, Coordinator] = {}
@@ -39,5 +40,8 @@ def connect(**flags: str | None) -> Coordinator:
         coordinator = _coordinators.get(settings)
         if coordinator is None:
             coordinator = _coordinators.setdefault(settings, Coordinator(settings))
+            for line in unknown_variables():  # without a launcher, and then once for all ranks
+                if ranks_of().rank in (None, 0):
+                    coordinator.notices.tell(line)
         _last = asked, coordinator
         return coordinator

@@ -70,7 +70,8 @@ def _open_store(settings: Settings) -> None:
     assert root is not None
 
     def attempt() -> None:
-        Store(root, Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")).open()
+        trust = Trust.of(settings) if settings.spawn else Trust(settings.trust or "off")
+        Store(root, trust, creates=settings.store_create).open()
 
     _bounded(attempt, f"KCOORD_STORE={settings.store}", None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import SettingsError
-from kcoord.settings import FIELDS, variable
+from kcoord.settings import FIELDS, unknown_variables, variable
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import applied, job_name
@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = torchrun.get_args_parser()
     _add_flags(parser)
     args = parser.parse_args(argv)
+    for line in unknown_variables():
+        say(line)
     flags = {name: getattr(args, f"kcoord_{name}") for name in _FLAGS}
     try:
         settings = checked_settings(flags, "--kcoord-")

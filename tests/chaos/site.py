@@ -41,7 +41,7 @@ class Site:
             "KCOORD_JOB": "chaos",
             "KCOORD_PROFILE": "chaos",
             **({"KCOORD_REDIS_URL": url} if url else {}),
-            **({"KCOORD_STORE": str(store)} if store else {}),
+            **({"KCOORD_STORE": str(store), "KCOORD_STORE_CREATE": "1"} if store else {}),
             "CHAOS_STACKS": str(directory / "stacks"),
             "PYTHONPATH": os.pathsep.join(map(str, (_INSIDE, ROOT, ROOT / "launch"))),
             "PYTHONWARNINGS": "default",  # a coroutine that nobody awaited is said on stderr

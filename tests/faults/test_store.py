@@ -27,6 +27,7 @@ from tests.support.command import KCOORD
 from tests.support.interpose import Interposer
 from tests.support.mounts import mount, mounted, unmount
 
+_ONLY_READ = "is only read"
 Repair = Callable[[], object]
 
 
@@ -155,6 +156,50 @@ def test_a_store_that_could_not_be_opened_at_the_start_is_used_as_soon_as_it_can
             assert_told_once(made, "permission denied")
     finally:
         repair()
+
+
+def _read_only_mount(store: Path) -> Repair:
+    subprocess.run(["mount", "-o", "remount,ro", str(store)], check=True, timeout=30)
+    return lambda: subprocess.run(["mount", "-o", "remount,rw", str(store)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("close", [_read_only_mount, _close_to_us], ids=["a read-only mount", "another user's"])
+def test_a_store_that_can_only_be_read_serves_artifacts_and_takes_none(
+    tmp_path: Path, close: Callable[[Path], Repair]
+) -> None:
+    store = tmp_path / "store"
+    mount = mounted(store, "-t", "tmpfs", "kcoord-test") if close is _read_only_mount else contextlib.nullcontext()
+    with mount, cluster(store) as made:
+        made.start()
+        made.add_ranks(1)
+        made.ask("before")
+        until(lambda: made.holds("before"))
+        for rank in made.ranks:
+            assert rank.end() == 0
+        for node in made.nodes:
+            for pid in node.agent_pids():
+                end_agent(pid)
+            shutil.rmtree(node.directory / "objects")
+        made.ranks.clear()
+        repair = close(store)
+        try:
+            made.start(UNPRIVILEGED + QUICK)  # the next job
+            made.add_ranks()
+            assert made.compiles("before") == 0, "it comes from the store"
+            for name in ("during-a", "during-b"):
+                assert made.compiles(name) == NODES, "nodes do not wait for each other"
+                assert not made.holds(name)
+            until(lambda: all(_ONLY_READ in log for log in made.logs()))
+        finally:
+            repair()
+        until(lambda: all(BACK in log for log in made.logs()))
+        assert made.compiles("after") == 1
+        until(lambda: made.holds("after"))
+        for log in made.logs():
+            assert log.count(_ONLY_READ) == 1, log
+            assert CANNOT not in log, log
+            assert log.count("its owners choose the code that ranks load") == (close is _close_to_us), log
+            assert len(log.splitlines()) == 2 + (close is _close_to_us), log
 
 
 def test_agents_that_end_while_the_store_is_full_say_nothing_more(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ class Job:
         """A rank on a host, with its agent running. Ranks with the same `node` share an agent and a local tier."""
         local = self.local(host, node)
         given = {**self._settings, **settings, "local_dir": local}
-        environ = {f"KCOORD_{name.upper()}": value for name, value in given.items()}
+        environ = {"KCOORD_STORE_CREATE": "1"} | {f"KCOORD_{name.upper()}": value for name, value in given.items()}
         environ |= {
             "PYTHONPATH": f"{PROJECT}/tests/nfs/guest/gate:{PROJECT}",
             "NFS_GATE": f"{local}/gate",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kcoord.artifacts.store_root import NO_STORE
 from kcoord.cli import _COMMANDS
 from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
@@ -241,8 +242,7 @@ def test_where_there_is_no_store_every_command_says_so(sandbox: Sandbox, what: s
     elif what == "a directory":
         place.mkdir()
     done = kcoord(sandbox, *arguments, code=1, KCOORD_STORE=str(place))
-    line = f"kcoord: {place}: there is no store here: set KCOORD_STORE to one, or look at its mount\n"
-    assert (done.stdout, done.stderr) == ("", line)
+    assert (done.stdout, done.stderr) == ("", f"kcoord: {place}: {NO_STORE}\n")
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["doctor"], ["explain", "--help"]], ids=" ".join)

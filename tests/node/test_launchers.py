@@ -152,3 +152,22 @@ def test_of_launchers_that_end_at_once_one_is_the_last() -> None:
 
 def _rank() -> str:
     return f"{sys.executable} {RANK}"
+
+
+_MISSPELLED = "there is no setting KCOORD_MAX_WIAT: is KCOORD_MAX_WAIT meant?"
+
+
+def test_a_setting_that_does_not_exist_is_named_once_by_the_launcher(sandbox: Sandbox) -> None:
+    two = f"{_rank()} 1 & {_rank()} 1; wait"
+    done = sandbox.run(*EXEC, two, KCOORD_MAX_WIAT="7", KCOORD_JOB="the-job")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("KCOORD_MAX_WIAT") == done.stderr.count(_MISSPELLED) == 1, done.stderr
+
+
+def test_a_setting_that_does_not_exist_is_named_by_the_first_rank_where_there_is_no_launcher(sandbox: Sandbox) -> None:
+    second, first = (sandbox.run(RANK, "1", KCOORD_MAX_WIAT="7", RANK=rank) for rank in "10")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stderr.count("KCOORD_MAX_WIAT") == first.stderr.count(_MISSPELLED) == 1, first.stderr
+    assert "KCOORD_MAX_WIAT" not in second.stderr
+    for log in sandbox.local.glob("*.log"):
+        assert "KCOORD_MAX_WIAT" not in log.read_text()

@@ -232,7 +232,13 @@ class Node:
 
     def __init__(self, **flags: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))  # a socket's path is short
-        self._flags = {"local_dir": str(self.directory), "idle_timeout": "60", "max_wait": "40", **flags}
+        self._flags = {
+            "local_dir": str(self.directory),
+            "idle_timeout": "60",
+            "max_wait": "40",
+            "store_create": "1",
+            **flags,
+        }
         self.settings = self.with_flags()
         self._clients: list[AgentClient] = []
         self._ranks: list[Rank] = []

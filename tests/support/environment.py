@@ -14,4 +14,5 @@ def is_foreign(name: str) -> bool:
 
 
 def clean_environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not is_foreign(name)}
+    kept = {name: value for name, value in os.environ.items() if not is_foreign(name)}
+    return {**kept, "KCOORD_STORE_CREATE": "1"}  # each test has a store of its own

@@ -7,18 +7,21 @@ import contextlib
 import ssl
 import subprocess
 import threading
+import warnings
 from pathlib import Path
 
 
 class Certificates:
-    """Two self-signed certificates of 127.0.0.1, each in one file with its key: clients are told to trust `good`."""
+    """Self-signed certificates, each in one file with its key: clients are told to trust `good`, of 127.0.0.1 as `bad` is;
+    `elsewhere` is another host's."""
 
     def __init__(self, directory: Path) -> None:
         self.good, self.bad = (self._make(directory / name) for name in ("good.pem", "bad.pem"))
+        self.elsewhere = self._make(directory / "elsewhere.pem", "DNS:elsewhere.example")
 
     @staticmethod
-    def _make(path: Path) -> Path:
-        subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    def _make(path: Path, name: str = "IP:127.0.0.1") -> Path:
+        subject = ["-subj", "/CN=kcoord", "-addext", f"subjectAltName={name}", "-days", "2"]
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         command = ["openssl", "req", "-x509", *key, *subject, "-keyout", str(path), "-out", f"{path}.crt"]
         subprocess.run(command, check=True, capture_output=True)
@@ -29,9 +32,14 @@ class Certificates:
 class TLSFront:
     """A context manager: a port of this host that speaks TLS, and hands what it hears to the port `behind`."""
 
-    def __init__(self, behind: int, certificate: Path) -> None:
+    def __init__(self, behind: int, certificate: Path, newest: ssl.TLSVersion | None = None) -> None:
         self._behind = behind
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if newest is not None:
+            self._context.set_ciphers("ALL:@SECLEVEL=0")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._context.minimum_version = self._context.maximum_version = newest
         self._context.load_cert_chain(certificate)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)

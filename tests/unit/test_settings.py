@@ -9,7 +9,7 @@ import pytest
 
 from kcoord.errors import SettingsError
 from kcoord.redis_url import Sentinels
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import FIELDS, Settings, unknown_variables, variable
 
 SECRET = "tr0ub4dor"
 
@@ -50,6 +50,8 @@ def refusal(environ: dict[str, str] | None = None, **flags: str | None) -> str:
         ("KCOORD_NAMESPACE", "x" * 65, "1 to 64"),
         ("KCOORD_PROFILE", "..", "must not begin with '.'"),
         ("KCOORD_PROFILE", "a/b", "letters, digits"),
+        ("KCOORD_STORE", "store", "relative, and would be another directory for each process: write the whole path"),
+        ("KCOORD_STORE", "./store", "write the whole path"),
         ("KCOORD_STORE", "~nobody-of-this-name/store", "write the whole path"),
         ("KCOORD_SOCKET", "/tmp/" + "x" * 120, "shorten it"),
         ("KCOORD_REDIS_URL", "redis.example", "redis://"),
@@ -262,3 +264,30 @@ def test_the_url_of_sentinels_says_who_they_are_and_what_they_watch() -> None:
     assert (found.service, found.username, found.password) == ("my-service", None, "s&s")
     assert found.options == "rediss://user:p%2Fw@master/2?ssl_ca_certs=%2Fca.pem"
     assert Sentinels.of("redis://host:6379/0") is None
+
+
+def test_a_store_in_a_flag_may_be_relative_to_the_one_who_types_it() -> None:
+    assert Settings.from_environ({}, store="store").store == Path("store").absolute()
+
+
+def test_each_variable_that_is_no_setting_is_named_once_with_the_nearest_one() -> None:
+    environ = {
+        "KCOORD_STOER": "/store",
+        "KCOORD_REDISURL": "redis://:secret@h",
+        "KCOORD_XYZ": "1",
+        "KCOORD_STORE": "/s",
+        "X": "1",
+    }
+    lines = unknown_variables(environ)
+    assert lines == [
+        "there is no setting KCOORD_REDISURL: is KCOORD_REDIS_URL meant?",
+        "there is no setting KCOORD_STOER: is KCOORD_STORE meant?",
+        "there is no setting KCOORD_XYZ: 'kcoord doctor --json' has their names",
+    ]
+    assert unknown_variables(environ) == [], "nor by a child, which has this environment"
+    assert unknown_variables({"KCOORD_STOER": "/store", "KCOORD_DISABLE": "1"}) == []
+    (line,) = unknown_variables({"KCOORD_\n": ""})
+    assert line.isprintable()
+    settings = {variable(spec.name): "" for spec in FIELDS}
+    assert unknown_variables(settings) == []
+    assert settings == {variable(spec.name): "" for spec in FIELDS}

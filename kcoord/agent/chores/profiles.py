@@ -10,6 +10,7 @@ from typing import Any
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.artifacts.signing import OFF, Trust
+from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import fault_of
 from kcoord.profiles.parts import parts, roots, save_part
@@ -35,7 +36,8 @@ class Profiles:
     """The profiles that this agent's ranks record. A loss harms no job: no method raises for a disk's sake."""
 
     def __init__(self, store: Path | None, local_dir: Path, notices: Notices, trust: Trust = OFF) -> None:
-        self._roots, self._notices, self._trust = roots(store, local_dir), notices, trust
+        self._store, self._roots = store, roots(store, local_dir)
+        self._notices, self._trust = notices, trust
         self._profiles: dict[str, _Profile] = {}
         self._lane = Lane("profiles")
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
@@ -120,6 +122,8 @@ class Profiles:
         *_, here = self._roots
         for root in self._roots:
             try:
+                if root != here and self._store is not None:
+                    StoreRoot(self._store).find()
                 whole = merge([*recipes, *parts(here / name, self._notices)]) if root != here else merge(recipes)
                 return save_part(root / name, whole.values(), earlier, self._checked_by(root))
             except StoreError as error:

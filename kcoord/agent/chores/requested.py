@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import StoreError
 from kcoord.files.faults import fault_of
 from kcoord.profiles.requested import (
@@ -69,6 +70,8 @@ class RequestedRecorder:
     def _write(self, asked: list[tuple[str, str]]) -> None:
         """Raises `StoreError`."""
         assert self._directory is not None
+        assert self._store is not None
+        StoreRoot(self._store).find()
         needs = []
         for digest, place in asked:
             try:

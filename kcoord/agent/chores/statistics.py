@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
+from kcoord.protocol.identity import UNNAMED
+from kcoord.ranks import launch_of
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.ledger import Ledger, add_up
@@ -25,8 +28,16 @@ _PATIENCE = 5.0  # seconds that an answer waits for the disk
 class Statistics:
     """Keeps the counters of `agent` on its node's disk, and shares them. No method raises for the sake of a disk or of Redis."""
 
-    def __init__(self, ledger: Ledger, agent: str, notices: Notices, share: Share | None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        agent: str,
+        notices: Notices,
+        share: Share | None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         self._ledger, self._agent, self._notices, self._share = ledger, agent, notices, share
+        self._launch = launch_of(environ) or agent  # unnamed jobs of other nodes and days are no part of ours
         self._unshared: set[str] = set()  # jobs
         self._sharing = asyncio.Lock()  # a share replaces the one before: the older sums must not come last
         self._lane = Lane("statistics")
@@ -79,7 +90,8 @@ class Statistics:
             return None
         try:
             async with self._sharing:
-                return await self._share(directory_name(job), self._agent, self._ledger.mine(job), read)
+                name = f"{job} {self._launch}" if job == UNNAMED else job
+                return await self._share(directory_name(name), self._agent, self._ledger.mine(job), read)
         except LeaseUnavailable as error:
             log.info("statistics of this node only: %s", error)
             return None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.files.faults import fault_of, store_error
+from kcoord.files.rename import make_below
 from kcoord.files.replace import replace_file
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Deliver
@@ -218,7 +219,7 @@ class Timelines:
             return
         if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
             return
-        there.mkdir(parents=True, exist_ok=True)
+        make_below(there)
         if there.is_symlink():  # whoever may write to the store would choose where we write
             raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
         if _size(there / path.name) != here.st_size:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
-from kcoord.artifacts.signing import Trust, read_keys
+from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.signing_keys import read_keys
 from kcoord.errors import SettingsError
 from kcoord.telemetry.events import Notices, log
 
@@ -40,6 +41,4 @@ class SigningKeyWatch:
         if list(keys.items()) == list(self._trust.keys.items()):
             return
         self._trust.keys = keys
-        first, *others = keys
-        more = f"; {', '.join(others)} verify, too" if others else ""
-        log.warning("kcoord: new signing keys: %s signs%s", first, more)
+        log.warning("kcoord: new signing keys: %s", self._trust.roles())

@@ -51,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("image") / "opt"
     venv.create(home, with_pip=False)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", home / "bin" / "python")
-    run(*pip, "install", "--no-compile", "--only-binary=:all:", wheel)
+    run(*pip, "install", "--no-compile", "--only-binary=:all:", f"{wheel}[signing]")
     return home
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import kcoord
 from kcoord.agent.server import ENDS_WITHIN
-from kcoord.artifacts.signing import read_keys
+from kcoord.artifacts.signing_keys import read_keys
 from kcoord.cli import _COMMANDS
 from kcoord.settings import Settings
 from kcoord_launch import supervise
@@ -221,19 +221,37 @@ def test_the_optional_components_fit_every_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainingRuntime", "ClusterTrainingRuntime"])
 def test_what_the_components_make_of_a_pod_that_says_little_is_valid(tmp_path: Path, kind: str) -> None:
-    components = ", ".join(_relative(tmp_path, c) for c in ("sidecar", "metrics", "shared-pids"))
-    (tmp_path / "kustomization.yaml").write_text(f"resources: [mine.yaml]\ncomponents: [{components}]\n")
-    job = _MINE.partition("spec:\n")[2]
-    within = {"Job": "spec", "JobSet": "spec/replicatedJobs/0/template/spec"}
-    place = within.get(kind, "spec/template/spec/replicatedJobs/0/template/spec").split("/")
-    head = f"apiVersion: {_API[kind]}\nkind: {kind}\nmetadata: {{name: mine, labels: {{kcoord/agent: sidecar}}}}\n"
-    (tmp_path / "mine.yaml").write_text(head + _nested(place, job))
-    (mine,) = objects(tmp_path)
+    (mine,) = _made_by(tmp_path, kind, "sidecar", "metrics", "shared-pids")
     for version in VERSIONS:
         validate(mine, version)
     pod = next(pods([mine]))
     assert [c["name"] for c in pod.containers[:3]] == ["data", "kcoord-agent", "kcoord-prefetch"]
     assert pod.metadata["labels"] == {"kcoord/agent": "sidecar"}
+
+
+def _made_by(directory: Path, kind: str, *components: str) -> list[Object]:
+    """A pod that says little, as an object of `kind`, with `components`."""
+    named = ", ".join(_relative(directory, c) for c in components)
+    (directory / "kustomization.yaml").write_text(f"resources: [mine.yaml]\ncomponents: [{named}]\n")
+    job = _MINE.partition("spec:\n")[2]
+    within = {"Job": "spec", "JobSet": "spec/replicatedJobs/0/template/spec"}
+    place = within.get(kind, "spec/template/spec/replicatedJobs/0/template/spec").split("/")
+    head = f"apiVersion: {_API[kind]}\nkind: {kind}\nmetadata: {{name: mine, labels: {{kcoord/agent: sidecar}}}}\n"
+    (directory / "mine.yaml").write_text(head + _nested(place, job))
+    return objects(directory)
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainingRuntime", "ClusterTrainingRuntime"])
+def test_where_signatures_are_required_no_setting_and_no_missing_secret_turns_them_off(
+    tmp_path: Path, kind: str
+) -> None:
+    (mine,) = _made_by(tmp_path, kind, "sidecar", "signed")
+    for version in VERSIONS:
+        validate(mine, version)
+    pod = next(pods([mine]))
+    for name in ("kcoord-agent", "kcoord-prefetch"):  # its own variable wins over the ConfigMap's
+        assert environment(pod.container(name))["KCOORD_TRUST"] == {"name": "KCOORD_TRUST", "value": "require"}
+    assert "KCOORD_TRUST" not in environment(_trainer(pod)), "it has no key"
 
 
 def _nested(place: list[str], body: str) -> str:

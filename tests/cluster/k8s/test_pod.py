@@ -131,10 +131,10 @@ def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod, 
     ended(agent)
 
 
-@pytest.fixture
-def without_secrets(sandbox: Sandbox, server: RedisServer) -> Iterator[RunningPod]:
+@pytest.fixture(params=["indexed-job"])
+def without_secrets(sandbox: Sandbox, server: RedisServer, request: pytest.FixtureRequest) -> Iterator[RunningPod]:
     """A pod in a namespace whose Secret is not there, as it may be: what is mounted is empty."""
-    (template,) = pods([each for each in objects("indexed-job") if each["kind"] == "Job"])
+    (template,) = pods([each for each in objects(request.param) if each["kind"] == "Job"])
     running = RunningPod(template, sandbox.root, server, {}, {})
     yield running
     running.end()
@@ -153,13 +153,16 @@ def test_without_its_secret_the_agent_serves_and_says_what_it_lacks(without_secr
     assert Store(pod.path("/kcoord-store")).manifests(), "nothing is signed, as without a key anywhere"
 
 
+@pytest.mark.parametrize("without_secrets", ["signed"], indirect=True)
 def test_without_its_secret_an_agent_that_must_verify_does_not_serve(without_secrets: RunningPod) -> None:
-    """Nor does it take to a store that nobody vouches for; and the pod starts."""
+    """Nor does it take to a store that nobody vouches for; and the pod starts, and its ranks compile."""
     pod = without_secrets
-    agent = pod.start("kcoord-agent", KCOORD_TRUST="require")
-    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"], KCOORD_TRUST="require")
+    agent = pod.start("kcoord-agent")
+    waits = pod.start("kcoord-agent", command=["kcoord", "agent", "--await", "0.5"])
     assert finish(waits).returncode == 0
-    prefetched = finish(pod.start("kcoord-prefetch", KCOORD_TRUST="require"))
+    trainer = finish(rank(pod, 0, 2))
+    assert (trainer.returncode, reports(trainer.stdout)[0]["compiled"]) == (0, [0, 1])
+    prefetched = finish(pod.start("kcoord-prefetch"))
     assert prefetched.returncode == 0
     assert "0 artifacts" in prefetched.stderr
     assert "KCOORD_TRUST=require needs a signing key" in prefetched.stderr

