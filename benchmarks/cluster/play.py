@@ -92,6 +92,7 @@ def play(root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool
         client = stack.enter_context(contextlib.closing(redis.Redis.from_url(server.url)))
         settings = {
             "store": str(root / "store"),
+            "store_create": "1",
             "redis_url": server.url,
             "max_wait": f"{limit:.0f}",
             "job": "cluster",

@@ -201,7 +201,11 @@ def test_what_vanishes_between_its_announcement_and_its_loading_is_compiled_by_o
 def test_what_vanishes_again_and_again_is_asked_for_twice_and_then_compiled(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_STORE": str(sandbox.root / "store")}
+    settings = {
+        "KCOORD_LOCAL_DIR": str(sandbox.local),
+        "KCOORD_STORE": str(sandbox.root / "store"),
+        "KCOORD_STORE_CREATE": "1",
+    }
     first, second = (Coordinator(Settings.from_environ(settings)) for _ in range(2))
     home = first.get_or_compile(key(), write(b"code"), scope=TARGET).path
     eventually(lambda: list(sandbox.root.glob("store/v1/objects/??/*")))
@@ -473,7 +477,11 @@ def test_a_request_that_does_not_wait_is_busy_while_another_node_compiles_and_fe
     sandbox: Sandbox,
 ) -> None:
     with RedisServer() as server:
-        shared = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_REDIS_URL": server.url}
+        shared = {
+            "KCOORD_STORE": str(sandbox.root / "store"),
+            "KCOORD_STORE_CREATE": "1",
+            "KCOORD_REDIS_URL": server.url,
+        }
         one, two = (
             Coordinator(Settings.from_environ({**shared, "KCOORD_LOCAL_DIR": str(sandbox.local / node)}))
             for node in ("one", "two")

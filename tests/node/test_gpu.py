@@ -27,7 +27,13 @@ def train(sandbox: Sandbox, node: str, *flags: str, ranks: int = 2) -> dict[str,
     """The example's job; a store that `node` shares, and a local directory of its own. Returns its statistics."""
     local, store = sandbox.root / node, sandbox.root / "store"
     command = ["-m", "kcoord_launch.torchrun", "--standalone", "--nproc-per-node", str(ranks), *flags]
-    settings = {"KCOORD_LOCAL_DIR": str(local), "KCOORD_STORE": str(store), "KCOORD_JOB": node, "OMP_NUM_THREADS": "1"}
+    settings = {
+        "KCOORD_LOCAL_DIR": str(local),
+        "KCOORD_STORE": str(store),
+        "KCOORD_STORE_CREATE": "1",
+        "KCOORD_JOB": node,
+        "OMP_NUM_THREADS": "1",
+    }
     done = sandbox.run(*command, EXAMPLE, "--steps", "3", timeout=300, **settings)
     assert done.returncode == 0, done.stderr
     stats = sandbox.run(*KCOORD, "stats", "--json", "--job", node, **settings)
