@@ -177,6 +177,7 @@ class _Caches(defaultdict[Any, Any]):
 
 
 _stored = dict.__getitem__
+_HAS_ACTIVE = hasattr(driver, "_active")  # 3.4 has a proxy, until a driver is set
 _constant: list[Any] = [None]
 """``get_current_target`` of a driver of Triton's own, whose answer for a device never changes."""
 
@@ -184,7 +185,7 @@ _constant: list[Any] = [None]
 def _look_up(caches: _Caches, device: Any) -> Any:
     """A device's kernels, without those of a target that the driver no longer says the device has. Raises KeyError."""
     found = _stored(caches, device)
-    active = driver._active
+    active = driver._active if _HAS_ACTIVE else getattr(driver.active, "_obj", driver.active)
     if active is None:  # nothing was launched yet
         return found
     ask = active.get_current_target
