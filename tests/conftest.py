@@ -22,7 +22,7 @@ from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
 settings.register_profile("long", max_examples=LONG * USUAL)
-_WORKERS_PER_CORE = 2  # half of a test's time is waiting; with more, agents of short time-outs starve
+_WORKERS_PER_CORE = 1.5  # a third of a test's time is waiting; with more, agents of short time-outs starve
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """``-n auto``."""
-    return _WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+    return max(1, round(_WORKERS_PER_CORE * len(os.sched_getaffinity(0))))
 
 
 @pytest.hookimpl(tryfirst=True)
