@@ -21,11 +21,12 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Before each commit: lint, the units, and a smoke of each other part.
+# Before each commit: lint, the units without the slow files, and a smoke of each other part.
 UNITS := tests/unit
-SLOW := $(UNITS)/keys/test_key_stability.py $(UNITS)/agent/test_flights_model.py \
-  $(addprefix $(UNITS)/leases/test_,failover.py files.py redis_model.py) $(addprefix $(UNITS)/backends/triton/test_,triton.py autotune.py) \
-  $(UNITS)/transfer/test_prefetch.py $(UNITS)/telemetry/test_spans.py $(UNITS)/files/test_sweep.py
+SLOW := $(addprefix $(UNITS)/,$(addsuffix .py,keys/test_key_stability agent/test_flights_model leases/test_failover \
+  leases/test_files leases/test_redis_model leases/test_leases transfer/test_prefetch transfer/test_bundle telemetry/test_spans \
+  files/test_sweep profiles/test_profile retention/test_retention report/test_divergence backends/test_example \
+  backends/python/test_conformance backends/triton/test_triton backends/triton/test_autotune backends/triton/test_conformance))
 check: lint
 	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(UNITS) $(call marked,smoke) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
