@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kcoord.protocol.messages import ClaimAnswer
 
 
+def never() -> float:
+    return math.inf
+
+
 @dataclass(frozen=True)
 class Claimant:
-    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact."""
+    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact.
+
+    ``slow_after()``: seconds of a compile after which it counts as slow, as far as is known now. The profile that tells may be
+    read after the first claims, which are those of a cold start.
+    """
 
     id: int
     owner: int
@@ -19,7 +28,7 @@ class Claimant:
     who: str
     deadline: float
     waits: bool = True  # False: `Busy` rather than wait for another's compile
-    hedge_after: float = math.inf  # seconds of a compile after which it counts as slow
+    slow_after: Callable[[], float] = never
     again: bool = False  # it was answered `Ready`, and the artifact was gone
 
 

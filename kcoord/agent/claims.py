@@ -59,7 +59,7 @@ class Claims:
         now, who = time.monotonic(), connection.label(platform.node())
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
-            self._expectations.slow_after(message.digest, message.recipe),
+            functools.partial(self._expectations.slow_after, message.digest, message.recipe),
         )  # fmt: skip
         self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))

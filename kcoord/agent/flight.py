@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kcoord.agent.actions import Claimant
+from kcoord.agent.actions import Claimant, never
 from kcoord.protocol.messages import Ready
 
 
@@ -35,12 +36,12 @@ class Flight:
     key: str
     serial: int
     since: float
-    hedge_after: float = math.inf  # seconds of one leader's compile
+    slow_after: Callable[[], float] = never  # seconds of one leader's compile
     step: State = State.ASKING
     waiters: dict[int, Claimant] = field(default_factory=dict)
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node
-    hedge_due: float = math.inf  # when to ask for the right to hedge
+    hedge_from: float = math.inf  # since when the compile is taken to run, or was asked to be hedged
     hedge_asked: bool = False  # it is being asked for
     landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
     remote: str = ""  # the leader on another node, while ASKING
@@ -52,6 +53,11 @@ class Flight:
         if self.leader is None:
             return self.step
         return State.LANDING if self.leader.lands else State.LEADING
+
+    @property
+    def hedge_due(self) -> float:
+        """The moment at which to ask for the right to hedge, as far as is known now."""
+        return self.hedge_from + self.slow_after()
 
     @property
     def is_led(self) -> bool:

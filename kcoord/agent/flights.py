@@ -95,7 +95,7 @@ class Flights:
         if not claimant.waits and now < self._elsewhere.get(key, now):
             return [Reply(claimant, BUSY)]
         self._serial += 1
-        flight = self._flights[key] = Flight(key, self._serial, now, claimant.hedge_after)
+        flight = self._flights[key] = Flight(key, self._serial, now, claimant.slow_after)
         flight.waiters[claimant.id] = claimant
         return [AskLease(key, flight.serial)]
 
@@ -119,7 +119,7 @@ class Flights:
             return [Announce(key, self._serial, home)]
         actions = self._answer_all(flight, Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
-            flight.hedge_due, flight.landed = math.inf, home
+            flight.hedge_from, flight.landed = math.inf, home
             return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
         return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
 
@@ -176,7 +176,7 @@ class Flights:
         if flight is None:
             return []
         if not flight.remote and flight.hedge is None:
-            flight.hedge_due = now + flight.hedge_after
+            flight.hedge_from = now
         flight.remote, flight.waited = holder, True
         self._elsewhere[key] = until
         leaving = [w for w in flight.waiters.values() if not w.waits]
@@ -235,7 +235,7 @@ class Flights:
         flight.hedge_asked = False
         if now < flight.hedge_due:  # another leads since we asked
             return refused
-        flight.hedge_due = now + flight.hedge_after if flight.is_led else math.inf
+        flight.hedge_from = now if flight.is_led else math.inf
         claimant = flight.next_hedge()
         if not won or claimant is None:
             return refused
@@ -293,7 +293,7 @@ class Flights:
 
     def _next_leader(self, flight: Flight, now: float) -> list[Action]:
         """The hedge, which compiles already; else the first who waits."""
-        flight.hedge_due = now + flight.hedge_after
+        flight.hedge_from = now
         if flight.hedge is not None:
             flight.leader = flight.hedge
             return self._end_hedge(flight)
@@ -315,7 +315,7 @@ class Flights:
     def _hedge_ended(self, flight: Flight, now: float) -> list[Action]:
         """The hedge did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
         if flight.is_led:
-            flight.hedge_due = now + flight.hedge_after
+            flight.hedge_from = now
         return [*self._end_hedge(flight), *self._end_if_deserted(flight)]
 
     def _end_hedge(self, flight: Flight) -> list[Action]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.profiles.parts import roots
 from tests.support.agents import Node, Rank, until
+from tests.support.interpose import Interposer
 from tests.support.redis_server import RedisServer, find_redis_server
 
 _LEADS = """
@@ -67,6 +69,16 @@ def follow(node: Node, rank: Rank, count: int = 1) -> None:
     """`rank` claims, as the `count`th of this node behind the leader: it waits, or hedges already."""
     rank.tell()
     until(lambda: len(node.flight("k").get("waiting", ())) + node.status()["hedges"] >= count)
+
+
+def hedged(node: Node, *snippets: str) -> list[Rank]:
+    """Ranks of which the first leads, the second hedges, and the others wait."""
+    first, *others = ranks = started(node, *snippets)
+    lead(first)
+    for count, rank in enumerate(others, 1):
+        follow(node, rank, count)
+    ranks[1].expect("Lead")
+    return ranks
 
 
 @pytest.fixture
@@ -169,18 +181,13 @@ def test_over_its_hard_limit_a_compiler_is_followed_by_a_waiter() -> None:
 
 @pytest.mark.smoke
 def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_s(node: Node) -> None:
-    first, *ranks = started(node, *named("the leader", "waiter 0", "waiter 1", "waiter 2"))
-    lead(first)
-    for count, rank in enumerate(ranks, 1):
-        follow(node, rank, count)
-    hedge = ranks[0]
-    assert hedge.expect("Lead")
+    first, hedge, *waiters = hedged(node, *named("the leader", "waiter 0", "waiter 1", "waiter 2"))
     until(lambda: node.flight("k")["seconds"] > 3)  # time for two more, if there were no bound
     assert len(node.flight("k")["waiting"]) == 2
     assert node.status()["hedges"] == 1
     hedge.tell()
     assert hedge.expect("published")["ok"]
-    for rank in ranks[1:]:
+    for rank in waiters:
         assert rank.expect("Ready")["source"] == "wait"
     first.tell()
     assert first.expect("published")["ok"]
@@ -188,11 +195,7 @@ def test_a_slow_compile_is_hedged_once_and_whose_files_land_first_are_everybody_
 
 
 def test_the_slow_compile_may_still_be_the_first(node: Node) -> None:
-    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-    lead(first)
-    follow(node, hedge)
-    follow(node, third, 2)
-    hedge.expect("Lead")
+    first, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
     first.tell()
     assert first.expect("published")["ok"]
     third.expect("Ready")
@@ -202,22 +205,14 @@ def test_the_slow_compile_may_still_be_the_first(node: Node) -> None:
 
 
 def test_a_hedge_that_dies_is_followed_by_another_after_a_while(node: Node) -> None:
-    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-    lead(first)
-    follow(node, hedge)
-    follow(node, third, 2)
-    hedge.expect("Lead")
+    _, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
     hedge.kill()
     third.expect("Lead")
     assert node.status()["hedges"] == 2
 
 
 def test_a_hedge_is_the_next_leader_when_the_leader_dies(node: Node) -> None:
-    first, hedge, third = started(node, *named("the leader", "the hedge", "the third"))
-    lead(first)
-    follow(node, hedge)
-    follow(node, third, 2)
-    hedge.expect("Lead")
+    first, hedge, third = hedged(node, *named("the leader", "the hedge", "the third"))
     first.kill()
     until(lambda: str(hedge.pid) in node.flight("k")["leader"])
     assert len(node.flight("k")["waiting"]) == 1, "a third compile was begun"
@@ -228,16 +223,27 @@ def test_a_hedge_is_the_next_leader_when_the_leader_dies(node: Node) -> None:
 
 def test_a_hedge_that_could_not_publish_is_not_the_next_leader(node: Node) -> None:
     """It has done what it could, and trains on: nobody would compile for those who wait."""
-    first, hedge, third = started(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
-    lead(first)
-    follow(node, hedge)
-    follow(node, third, 2)
-    hedge.expect("Lead")
+    first, hedge, third = hedged(node, _LEADS.format(text=""), _PUBLISHES_NOTHING, *named("the third"))
     hedge.tell()
     assert not hedge.expect("published")["ok"]
     first.kill()
     third.expect("Lead")
     until(lambda: str(third.pid) in node.flight("k")["leader"])
+
+
+def test_a_profile_that_is_read_late_still_tells_what_is_slow(
+    interposer: Interposer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first claims of a cold start come before a slow disk has told what the compiles take."""
+    with Node(**EARLY) as node:
+        node.knows("k")
+        fault = interposer.stall("open", below=roots(None, node.directory)[0] / "known", seconds=5, times=1)
+        with monkeypatch.context() as patch:
+            for name, value in interposer.environ.items():
+                patch.setenv(name, value)
+            node.start()
+        until(lambda: fault.hits)
+        hedged(node, *named("the leader", "the hedge"))
 
 
 def test_of_all_nodes_one_rank_hedges(store: Path, server: RedisServer) -> None:

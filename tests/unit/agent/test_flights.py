@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -544,7 +545,7 @@ def test_an_unforeseen_error_of_an_errand_does_not_stop_a_leader() -> None:
 
 
 SLOW = 8.0
-SLOW_A, SLOW_B, SLOW_C = (replace(c, hedge_after=SLOW) for c in (A, B, C))
+SLOW_A, SLOW_B, SLOW_C = (replace(c, slow_after=lambda: SLOW) for c in (A, B, C))
 
 
 def slow_flight() -> Flights:
@@ -595,6 +596,18 @@ def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     assert flights.tick(2 * SLOW) == []
     flights.claim(SLOW_B, 2 * SLOW)
     assert flights.tick(2 * SLOW) == [AskHedge(KEY, 1)]
+
+
+def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
+    known = [math.inf]
+    flights = new_flights()
+    flights.claim(replace(A, slow_after=lambda: known[0]), 0.0)
+    flights.claim(B, 0.0)
+    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.looked(KEY, 1, None, 0.0)
+    assert flights.tick(SLOW) == []
+    known[0] = SLOW
+    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
 
 
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:

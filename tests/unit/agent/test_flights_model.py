@@ -49,7 +49,7 @@ class Server:
 
     def claim(self, owner: int, key: str, home: str, waits: bool = True, again: bool = False) -> None:
         number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
-        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, SLOW, again)
+        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, lambda: SLOW, again)
         self.claimed[claimant.id] = claimant
         self.unanswered.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()

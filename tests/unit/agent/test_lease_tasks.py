@@ -46,15 +46,15 @@ def tasks_of(
 def slow_flight(flights: Flights, now: float) -> list[act.Action]:
     """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
     for n in (1, 2):
-        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, hedge_after=SLOW), now)
+        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, slow_after=lambda: SLOW), now)
     flights.lease_answered(KEY, 1, Won(0), now)
     flights.looked(KEY, 1, None, now)
     return flights.tick(now + SLOW)
 
 
-def claimant(n: int = 1, *, waits: bool = True, hedge_after: float = math.inf) -> act.Claimant:
+def claimant(n: int = 1, *, waits: bool = True, slow_after: float = math.inf) -> act.Claimant:
     deadline = time.monotonic() + 60
-    return act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", deadline, waits=waits, hedge_after=hedge_after)
+    return act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", deadline, waits=waits, slow_after=lambda: slow_after)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -404,7 +404,7 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
         now = time.monotonic()
-        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, hedge_after=SLOW), now)
+        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, slow_after=lambda: SLOW), now)
         tasks.start(ask)
         flight = flights.get(KEY)
         assert flight is not None
