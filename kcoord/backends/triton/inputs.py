@@ -189,14 +189,19 @@ def _look_up(caches: _Caches, device: Any) -> Any:
     if active is None:  # nothing was launched yet
         return found
     ask = active.get_current_target
-    if ask == _constant[0]:
+    if ask == _constant[0] or not _moved(ask, found):
         return found
-    if getattr(ask, "__module__", "").startswith("triton.backends."):
+    caches.pop(device, None)  # another thread may have been faster
+    return _stored(caches, device)
+
+
+@fails_open(lambda ask, found: False)
+def _moved(ask: Callable[[], Any], found: tuple[Any, ...]) -> bool:
+    """True if the kernels in `found` are not of the target that ``ask()`` names."""
+    if (ask.__module__ or "").startswith("triton.backends."):
         _constant[0] = ask
-    elif ask() not in found:
-        del caches[device]
-        return _stored(caches, device)
-    return found
+        return False
+    return ask() not in found
 
 
 _all_caches: weakref.WeakValueDictionary[int, _Caches] = weakref.WeakValueDictionary()

@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton.runtime.driver import driver
+
 from tests.stale.triton_surroundings import LIBRARY, LINKS
 from tests.support.sandbox import PROGRAMS, Sandbox
 
@@ -57,6 +59,34 @@ def test_a_change_drops_the_kernels_and_no_other_access_does(scale: Any) -> None
         assert first[0] == {}
     finally:
         del os.environ["TRITON_DISABLE_LINE_INFO"], os.environ["SOMETHING_ELSE"]
+
+
+class _Driver:
+    """Of a device that has another target than the kernels, or of which it cannot tell."""
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+
+    def get_current_target(self) -> object:
+        if isinstance(self.target, Exception):
+            raise self.target
+        return self.target
+
+
+def test_kernels_of_another_target_are_dropped(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", _Driver("sm_80"))
+    scale.device_caches[0] = ({}, {}, "sm_80", "backend", "binder")
+    for _ in range(40):
+        assert scale.device_caches[0][2] == "sm_80"
+    monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", _Driver("sm_90"))
+    assert scale.device_caches[0] == {}
+
+
+def test_a_driver_that_cannot_tell_its_target_fails_no_launch(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = _Driver(RuntimeError("no device"))
+    monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", broken)
+    for _ in range(40):
+        assert scale.device_caches[0] == "kernels of device 0"
 
 
 @pytest.mark.parametrize("often", [1, 40])
