@@ -61,6 +61,7 @@ class Recorder:
         self.outbox = Outbox(self._settings, self._client, self._notices)
         self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
         self._early, self._deliver_at = _FIRST, 0.0
+        self._answered = True  # the last delivery; while none is, a hung agent must hold up no request
         self._timer: threading.Timer | None = None
         self._process, self._number = uuid.uuid4().hex, 0
         self._unanswered: _Delivery | None = None  # sent, and perhaps received
@@ -73,7 +74,7 @@ class Recorder:
         many = self.spans.add("load", "ok", artifact.key, begun, took, saved, aside)
         is_due = many or self._early > 0 or time.monotonic() >= self._deliver_at
         self._early -= 1
-        if not (is_due and self.deliver()):
+        if not (is_due and self._answered and self.deliver()):
             self._deliver_later()
 
     def found_in_memory(self, backend: str) -> None:
@@ -81,7 +82,8 @@ class Recorder:
         self.counters.add(requests=1, memory_hits=1, **{by_backend("memory_hits", backend): 1})
         if self._early > 0:
             self._early -= 1
-            self.deliver()
+            if not (self._answered and self.deliver()):
+                self._deliver_later()
 
     def waited(
         self, outcome: str, key: CacheKey, counters: Counters, begun: float, took: float, note: str = ""
@@ -122,7 +124,8 @@ class Recorder:
         try:
             for delivery in self._deliveries():
                 sender = self._process, delivery.number
-                if not self._client.deliver(delivery.counters, delivery.spans, delivery.dropped, sender):
+                self._answered = self._client.deliver(delivery.counters, delivery.spans, delivery.dropped, sender)
+                if not self._answered:
                     return False
                 self._unanswered = None
                 self.counters.delivered(delivery.counters)
@@ -145,7 +148,7 @@ class Recorder:
 
     def _deliver_later(self) -> None:
         if self._timer is None:
-            timer = self._timer = threading.Timer(_EVERY, self._flush)
+            timer = self._timer = threading.Timer(_EVERY, self._deliver_now)
             timer.daemon = True
             try:
                 timer.start()
@@ -153,29 +156,25 @@ class Recorder:
                 let_through(error)
                 self._timer = None
 
-    def _flush(self) -> None:
-        self._timer = None
-        if not self.deliver():
-            self._keep()
+    def _deliver_now(self) -> None:
+        try:
+            self.deliver()
+        finally:
+            self._timer = None
 
     def close(self) -> None:
         """Deliver everything, or keep it on this node."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._flush()
+        timer = self._timer
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+            timer.join(self._settings.agent_timeout)  # it may be delivering
+        if not self.deliver():
+            self._keep()
         if not self.outbox.deliver():
             self.outbox.keep()
 
     def _keep(self) -> None:
         """Write counters and spans to the agent's directories: a warm process needed no agent, and starts none for these."""
-        if not self._delivering.acquire(blocking=False):
-            return  # another thread does it
-        try:
-            self._keep_undelivered()
-        finally:
-            self._delivering.release()
-
-    def _keep_undelivered(self) -> None:
         counters = self.counters.undelivered()
         name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         ledger, who = Ledger(self._settings.local_dir, name), Identity.here(self._settings.job)

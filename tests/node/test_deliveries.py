@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from kcoord.rank.recorder import Recorder
 from kcoord.report import span_reader
 from kcoord.telemetry import span_files
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.ledger import Ledger
 from tests.support.agents import Node, end_agent, key_of, until
 from tests.support.scrape import Scraped, address_of
 
@@ -137,6 +139,26 @@ def test_loads_are_delivered_soon_also_if_nothing_follows() -> None:
         rank.expect("loaded")
         until(lambda: counted(node)["local_hits"] == 40)
         rank.tell()
+
+
+def test_an_agent_that_does_not_answer_holds_up_one_request_and_no_other() -> None:
+    """A request that ends without the agent must not wait for its time-out again and again."""
+    asked_by: list[threading.Thread] = []
+
+    class Hung(AgentClient):
+        def deliver(self, *delivery: object) -> bool:  # type: ignore[override]
+            asked_by.append(threading.current_thread())
+            return False
+
+    with Node() as node:
+        recorder = recorder_of(Hung(node.settings, Notices()), node)
+        for _ in range(5):
+            recorder.found_in_memory("triton")
+        assert asked_by == [threading.main_thread()]
+        until(lambda: len(asked_by) == 2)
+        assert asked_by[1] is not threading.main_thread()
+        recorder.close()
+        assert Ledger(node.directory, "").total(None)["counters"]["memory_hits"] == 5
 
 
 def test_a_number_is_known_by_its_process_and_a_delivery_without_one_counts() -> None:
