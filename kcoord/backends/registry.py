@@ -28,7 +28,10 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
 
 GROUP = "kcoord.backends"
-_BUILT_IN = {"triton": "kcoord.backends.triton.backend:TritonBackend"}
+_BUILT_IN = {
+    "triton": "kcoord.backends.triton.backend:TritonBackend",
+    "inductor": "kcoord.backends.inductor.backend:InductorBackend",
+}
 _EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
 
 

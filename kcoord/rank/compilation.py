@@ -174,6 +174,11 @@ class Compilation:
             self.context.client.give_up(self.lead, self.key)
         self.context.ended(self, {"compiles": 1, "compile_seconds": took})
 
+    def withhold(self, why: str) -> None:
+        """Nothing of this compile is shared, though it did not fail: waiting ranks compile for themselves, at once."""
+        compiled = {"compiles": 1, "compile_seconds": time.perf_counter() - self.started}
+        self._end("private", lambda lead: self.context.client.fail(lead, self.key, why), compiled)
+
     def adopted(self) -> Artifact:
         """The files that `keep` kept, as an artifact of this process. Raises `ArtifactInvalid` if there are none."""
         return self._adopt(self.staging, time.perf_counter() - self.started)
@@ -186,7 +191,7 @@ class Compilation:
         """Nothing was compiled, and nothing failed."""
         self._end("given up", lambda lead: self.context.client.give_up(lead, self.key))
 
-    def _end(self, outcome: str, answer: Callable[[Lead], None]) -> None:
+    def _end(self, outcome: str, answer: Callable[[Lead], None], amounts: dict[str, float] | None = None) -> None:
         if self.ended:
             return
         self.ended, self.outcome = True, outcome
@@ -196,7 +201,7 @@ class Compilation:
             answer(self.lead)  # first: others wait
         shutil.rmtree(self.staging, ignore_errors=True)
         if outcome != "overtaken":  # that request goes on, and is counted when it ends
-            self.context.ended(self, {"failures": 1})
+            self.context.ended(self, amounts or {"failures": 1})
 
     def _astray(self) -> str:
         """The contradiction between `target` and the staged files; empty if there is none."""

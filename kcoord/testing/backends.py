@@ -105,6 +105,8 @@ class BackendSuite:
     """It ends with ``main(MySubject)``: see `kcoord.testing.Subject`."""
     error: ClassVar[str]
     """The class name of the exception that `Subject.refuse` raises."""
+    interrupted: ClassVar[str] = "TimeoutError"
+    """What the compiler makes of a `TimeoutError` that a signal's handler raises while it compiles."""
     failure_elsewhere: ClassVar[str] = ""
     """The exception in processes that waited for a failing compile, if it is not the compiler's own."""
     has_target: ClassVar[bool] = False
@@ -155,7 +157,7 @@ class BackendSuite:
         assert (built["compiles"], "code" in built) == (1, True)
         assert first.poll() is None
         Path(gate).touch()
-        assert world.outcomes(first)[2]["error"] == "TimeoutError"
+        assert world.outcomes(first)[2]["error"] == self.interrupted
 
     def test_a_killed_leader_is_followed_by_another(self, world: World) -> None:
         began = str(world.root / "began")

@@ -609,7 +609,7 @@ def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monk
     monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
     monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen/by/the/user")
     monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
-    assert kcoord.install() == kcoord.install() == ["triton"]
+    assert kcoord.install() == kcoord.install() == ["triton", "inductor"]
     assert os.environ["TRITON_CACHE_MANAGER"] == "kcoord.backends.triton.cache_manager:TritonCacheManager"
     assert os.environ["TRITON_CACHE_DIR"] == "/chosen/by/the/user"
     monkeypatch.delenv("TRITON_CACHE_MANAGER")

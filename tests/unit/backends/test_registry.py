@@ -41,9 +41,12 @@ class Other(Backend[Any, Any]):
         return artifact
 
 
+BUILT_IN = ["triton", "inductor"]
+
+
 def test_a_backend_of_another_package_is_one_of_them(registered: Any) -> None:
     registered(other=f"{__name__}:Other")
-    assert [backend.name for backend in registry.backends()] == ["triton", "other"]
+    assert [backend.name for backend in registry.backends()] == [*BUILT_IN, "other"]
     assert type(registry.replayer("other")) is Other
 
 
@@ -53,7 +56,7 @@ def test_a_backend_of_another_package_is_one_of_them(registered: Any) -> None:
 def test_a_broken_one_is_named_once_and_left_alone(registered: Any, value: str) -> None:
     registered(broken=value)  # Other has another name
     for _ in range(2):
-        assert [backend.name for backend in registry.backends()] == ["triton"]
+        assert [backend.name for backend in registry.backends()] == BUILT_IN
         registry.backends.cache_clear()
         registry._made.cache_clear()
     (line,) = notices.since(0)[0]
@@ -62,7 +65,7 @@ def test_a_broken_one_is_named_once_and_left_alone(registered: Any, value: str) 
 
 def test_a_built_in_one_is_not_replaced(registered: Any) -> None:
     registered(triton=f"{__name__}:Other", python=f"{__name__}:Other")
-    assert [type(backend).__name__ for backend in registry.backends()] == ["TritonBackend"]
+    assert [type(backend).__name__ for backend in registry.backends()] == ["TritonBackend", "InductorBackend"]
 
 
 def test_recipes_find_their_backend_by_kind() -> None:
@@ -74,7 +77,7 @@ def test_recipes_find_their_backend_by_kind() -> None:
 
 def test_installing_imports_no_compiler(sandbox: Sandbox) -> None:
     program = "import sys, kcoord; print(kcoord.install()); print([n for n in ('triton', 'torch') if n in sys.modules])"
-    assert sandbox.run("-c", program).stdout == "['triton']\n[]\n"
+    assert sandbox.run("-c", program).stdout == f"{BUILT_IN}\n[]\n"
 
 
 def test_a_triton_kernels_place_is_that_of_the_key_that_its_digest_holds() -> None:

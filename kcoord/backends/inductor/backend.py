@@ -1,0 +1,98 @@
+"""Inductor as a `Backend`: entries of torch's own caches, whose compile torch runs itself between `begin` and `finish`.
+
+A *unit* is what Dynamo hands to AOTAutograd: a graph with its forward, its backward and their metadata. A *graph* is one FX graph
+that Inductor compiles. Both have torch's own key, and an artifact of either is the entries that torch would keep in its caches.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgpack
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.base import Backend
+from kcoord.keys.device import Scope
+
+UNIT, GRAPH = "aot_autograd", "inductor"
+"""The kinds of entries, by torch's names of their caches."""
+FILE = "entries.msgpack"
+
+Entries = dict[tuple[str, str], list[bytes]]
+"""Contents by kind and torch's key: variants of one key differ in their guards."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A request for an entry. `hints`: the values that the graph's symbolic sizes have now. `donated`: the saved tensors whose
+    memory a backward may take, which torch's key leaves open. `problem`: why it is not shared.
+    """
+
+    kind: str
+    key: str
+    hints: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
+    problem: str = ""
+
+
+class InductorBackend(Backend[Entry, Entries]):
+    """A handle is the entries of an artifact; torch makes of them what it makes of its own, and keeps that in memory."""
+
+    name = "inductor"
+    modules = ("torch._inductor.compile_fx",)
+    packages = MappingProxyType({"torch": (2, 8)})
+    scope = Scope.MODEL  # torch's key holds the model's name, and autotuning chooses for it
+    keeps_handles = False
+
+    def hook(self) -> None:
+        from kcoord.backends.inductor import hooks
+
+        hooks.hook()
+
+    def bypass(self, request: Entry) -> str:
+        return request.problem
+
+    def label(self, request: Entry) -> str:
+        return ("unit" if request.kind == UNIT else "graph") + f"-{request.key[:13]}"
+
+    def factors(self, request: Entry) -> Mapping[str, Any]:
+        """Torch's key holds the graph, the inputs, torch's sources and settings, and the GPU; not all versions hold the CPU."""
+        return {
+            "entry": request.kind,
+            "torch_key": request.key,
+            "hints": request.hints,
+            "donated": request.donated,
+            "cpu": cpu_features(),
+            "python": sys.version_info[:2],  # entries are pickles
+        }
+
+    def required(self, request: Entry) -> Collection[str]:
+        return (FILE,)
+
+    def load(self, request: Entry, artifact: Artifact) -> Entries:
+        return read_entries(artifact.path / FILE)
+
+
+def write_entries(path: Path, entries: Iterable[tuple[str, str, bytes]]) -> None:
+    path.write_bytes(msgpack.packb([list(entry) for entry in entries]))
+
+
+def read_entries(path: Path) -> Entries:
+    found: Entries = {}
+    for kind, key, content in msgpack.unpackb(path.read_bytes()):
+        found.setdefault((kind, key), []).append(content)
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def cpu_features() -> tuple[str, ...]:
+    """The instructions that this processor has: Inductor generates C++ for them, and builds it for the host."""
+    with Path("/proc/cpuinfo").open() as lines:
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return tuple(sorted(flags.partition(":")[2].split()))

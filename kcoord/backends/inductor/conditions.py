@@ -1,0 +1,103 @@
+"""Compiles that must not be shared: they run collectives, or nobody can tell what they depend on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+from kcoord.backends.inductor.backend import UNIT
+
+_COLLECTIVE = {
+    "torch._inductor.config": (
+        "aten_distributed_optimizations.enable_overlap_scheduling",
+        "aten_distributed_optimizations.spmd_check",
+        "distributed_max_autotune_gemm",
+        "bucket_all_gathers_fx",  # pytorch#188332: entries depend on the rank
+        "bucket_reduce_scatters_fx",
+    ),
+    "torch._inductor.config_comms": ("runtime_estimations_align_across_all_distributed_ranks",),
+    "torch._functorch.config": ("_sync_decision_cross_ranks",),
+}
+"""Settings under which ranks talk to each other while they compile. A rank that waits for the compile would not answer."""
+
+_CUSTOM = {
+    "torch._inductor.config": (
+        "pre_grad_custom_pass",
+        "joint_custom_pre_pass",
+        "joint_custom_post_pass",
+        "post_grad_custom_pre_pass",
+        "post_grad_custom_post_pass",
+        "_pre_fusion_custom_pass",
+        "_post_fusion_custom_pass",
+    ),
+    "torch._functorch.config": ("joint_custom_pass",),
+}
+"""Passes of the user: they may do anything, collectives included."""
+
+_OFF: tuple[Any, ...] = (None, False, "", "none", [])
+
+_TORCHS = frozenset(
+    [
+        "aten",
+        "prim",
+        "prims",
+        "inductor",
+        "c10d",
+        "_c10d_functional",
+        "c10d_functional",
+        "fsdp",
+        "symm_mem",
+        "_dtensor",
+        "quantized",
+        "quantized_decomposed",
+        "rngprims",
+        "mkldnn",
+        "mkl",
+        "onednn",
+    ]
+)
+"""Namespaces of torch's own operators, whose sources are in torch's key."""
+
+
+def problem(kind: str, graph: Any) -> str:
+    """Why a unit, or a graph, is compiled by each rank for itself; empty if it may be shared. Its kernels are shared anyway."""
+    for name, value in (*_settings(_COLLECTIVE), *_settings(_CUSTOM)):
+        if value not in _OFF:
+            return f"{name} is set: ranks may talk to each other while they compile"
+    if kind == UNIT:
+        if _compiled_autograd():
+            return "compiled autograd compiles the backward"
+        foreign = next(_foreign_operators(graph), None)
+        if foreign is not None:
+            return f"its graph calls {foreign}, whose sources are in no key"
+    return ""
+
+
+def _settings(names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
+    """The settings of these that this version of torch has."""
+    for module, attributes in names.items():
+        config = sys.modules.get(module)
+        for attribute in attributes if config is not None else ():
+            try:
+                yield f"{module}.{attribute}", attrgetter(attribute)(config)
+            except AttributeError:
+                continue
+
+
+def _compiled_autograd() -> bool:
+    flags = {
+        "torch._dynamo.config": "compiled_autograd",
+        "torch._dynamo.compiled_autograd": "compiled_autograd_enabled",
+    }
+    return any(getattr(sys.modules.get(module), flag, False) for module, flag in flags.items())
+
+
+def _foreign_operators(graph: Any) -> Iterator[str]:
+    """Operators of the user: AOTAutograd traces through their formulas, which are in no key."""
+    for module in graph.modules() if hasattr(graph, "modules") else ():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            namespace = getattr(node.target, "namespace", None)
+            if isinstance(namespace, str) and namespace not in _TORCHS:
+                yield str(node.target)

@@ -1,0 +1,159 @@
+"""Units of one Dynamo graph, which DDPOptimizer splits along the gradients' buckets: ranks compile different ones at once.
+
+A rank passes over a unit that another rank is compiling, traces the next one, and joins the unit at its first call. All ranks
+take the inputs of the next unit from an eager run on fake tensors, whether they compiled the unit or not: so their keys agree. A
+unit thereby promises the strides of its outputs, which its first call checks.
+
+Torch bypasses AOTAutograd's cache here, because its hits return no fake outputs; none are asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
+
+from kcoord.backends.fail_open import fails_open
+from kcoord.backends.inductor import conditions, scopes
+from kcoord.backends.inductor.backend import UNIT
+
+Compile = Callable[..., Callable[..., Any]]
+
+_STATIC = "_is_inductor_static"
+"""Inductor's mark on inputs of a GPU's graph. It would enter the next unit's key, on the rank that compiled alone."""
+
+
+def made(native: Callable[..., None], self: Any, module: Any, compiler: Compile, *args: Any, **kwargs: Any) -> None:
+    """As ``SubmodCompiler.__init__``."""
+    native(self, module, compiler, *args, **kwargs)
+    if not torch._dynamo.config.suppress_errors:  # an error that comes late cannot be suppressed
+        self.compiler = lambda *a, **k: _compiled(compiler, *a, **k)
+
+
+def run_node(native: Callable[..., Any], self: Any, node: Any) -> Any:
+    """As ``SubmodCompiler.run_node``, which returns the unit's fake outputs."""
+    outputs = native(self, node)
+    unit = getattr(self.module.get_submodule(node.target), "submod", None) if node.op == "call_module" else None
+    if isinstance(unit, _Unit):
+        unit.promises = [tuple(t.stride()) if isinstance(t, torch.Tensor) else None for t in _flat(outputs)]
+    return outputs
+
+
+def _compiled(compiler: Compile, graph: Any, args: Sequence[Any], **configs: Any) -> Callable[..., Any]:
+    if not _may_pass_over(graph, args):
+        return compiler(graph, args, **configs)
+    before = counters["aot_autograd"]["total"]
+    unit = _Unit(compiler, graph, args, configs)
+    unit.compile(waits=False)
+    counters["aot_autograd"]["total"] = before  # DDPOptimizer then runs the graph itself for the next inputs
+    return unit
+
+
+@fails_open(lambda graph, args: False)
+def _may_pass_over(graph: Any, args: Sequence[Any]) -> bool:
+    """True for a unit that is shared and whose sizes are numbers: guards of symbolic ones would come too late."""
+    symbolic = any(isinstance(size, torch.SymInt) for a in args if isinstance(a, torch.Tensor) for size in a.shape)
+    plain = all(isinstance(a, torch.Tensor) for a in args)
+    return plain and not symbolic and TracingContext.try_get() is not None and not conditions.problem(UNIT, graph)
+
+
+class _Unit:
+    """One compiled unit, or one that is joined when it is called."""
+
+    def __init__(self, compiler: Compile, graph: Any, args: Sequence[Any], configs: dict[str, Any]) -> None:
+        self._task: tuple[Compile, Any, Sequence[Any], dict[str, Any]] | None = (compiler, graph, args, configs)
+        self._compiled: Callable[..., Any] | None = None
+        self._lock = threading.RLock()
+        self._compile_context = CompileContext.try_get()
+        self._context = copy.copy(TracingContext.get())
+        self._context.fakify_first_call = False
+        self._context.ddp_optimizer_ctx = (
+            None  # this context is the unit's alone: a later backward finds its metadata here
+        )
+        self._surroundings = _Surroundings()
+        self.promises: list[tuple[int, ...] | None] | None = None
+        self._keeps_promises: bool | None = None
+
+    def compile(self, waits: bool) -> None:
+        assert self._task is not None
+        compiler, graph, args, configs = self._task
+        try:
+            with tracing(self._context), scopes.passing_over(not waits):
+                self._compiled = compiler(graph, args, **configs)
+        except scopes.Passed:
+            return
+        finally:
+            for each in args:
+                if hasattr(each, _STATIC):
+                    delattr(each, _STATIC)
+        self._task = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._join()
+        assert self._compiled is not None
+        outputs = self._compiled(*args)
+        if self._keeps_promises is None:
+            self._keeps_promises = [_stride(t) for t in _flat(outputs)] == self.promises
+        return outputs if self._keeps_promises else self._restrided(outputs)
+
+    def _join(self) -> None:
+        with self._lock:
+            if self._compiled is None:
+                with (
+                    self._surroundings.restored(),
+                    compile_context(self._compile_context),
+                    get_metrics_context(),
+                    dynamo_timed(
+                        "kcoord.join", log_pt2_compile_event=True
+                    ),  # torch logs events of a compile inside one alone
+                ):
+                    self.compile(waits=True)
+
+    def _restrided(self, outputs: Any) -> Any:
+        """Copies that lie as the next unit was promised."""
+        found = []
+        for each, strides in zip(_flat(outputs), self.promises or (), strict=False):
+            if strides is not None and _stride(each) != strides:
+                found.append(torch.empty_strided(each.shape, strides, dtype=each.dtype, device=each.device).copy_(each))
+            else:
+                found.append(each)
+        return type(outputs)(found) if isinstance(outputs, (tuple, list)) else found[0]
+
+
+class _Surroundings:
+    """Torch's settings and modes around a compile."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._configs = [(config, config.get_config_copy()) for config in _configs()]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for config, saved in self._configs:
+                now = config.get_config_copy()
+                stack.enter_context(config.patch({n: v for n, v in saved.items() if n in now and now[n] is not v}))
+            stack.enter_context(torch.set_grad_enabled(self._grad))
+            yield
+
+
+def _configs() -> list[Any]:
+    import torch._functorch.config
+    import torch._inductor.config
+
+    return [torch._inductor.config, torch._functorch.config]
+
+
+def _flat(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def _stride(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.stride()) if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,187 @@
+"""Torch's own functions, wrapped where compiles begin and end and where torch looks into its caches.
+
+Outside a compile no claim is taken: torch also looks up a backward while it loads a unit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.inductor import conditions, cpp, scopes
+from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
+from kcoord.backends.inductor.scopes import Scope
+
+_UNDONATED = "kcoord-undonated"
+
+
+@fails_open(lambda: None)
+def hook() -> None:
+    """Wrap what this version of torch has. Idempotent."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor import codecache, compile_fx
+    from torch.compiler._cache import CacheArtifactManager
+
+    for cache, kind in ((AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
+        _wrap_method(cache, "find_guarded_entry", functools.partial(_lookup, kind))
+    _wrap_method(CacheArtifactManager, "record_artifact", _recording)
+    _wrap(compile_fx, "_compile_fx_inner", _graph)
+    if cpp.replaces(codecache._worker_compile_cpp):
+        codecache._worker_compile_cpp = cpp.build
+    graph_compile = import_module("torch._functorch._aot_autograd.graph_compile")
+    if hasattr(graph_compile, "_aot_stage2b_bw_compile"):  # else backwards are compiled too late for units
+        _wrap(graph_compile, "_aot_stage2b_bw_compile", _backward_with_forward)
+        _wrap(import_module("torch._dynamo.backends.common").AotAutograd, "__call__", _unit)
+        from torch._dynamo.backends.distributed import SubmodCompiler
+
+        from kcoord.backends.inductor import ddp
+
+        _wrap(SubmodCompiler, "__init__", ddp.made)
+        _wrap(SubmodCompiler, "run_node", ddp.run_node)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    native = getattr(owner, name)
+    if not hasattr(native, "__kcoord_wrapped__"):
+        wrapped = functools.wraps(native)(functools.partial(wrapper, native))
+        setattr(owner, name, _plain(wrapped))
+
+
+def _wrap_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """As `_wrap`, for a class method."""
+    native = getattr(owner, name)
+    if not hasattr(native, "__kcoord_wrapped__"):
+        setattr(owner, name, staticmethod(_plain(functools.wraps(native)(functools.partial(wrapper, native)))))
+
+
+def _plain(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, which binds to instances as the native one did."""
+
+    @functools.wraps(wrapped)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    call.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+    return call
+
+
+# Where compiles begin and end.
+
+
+def _unit(native: Callable[..., Any], aot: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+    with Scope(UNIT, _problem(UNIT, gm)):
+        return native(aot, gm, *args, **kwargs)
+
+
+def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
+    if scopes.leading() is not None:  # its unit is shared whole
+        return native(gm, *args, **kwargs)
+    with Scope(GRAPH, _problem(GRAPH, gm)):
+        return native(gm, *args, **kwargs)
+
+
+@fails_open(lambda kind, graph: "an error in kcoord")
+def _problem(kind: str, graph: Any) -> str:
+    found = conditions.problem(kind, graph)
+    if found:
+        notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {found}", about=found)
+    return found
+
+
+def _backward_with_forward(
+    native: Callable[..., Any],
+    bw_module: Any,
+    maybe_subclass_meta: Any,
+    fw_metadata: Any,
+    fwd_output_strides: Any,
+    num_symints_saved_for_bw: int,
+    aot_config: Any,
+    *compilers: Any,
+) -> Any:
+    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would.
+
+    Nobody knows yet whether the graph is retained, so no saved tensor is donated. Torch's key of a graph does not say that.
+    """
+    scope = scopes.leading()
+
+    def compile(config: Any) -> Any:
+        return native(
+            bw_module,
+            maybe_subclass_meta,
+            fw_metadata,
+            fwd_output_strides,
+            num_symints_saved_for_bw,
+            config,
+            *compilers,
+        )
+
+    if scope is None or scope.kind != UNIT:
+        return compile(aot_config)
+    from torch.compiler import config
+
+    metas = [meta for meta in (fw_metadata, getattr(maybe_subclass_meta, "fw_metadata", None)) if meta is not None]
+    donated = [meta.bw_donated_idxs for meta in metas]
+    for meta in metas:
+        meta.bw_donated_idxs = []
+    try:
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}{_UNDONATED}"):
+            return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
+    except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
+        scope.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
+        for meta, indices in zip(metas, donated, strict=True):
+            meta.bw_donated_idxs = indices
+        return compile(aot_config)
+
+
+# Where torch looks into its caches, and writes to them.
+
+
+def _lookup(
+    kind: str,
+    native: Callable[..., Any],
+    key: str,
+    local: bool,
+    remote_cache: Any,
+    evaluate_guards: Callable[[str, list[int]], bool],
+    hints: list[int],
+) -> Any:
+    found = native(key, local, remote_cache, evaluate_guards, hints)
+    if found[0] is not None:
+        return found
+    return _looked_up(kind, key, evaluate_guards, hints) or found
+
+
+@fails_open(lambda *arguments: None)
+def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], bool], hints: list[int]) -> Any:
+    scope = scopes.innermost()
+    if scope is None:
+        return None
+    if scope.kind == kind and scope.asked is None:
+        scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
+    for content in scope.given.get((kind, key), ()):
+        entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
+        if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
+            return entry, content, {"cache_status_detailed": "hit"}
+    return None
+
+
+def _donated() -> tuple[int, ...]:
+    """The saved tensors that the backward under way may overwrite."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return tuple(getattr(metadata, "bw_donated_idxs", None) or ())
+
+
+def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:
+    native(artifact_type, key, content)
+    _record(artifact_type, key, content)
+
+
+_record = fails_open(lambda *arguments: None)(scopes.record)

@@ -1,0 +1,123 @@
+"""Compiles of torch that are under way in a thread, innermost last, and the entries that they make or were given.
+
+A lead's entries are collected while torch writes them to its caches, and published when the compile has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.fail_open import fails_open
+from kcoord.backends.inductor.backend import FILE, UNIT, Entries, Entry, InductorBackend, write_entries
+from kcoord.interruption import let_through
+from kcoord.rank.coordinator import Busy, Compilation
+
+backend = InductorBackend()
+
+
+class Passed(BaseException):
+    """Ends the compile of a unit that another rank is at. No guard of torch may catch it."""
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.all: list[Scope] = []
+        self.passes = False  # the next unit is passed over if another rank is at it
+
+
+_scopes = _Scopes()
+
+
+def innermost() -> Scope | None:
+    return _scopes.all[-1] if _scopes.all else None
+
+
+@contextlib.contextmanager
+def passing_over(passes: bool) -> Iterator[None]:
+    """With `passes`, a unit in this block raises `Passed` if another rank compiles it now."""
+    before, _scopes.passes = _scopes.passes, passes
+    try:
+        yield
+    finally:
+        _scopes.passes = before
+
+
+def leading() -> Scope | None:
+    """The innermost unit or graph of this thread that this rank compiles for others; None if there is none."""
+    scope = innermost()
+    return scope if scope is not None and scope.leads else None
+
+
+@dataclass
+class Scope:
+    """One unit or graph, while torch compiles or loads it. A context manager.
+
+    `problem`: why it is not shared. `given`: the entries that a lookup may answer with. `made`: what torch has written since.
+    """
+
+    kind: str
+    problem: str = ""
+    given: Entries = field(default_factory=dict)
+    asked: Entry | None = None
+    compilation: Compilation | None = None
+    made: dict[tuple[str, str], bytes] = field(default_factory=dict)
+
+    @property
+    def leads(self) -> bool:
+        return self.compilation is not None and not self.compilation.ended
+
+    def ask(self, entry: Entry) -> None:
+        """Have the entry: `given` holds it, or this rank leads, or (if it is not shared) neither."""
+        self.asked = entry
+        found = backend.begin(entry, waits=self.kind != UNIT or not _scopes.passes)
+        if isinstance(found, Compilation):
+            self.compilation = found
+        elif isinstance(found, Artifact):
+            self.given = backend.load(entry, found)
+        elif isinstance(found, Busy):
+            raise Passed
+
+    def __enter__(self) -> Scope:
+        _scopes.all.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _scopes.all.remove(self)
+        self._end(error)
+
+    @fails_open(lambda self, error: None)
+    def _end(self, error: BaseException | None) -> None:
+        compilation, entry = self.compilation, self.asked
+        if compilation is None or entry is None or compilation.ended:
+            return
+        if error is not None:
+            compilation.raised(error)
+        elif (entry.kind, entry.key) not in self.made:
+            compilation.withhold(f"torch kept no entry of {compilation.key.name}")
+        else:
+            try:
+                write_entries(compilation.staging / FILE, ((*name, content) for name, content in self.made.items()))
+            except OSError as failure:
+                let_through(failure)
+                compilation.shared = False
+            backend.finish(entry, compilation)
+
+    def withhold(self, why: str) -> None:
+        """Go on compiling, for this process alone: nobody waits for it from now on."""
+        if self.compilation is not None and not self.compilation.ended:
+            self.compilation.withhold(why)
+
+
+def record(kind: str, key: str, content: Any) -> None:
+    """Torch writes an entry to one of its caches."""
+    for scope in _scopes.all:
+        if scope.leads and isinstance(content, bytes) and (scope.kind == UNIT or kind == scope.kind):
+            scope.made[kind, key] = content

@@ -1,0 +1,159 @@
+"""torch.compile across ranks: each unit is traced and each graph generated once, and what comes out is stock's to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
+
+pytest.importorskip("torch")
+
+COMPILED = PROGRAMS / "compiled.py"
+LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
+FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "dynamic", "convolutions")
+WORK = ("traces", "codegens", "libraries")
+Outcome = dict[str, Any]
+
+
+def environment(box: Sandbox, caches: str) -> dict[str, str]:
+    """`caches`: torch's own, which ranks of one node share."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(box.root / caches),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def outcomes(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
+    assert done.returncode == 0, done.stderr
+    assert "please report it" not in done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def stock(box: Sandbox, *models: str, caches: str = "stock") -> list[Outcome]:
+    """One process without kcoord."""
+    arguments = json.dumps({"models": models, "alone": True})
+    return outcomes(box.run(COMPILED, arguments, STOCK="1", **environment(box, caches)))
+
+
+@pytest.fixture(scope="module")
+def true() -> dict[str, Outcome]:
+    """What stock makes of each model, and the work that it has."""
+    with sandboxed() as box:
+        return {each["model"]: each for each in stock(box, *FOUR, *TWO)}
+
+
+def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more: str) -> list[Outcome]:
+    arguments = json.dumps({"models": models, "marks": True})
+    launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, arguments)
+    return outcomes(box.run(*launch, timeout=240, **environment(box, caches), **more))
+
+
+def result(outcome: Outcome) -> tuple[Any, ...]:
+    return outcome["losses"], outcome["gradients"]
+
+
+def work(found: list[Outcome], model: str) -> dict[str, int]:
+    """What torch did for `model`, in all ranks together."""
+    return {kind: sum(each.get(kind, 0) for each in found if each["model"] == model) for kind in WORK}
+
+
+@pytest.mark.parametrize(("count", "models"), [(4, FOUR), (2, TWO)], ids=["four ranks", "two ranks"])
+def test_all_ranks_together_do_the_work_of_one_and_get_its_results_to_the_bit(
+    sandbox: Sandbox, true: dict[str, Outcome], count: int, models: tuple[str, ...]
+) -> None:
+    found = ranks(sandbox, count, *models)
+    for model in models:
+        mine = [each for each in found if each["model"] == model]
+        assert len(mine) == count
+        assert {str(result(each)) for each in mine} == {str(result(true[model]))}, model
+        assert work(found, model) == work([true[model]], model), model
+    if "ddp" in models:
+        assert max(each.get("traces", 0) for each in found if each["model"] == "ddp") < work(found, "ddp")["traces"], (
+            "one rank did everything"
+        )
+
+
+def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1"}
+    models = ("ddp", "plain", "activated")
+    first = ranks(sandbox, 1, *models, caches="first", **store)
+    second = ranks(sandbox, 1, *models, caches="second", KCOORD_LOCAL_DIR=str(sandbox.root / "other"), **store)
+    for model, before, after in zip(models, first, second, strict=True):
+        assert work([before], model)["traces"] > 0
+        assert work([after], model) == dict.fromkeys(WORK, 0)
+        assert result(after) == result(before)
+    (warm,) = stock(sandbox, "plain", caches="first")  # torch's own caches hold what the ranks put there
+    assert result(warm) == result(first[1])
+    assert work([warm], "plain")["traces"] == 0
+
+
+def start(box: Sandbox, name: str, *models: str, **wanted: Any) -> subprocess.Popen[str]:
+    """A rank with a world of its own, which meets the others through kcoord alone."""
+    arguments = json.dumps({"models": models, "alone": True, "marks": True, **wanted})
+    return box.start(COMPILED, arguments, **environment(box, name))
+
+
+def test_a_unit_is_joined_though_the_rank_that_was_at_it_was_killed(sandbox: Sandbox, true: dict[str, Outcome]) -> None:
+    hold, units = sandbox.root / "hold", true["ddp"]["traces"]
+    leader = start(sandbox, "leader", "ddp", hold=str(hold))
+    eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
+    follower = start(sandbox, "follower", "ddp")
+    eventually(lambda: artifacts(sandbox) == units - 1 or follower.poll() is not None)
+    leader.send_signal(signal.SIGKILL)
+    leader.communicate()
+    (found,) = outcomes(finish(follower))
+    assert result(found) == result(true["ddp"])
+    assert work([found], "ddp") == work([true["ddp"]], "ddp")
+
+
+def test_a_rank_passes_over_what_another_one_is_at_and_joins_it_later(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    hold, units = sandbox.root / "hold", true["ddp"]["traces"]
+    leader = start(sandbox, "leader", "ddp", hold=str(hold))
+    eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
+    follower = start(sandbox, "follower", "ddp")
+    eventually(lambda: artifacts(sandbox) == units - 1 or follower.poll() is not None)
+    hold.touch()
+    first, second = (outcomes(finish(process))[0] for process in (leader, follower))
+    assert (first["traces"], second["traces"]) == (1, units - 1)
+    assert result(first) == result(second) == result(true["ddp"])
+
+
+def artifacts(box: Sandbox) -> int:
+    from kcoord.artifacts.catalog import local_manifests
+
+    return len(list(local_manifests(box.local)))
+
+
+def test_a_refused_unit_fails_its_own_rank_and_is_compiled_by_the_one_that_joins_it(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    hold = sandbox.root / "hold"
+    leader = start(sandbox, "leader", "ddp", hold=str(hold), refuse=True)
+    eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
+    follower = start(sandbox, "follower", "ddp")
+    eventually(lambda: artifacts(sandbox) > 0 or follower.poll() is not None)
+    hold.touch()
+    refused = finish(leader)
+    assert refused.returncode != 0
+    assert "no such operator" in refused.stderr
+    (found,) = outcomes(finish(follower))
+    assert result(found) == result(true["ddp"])
+
+
+def test_a_setting_under_which_ranks_talk_while_they_compile_is_named_and_nothing_is_shared(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    done = finish(start(sandbox, "one", "plain", settings={"distributed_max_autotune_gemm": True}))
+    (found,) = outcomes(done)
+    assert result(found) == result(true["plain"])
+    assert done.stderr.count("distributed_max_autotune_gemm is set") == 1
+    assert artifacts(sandbox) == 0

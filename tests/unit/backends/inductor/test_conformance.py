@@ -1,0 +1,18 @@
+"""Inductor's backend conforms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kcoord.testing.backends import BackendSuite
+
+pytest.importorskip("torch._inductor")
+
+
+class TestInductor(BackendSuite):
+    program = Path(__file__).with_name("subject.py")
+    error = "InductorError"
+    interrupted = "InductorError"  # torch wraps what a signal's handler raises
+    changes = ("a setting",)
