@@ -21,7 +21,7 @@ from typing import Any
 from kcoord.artifacts import local
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import fails_open, notices
-from kcoord.errors import StoreError
+from kcoord.errors import KcoordError, StoreError
 from kcoord.files.private import check_tier, make_private
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -58,6 +58,15 @@ def install() -> list[str]:
             _hook_once_imported(module, backend)
         hooked.append(backend.name)
     return hooked
+
+
+@fails_open(lambda: None)
+def install_openly() -> None:
+    """As `install`, for processes that nobody wrote for kcoord: an error is told, and this process runs without."""
+    try:
+        install()
+    except KcoordError as error:
+        notices.tell(f"{error}; this rank runs without kcoord")
 
 
 def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,8 +18,10 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 
 def main() -> None:
     """`sys.argv` is ``[boot, "-m" or "-", module or script, arguments…]``."""
+    from kcoord.backends.registry import install_openly
+
     _, kind, target, *arguments = sys.argv
-    _hook()
+    install_openly()
     sys.argv = [target, *arguments]
     safe_path = getattr(sys.flags, "safe_path", False)
     if kind == "-m":
@@ -45,17 +47,6 @@ def _run(path: str) -> None:
         del names[name]  # from here on, this module has no globals
     names.update(__file__=path, __loader__=loader, __spec__=None, __package__=None, __doc__=None, __cached__=None)
     exec(code, names)
-
-
-def _hook() -> None:
-    from kcoord.backends.fail_open import notices
-    from kcoord.backends.registry import install
-    from kcoord.errors import KcoordError
-
-    try:
-        install()
-    except KcoordError as error:
-        notices.tell(f"{error}; this rank runs without kcoord")
 
 
 def _warm_up() -> None:

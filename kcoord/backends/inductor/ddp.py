@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 
@@ -74,9 +75,9 @@ class _Unit:
         self._context = copy.copy(TracingContext.get())
         self._context.fakify_first_call = False
         self._context.ddp_optimizer_ctx = (
-            None  # this context is the unit's alone: a later backward finds its metadata here
+            None  # this context is the unit's alone: a later backward has its metadata here
         )
-        self._surroundings = _Surroundings()
+        self._surroundings: _Surroundings | None = None  # of a unit that was passed over
         self.promises: list[tuple[int, ...] | None] | None = None
         self._keeps_promises: bool | None = None
 
@@ -87,6 +88,7 @@ class _Unit:
             with tracing(self._context), scopes.passing_over(not waits):
                 self._compiled = compiler(graph, args, **configs)
         except scopes.Passed:
+            self._surroundings = _Surroundings()
             return
         finally:
             for each in args:
@@ -100,31 +102,36 @@ class _Unit:
         assert self._compiled is not None
         outputs = self._compiled(*args)
         if self._keeps_promises is None:
-            self._keeps_promises = [_stride(t) for t in _flat(outputs)] == self.promises
-        return outputs if self._keeps_promises else self._restrided(outputs)
+            self._keeps_promises = self.promises is None or [_stride(t) for t in _flat(outputs)] == list(self.promises)
+        return outputs if self._keeps_promises else restrided(outputs, self.promises or ())
 
     def _join(self) -> None:
+        """Load the unit, or compile it if nobody else does. Raises what Dynamo would have raised earlier."""
         with self._lock:
-            if self._compiled is None:
-                with (
-                    self._surroundings.restored(),
-                    compile_context(self._compile_context),
-                    get_metrics_context(),
-                    dynamo_timed(
-                        "kcoord.join", log_pt2_compile_event=True
-                    ),  # torch logs events of a compile inside one alone
-                ):
+            if self._compiled is not None or self._surroundings is None:
+                return
+            with (
+                self._surroundings.restored(),
+                compile_context(self._compile_context),
+                get_metrics_context(),
+                dynamo_timed("kcoord.join", log_pt2_compile_event=True),  # torch logs a compile's events inside one
+            ):
+                try:
                     self.compile(waits=True)
+                except ShortenTraceback:
+                    raise
+                except Exception as error:  # noqa: BLE001 - as Dynamo wraps it
+                    raise BackendCompilerFailed(self.compile, error, None).with_traceback(error.__traceback__) from None
 
-    def _restrided(self, outputs: Any) -> Any:
-        """Copies that lie as the next unit was promised."""
-        found = []
-        for each, strides in zip(_flat(outputs), self.promises or (), strict=False):
-            if strides is not None and _stride(each) != strides:
-                found.append(torch.empty_strided(each.shape, strides, dtype=each.dtype, device=each.device).copy_(each))
-            else:
-                found.append(each)
-        return type(outputs)(found) if isinstance(outputs, (tuple, list)) else found[0]
+
+def restrided(outputs: Any, promises: Sequence[tuple[int, ...] | None]) -> Any:
+    """`outputs`, with copies in place of those that do not lie as the next unit was promised. Gradients pass through."""
+    found = []
+    for each, strides in zip(_flat(outputs), promises, strict=True):
+        if strides is not None and _stride(each) != strides:
+            each = torch.empty_strided(each.shape, strides, dtype=each.dtype, device=each.device).copy_(each)
+        found.append(each)
+    return type(outputs)(found) if isinstance(outputs, (tuple, list)) else found[0]
 
 
 class _Surroundings:
