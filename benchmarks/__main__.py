@@ -15,6 +15,7 @@ from benchmarks import (
     many_artifacts,
     scrapes,
     takeover,
+    torch_compile,
     warm_hit,
 )
 from benchmarks.cluster import table as cluster
@@ -33,6 +34,7 @@ _ON_REQUEST = {
     "cpu_only": cpu_only.run,  # so does this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "scrapes": scrapes.run,
+    "torch_compile": torch_compile.run,  # takes minutes
     "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces
 }
 

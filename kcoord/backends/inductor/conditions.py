@@ -39,25 +39,11 @@ _CUSTOM = {
 _OFF: tuple[Any, ...] = (None, False, "", "none", [])
 
 _TORCHS = frozenset(
-    [
-        "aten",
-        "prim",
-        "prims",
-        "inductor",
-        "c10d",
-        "_c10d_functional",
-        "c10d_functional",
-        "fsdp",
-        "symm_mem",
-        "_dtensor",
-        "quantized",
-        "quantized_decomposed",
-        "rngprims",
-        "mkldnn",
-        "mkl",
-        "onednn",
-    ]
-)
+    {
+        "aten", "prim", "prims", "inductor", "higher_order", "quantized", "quantized_decomposed", "rngprims", "mkldnn", "mkl",
+        "onednn", "c10d", "_c10d_functional", "c10d_functional", "fsdp", "symm_mem", "_dtensor",
+    }
+)  # fmt: skip
 """Namespaces of torch's own operators, whose sources are in torch's key."""
 
 
@@ -98,6 +84,7 @@ def _foreign_operators(graph: Any) -> Iterator[str]:
     """Operators of the user: AOTAutograd traces through their formulas, which are in no key."""
     for module in graph.modules() if hasattr(graph, "modules") else ():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            namespace = getattr(node.target, "namespace", None)
-            if isinstance(namespace, str) and namespace not in _TORCHS:
+            packet = str(getattr(node.target, "_qualified_op_name", ""))  # an operator whose overload is chosen later
+            namespace = getattr(node.target, "namespace", None) or packet.partition("::")[0]
+            if isinstance(namespace, str) and namespace and namespace not in _TORCHS:
                 yield str(node.target)

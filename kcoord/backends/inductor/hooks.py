@@ -16,6 +16,7 @@ from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.inductor import conditions, cpp, scopes
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
+from kcoord.ranks import ranks_of
 
 _UNDONATED = "kcoord-undonated"
 
@@ -73,9 +74,20 @@ def _plain(wrapped: Callable[..., Any]) -> Callable[..., Any]:
 # Where compiles begin and end.
 
 
-def _unit(native: Callable[..., Any], aot: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
+    _tell_of_devices(inputs)
     with Scope(UNIT, _problem(UNIT, gm)):
-        return native(aot, gm, *args, **kwargs)
+        return native(aot, gm, inputs, **kwargs)
+
+
+@fails_open(lambda inputs: None)
+def _tell_of_devices(inputs: Any) -> None:
+    """Torch's key holds the GPU's index; one rank of each node says what that costs."""
+    if ranks_of().local == 1 and any(getattr(getattr(each, "device", None), "index", None) == 1 for each in inputs):
+        notices.tell(
+            "torch.compile: keys hold the GPU's index, so the ranks of a node share kernels and no graphs; torchrun's"
+            " --virtual-local-rank gives each rank its GPU as cuda:0 (docs/torch-compile.md)"
+        )
 
 
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,96 @@
+"""A cold start of torch.compile under DDP, stock and with kcoord, in one run: on GPUs, or on the CPU with small blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import Result
+
+_JOB = Path(__file__).with_name("torch_compile_job.py")
+_STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
+_CPU = {"ranks": 4, "layers": 4}
+_RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
+
+
+def run() -> Result:
+    """One rank a GPU, with ``--virtual-local-rank`` where it is named; without GPUs 4 ranks."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    ranks, layers = (gpus, 12) if gpus else (_CPU["ranks"], _CPU["layers"])
+    where = f"{ranks} GPUs" if gpus else f"{ranks} ranks without a GPU"
+    result = Result(
+        f"Cold start of torch.compile under DDP, {layers} blocks, on {where}",
+        ["caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms"],
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for number in range(_RUNS):
+        with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
+            for name, launcher, count, mode, caches, more in _plans(Path(root), ranks, bool(gpus)):
+                found.setdefault(name, []).append(_once(launcher, count, layers, mode, caches, more))
+                print(f"  {number + 1}/{_RUNS} {name}: {found[name][-1]['wall']:.1f} s", file=sys.stderr, flush=True)
+    shared = statistics.median(each["wall"] for each in found["one shared directory, cold"])
+    for name, runs in found.items():
+        wall = statistics.median(each["wall"] for each in runs)
+        last = runs[-1]
+        work = [str(last[what]) for what in ("codegens", "traces", "builds")]
+        result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *work, f"{last['step'] * 1e3:.1f}"])
+    losses = {loss for runs in found.values() for each in runs for loss in each["losses"]}
+    result.notes.append(
+        f"medians of {_RUNS}; seconds of the slowest rank from barrier to barrier: model, compile, one training step"
+    )
+    result.notes.append(
+        f"first losses of all ranks and plans: {len(losses)} value{'s' * (len(losses) > 1)}, to the bit"
+    )
+    return result
+
+
+def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], int, str, str, dict[str, str]]]:
+    """(name, launcher, ranks, mode, directory of torch's caches, variables). ``{RANK}`` in a directory: each rank its own."""
+    virtual = ["--virtual-local-rank"] if on_gpu else []
+    ours, store = [*_OURS, *virtual], str(root / "store")
+    local = {"KCOORD_LOCAL_DIR": str(root / "local"), "KCOORD_STORE": store, "KCOORD_STORE_CREATE": "1"}
+    other = {**local, "KCOORD_LOCAL_DIR": str(root / "other")}
+    plans = [
+        ("one rank alone, cold", _STOCK, 1, "together", "alone", {}),
+        ("a private directory per rank, cold", _STOCK, ranks, "together", "private{RANK}", {}),
+        ("one shared directory, cold", _STOCK, ranks, "together", "shared", {}),
+        ("rank 0 first, then the others, cold", [*_STOCK, *virtual], ranks, "rank0", "first", {}),
+        ("kcoord-torchrun, cold", ours, ranks, "together", "ours", local),
+        ("kcoord-torchrun on another node with the same store, cold", ours, ranks, "together", "other", other),
+        ("one shared directory, warm", _STOCK, ranks, "together", "shared", {}),
+        ("kcoord-torchrun, warm", ours, ranks, "together", "ours", local),
+    ]
+    if on_gpu:
+        name = "one shared directory, --virtual-local-rank, cold"
+        plans.insert(3, (name, [*_STOCK, *virtual], ranks, "together", "virtual", {}))
+    return [
+        (name, launcher, count, mode, str(root / caches), more) for name, launcher, count, mode, caches, more in plans
+    ]
+
+
+def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, more: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, *launcher, "--standalone", "--nproc-per-node", str(ranks)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": caches, **more}
+    if "KCOORD_LOCAL_DIR" not in more:
+        variables["TRITON_CACHE_DIR"] = f"{caches}/triton"
+    job = [str(_JOB), "--mode", mode, "--layers", str(layers)]
+    if "{RANK}" in caches:
+        own = caches.replace("{RANK}", "$RANK")
+        shell = f'TORCHINDUCTOR_CACHE_DIR={own} TRITON_CACHE_DIR={own}/triton exec {sys.executable} "$0" "$@"'
+        command += ["--no-python", "bash", "-c", shell, *job]
+    else:
+        command += job
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wall"')]
+    if done.returncode or not lines:
+        raise SystemExit(f"benchmark torch_compile: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

@@ -1,0 +1,142 @@
+"""One rank of a torch.compile job: a GPT under DDP, every block of another width, on GPUs or on the CPU. Run it with torchrun.
+
+``--mode rank0`` lets rank 0 compile first, ``together`` all at once. Rank 0 prints one line of JSON: wall seconds from barrier to
+barrier with one training step in between (the slowest rank's), what torch did in all ranks together, the median of further steps
+in seconds, and the first loss to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch._functorch.aot_autograd as aot_autograd
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._inductor import compile_fx
+from torch._inductor.cpp_builder import CppBuilder
+
+WORDS, FURTHER = 32_000, 5
+counts = {"codegens": 0, "traces": 0, "builds": 0}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, number: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width + 64 * number), nn.Linear(4 * width + 64 * number, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(nn.functional.gelu(self.up(self.mlp_norm(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, words: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(words, width), nn.Linear(width, words)
+        self.blocks = nn.ModuleList(Block(width, heads, number) for number in range(layers))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def count(owner: Any, name: str, what: str) -> None:
+    native = getattr(owner, name)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        counts[what] += 1
+        return native(*arguments, **keywords)
+
+    setattr(owner, name, call)
+
+
+class Job:
+    def __init__(self, layers: int, device: torch.device, with_ddp: bool) -> None:
+        on_gpu = device.type == "cuda"
+        width, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
+        torch.manual_seed(0)
+        self.device, self.words = device, words
+        self.model = GPT(layers, width, heads, words).to(device)
+        if with_ddp:
+            size = {}
+            if not on_gpu:  # as many units as blocks, though these are small
+                size["bucket_cap_mb"], dist._DEFAULT_FIRST_BUCKET_BYTES = 0.15, 1 << 17
+            self.model = nn.parallel.DistributedDataParallel(self.model, **size)
+        self.compiled = torch.compile(self.model)
+
+    def step(self) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(0, self.words, self.shape, generator=generator).to(self.device)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(self.compiled(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=["together", "rank0"], default="together")
+    parser.add_argument("--layers", type=int, default=12)
+    args = parser.parse_args()
+    rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        torch.ones(8, device=device).sum().item()
+    else:
+        dist.init_process_group("gloo")
+    count(compile_fx, "fx_codegen_and_compile", "codegens")
+    count(aot_autograd, "aot_stage1_graph_capture", "traces")
+    count(CppBuilder, "build", "builds")
+    dist.barrier()
+    begun = time.perf_counter()
+    if args.mode == "rank0":
+        if rank == 0:
+            Job(args.layers, device, with_ddp=False).step()
+        dist.barrier()
+    job = Job(args.layers, device, with_ddp=True)
+    loss = job.step().item().hex()
+    mine = time.perf_counter() - begun
+    steps = []
+    for _ in range(FURTHER):
+        before = time.perf_counter()
+        job.step()
+        steps.append(time.perf_counter() - before)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (mine, counts, statistics.median(steps), loss))
+    if rank == 0:
+        together = {what: sum(each[1][what] for each in found) for what in counts}
+        step = max(each[2] for each in found)
+        print(
+            json.dumps(
+                {
+                    "wall": max(each[0] for each in found),
+                    **together,
+                    "step": step,
+                    "losses": sorted({f[3] for f in found}),
+                }
+            )
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Compiles that are not shared, and what a rank says about those that are shared in vain."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.fx import symbolic_trace  # noqa: E402
+
+from kcoord.backends.inductor import conditions  # noqa: E402
+from kcoord.backends.inductor.backend import GRAPH, UNIT  # noqa: E402
+from kcoord.backends.inductor.hooks import _tell_of_devices  # noqa: E402
+
+
+def graph_of(function: Any) -> Any:
+    return symbolic_trace(function)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("torch._inductor.config", "distributed_max_autotune_gemm", True),
+        ("torch._inductor.config", "bucket_all_gathers_fx", "all"),
+        ("torch._inductor.config", "post_grad_custom_post_pass", print),
+        ("torch._functorch.config", "_sync_decision_cross_ranks", True),
+    ],
+)
+def test_settings_under_which_ranks_may_talk_while_they_compile_are_named(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, value: Any
+) -> None:
+    import importlib
+
+    plain = graph_of(lambda x: x @ x)
+    assert not conditions.problem(UNIT, plain)
+    monkeypatch.setattr(importlib.import_module(module), name, value)
+    for kind in (UNIT, GRAPH):
+        assert f"{module}.{name} is set" in conditions.problem(kind, plain)
+
+
+def test_a_unit_with_an_operator_of_the_user_is_not_shared_and_its_graphs_are() -> None:
+    library = torch.library.Library("kcoord_tests", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    graph = graph_of(lambda x: torch.ops.kcoord_tests.twice(x))
+    assert "kcoord_tests.twice" in conditions.problem(UNIT, graph)
+    assert not conditions.problem(GRAPH, graph)
+
+
+@pytest.mark.parametrize(("local", "index", "lines"), [("1", 1, 1), ("0", 0, 0), ("1", 0, 0), ("3", 3, 0)])
+def test_one_rank_of_a_node_says_that_the_gpus_index_keeps_ranks_from_sharing(
+    monkeypatch: pytest.MonkeyPatch, local: str, index: int, lines: int
+) -> None:
+    from kcoord.telemetry.events import Notices
+
+    for name, value in (("RANK", local), ("WORLD_SIZE", "4"), ("LOCAL_RANK", local)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("kcoord.backends.inductor.hooks.notices", told := Notices())
+    for _ in range(2):
+        _tell_of_devices([7, SimpleNamespace(device=SimpleNamespace(index=index))])
+    assert len(told.since(0)[0]) == lines
