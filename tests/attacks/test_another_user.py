@@ -393,7 +393,7 @@ def test_triton_is_left_to_itself_where_another_user_may_write_to_its_cache(
     ):
         done = sandbox.run("-c", program, *arguments, TRITON_CACHE_DIR=str(cache), KCOORD_SPAWN="0", **more)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [*(["[]"] if arguments else []), "1", "0"]
+        assert done.stdout.splitlines() == [*(["['inductor']"] if arguments else []), "1", "0"]
         assert done.stderr.count("may write to it") == 1, done.stderr
     assert not (cache / ".kcoord").exists()
     assert [path.suffix for path in cache.glob("*/*")] == [".so"], "Triton uses it as it does without kcoord"
@@ -441,3 +441,20 @@ print((kcoord.connect().find(CacheKey.of("test", "k"), Path({str(home)!r})).path
     environment = {**os.environ, "KCOORD_LOCAL_DIR": str(shared / "mine")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "root's\n", done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770], ids=oct)
+def test_torch_compile_is_left_to_itself_where_another_user_may_write_to_its_caches(
+    sandbox: Sandbox, shared: Path, mode: int
+) -> None:
+    cache = shared / "cache"
+    cache.mkdir()
+    os.chown(cache, -1, OTHER)
+    cache.chmod(mode)
+    done = sandbox.run("-c", "import kcoord; print(kcoord.install())", TORCHINDUCTOR_CACHE_DIR=str(cache))
+    assert done.stdout == "['triton']\n"
+    assert "may write to it" in done.stderr
+    chosen = sandbox.run("-c", "import os, kcoord; kcoord.install(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    directory = Path(chosen.stdout.strip())
+    assert directory.name == "inductor"
+    assert directory.is_relative_to(sandbox.root), "in the local directory, which is private"

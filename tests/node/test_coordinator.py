@@ -608,6 +608,7 @@ def test_a_library_and_a_script_with_settings_of_their_own_have_a_coordinator_ea
 def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCOORD_LOCAL_DIR", str(sandbox.local))
     monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen/by/the/user")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(sandbox.root))
     monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
     assert kcoord.install() == kcoord.install() == ["triton", "inductor"]
     assert os.environ["TRITON_CACHE_MANAGER"] == "kcoord.backends.triton.cache_manager:TritonCacheManager"
@@ -615,7 +616,8 @@ def test_install_sets_what_triton_reads_and_is_idempotent(sandbox: Sandbox, monk
     monkeypatch.delenv("TRITON_CACHE_MANAGER")
 
 
-def test_install_leaves_a_manager_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_leaves_a_manager_of_the_users_own(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Manager")
-    assert kcoord.install() == []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(sandbox.local))
+    assert kcoord.install() == ["inductor"]
     assert os.environ["TRITON_CACHE_MANAGER"] == "mine:Manager"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
+from tests.support.sandbox import PROGRAMS, Sandbox, finish, sandboxed
+from tests.support.waiting import eventually as within
 
 pytest.importorskip("torch")
 
@@ -19,6 +21,11 @@ LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
 FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "dynamic", "convolutions")
 WORK = ("traces", "codegens", "libraries")
 Outcome = dict[str, Any]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Torch itself takes seconds to import, and more beside other tests."""
+    within(condition, 120.0)
 
 
 def environment(box: Sandbox, caches: str) -> dict[str, str]:

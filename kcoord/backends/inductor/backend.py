@@ -19,10 +19,12 @@ import msgpack
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.keys.device import Scope
+from kcoord.settings import Settings
 
 UNIT, GRAPH = "aot_autograd", "inductor"
 """The kinds of entries, by torch's names of their caches."""
 FILE = "entries.msgpack"
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 Entries = dict[tuple[str, str], list[bytes]]
 """Contents by kind and torch's key: variants of one key differ in their guards."""
@@ -54,6 +56,14 @@ class InductorBackend(Backend[Entry, Entries]):
         from kcoord.backends.inductor import hooks
 
         hooks.hook()
+
+    def child_environ(self, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+        """Torch's own caches are this user's alone, too: what a lead finds there, it shares."""
+        return {_CACHE: environ.get(_CACHE) or str(settings.local_dir / self.name)}
+
+    def tiers(self, environ: Mapping[str, str]) -> dict[str, Path]:
+        chosen = environ.get(_CACHE)
+        return {_CACHE: Path(chosen)} if chosen else {}
 
     def bypass(self, request: Entry) -> str:
         return request.problem

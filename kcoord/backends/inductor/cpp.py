@@ -14,7 +14,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.backends.inductor.backend import cpu_features
-from kcoord.files.naming import staging_name
+from kcoord.files.replace import replace_file
 from kcoord.keys.device import DeviceKey, Scope
 
 _LOCKED_FOR = 600  # seconds; torch's own bound
@@ -61,7 +61,7 @@ class CppBackend(Backend[Build, None]):
         from torch._inductor.codecache import cache_dir
         from torch._inductor.cpp_builder import get_compiler_version_info
 
-        commands = [builder.get_command_line().replace(cache_dir(), "$CACHE") for builder in request.builders]
+        commands = [builder.get_command_line().replace(cache_dir(), "CACHE") for builder in request.builders]
         return {
             "sources": [path.read_bytes() for path in request.sources],
             "commands": commands,
@@ -88,13 +88,7 @@ class CppBackend(Backend[Build, None]):
         if target.exists():
             return  # another rank of this node has put it there
         target.parent.mkdir(parents=True, exist_ok=True)
-        copy = target.with_name(f".{target.name}-{staging_name()}")
-        try:
-            shutil.copyfile(artifact.path / target.name, copy)
-            copy.chmod(0o755)
-            copy.replace(target)
-        finally:
-            copy.unlink(missing_ok=True)
+        replace_file(target, (artifact.path / target.name).read_bytes())
 
 
 _backend = CppBackend()

@@ -49,7 +49,10 @@ class Inductor(Subject):
             return x
 
         torch.compile(product)(x)
-        return "\n".join(self.codes).encode()
+        code = "\n".join(self.codes)
+        return "\n".join(
+            line for line in code.splitlines() if not line.startswith("# AOT ID")
+        ).encode()  # it counts compiles
 
     def refuse(self) -> None:
         self.refuses = True
