@@ -19,6 +19,7 @@ import msgpack
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.keys.device import Scope
+from kcoord.rank.coordinator import ABSENT
 from kcoord.settings import Settings
 
 UNIT, GRAPH = "aot_autograd", "inductor"
@@ -87,6 +88,11 @@ class InductorBackend(Backend[Entry, Entries]):
 
     def load(self, request: Entry, artifact: Artifact) -> Entries:
         return read_entries(artifact.path / FILE)
+
+    def entries(self, request: Entry, artifact: Artifact) -> Entries:
+        """As `load`; nothing, and a notice, if the artifact cannot be read: then this rank compiles for itself."""
+        found = self._loaded(request, artifact)
+        return {} if found is ABSENT else found
 
 
 def write_entries(path: Path, entries: Iterable[tuple[str, str, bytes]]) -> None:

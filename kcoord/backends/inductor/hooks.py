@@ -10,6 +10,7 @@ import functools
 import pickle
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open, notices
@@ -19,6 +20,7 @@ from kcoord.backends.inductor.scopes import Scope
 from kcoord.ranks import ranks_of
 
 _UNDONATED = "kcoord-undonated"
+_GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
 
 @fails_open(lambda: None)
@@ -29,14 +31,14 @@ def hook() -> None:
     from torch.compiler._cache import CacheArtifactManager
 
     for cache, kind in ((AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
-        _wrap_method(cache, "find_guarded_entry", functools.partial(_lookup, kind))
-    _wrap_method(CacheArtifactManager, "record_artifact", _recording)
+        _wrap(cache, "find_guarded_entry", functools.partial(_lookup, kind), of_class=True)
+    _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
+    _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
-    graph_compile = import_module("torch._functorch._aot_autograd.graph_compile")
-    if hasattr(graph_compile, "_aot_stage2b_bw_compile"):  # else backwards are compiled too late for units
-        _wrap(graph_compile, "_aot_stage2b_bw_compile", _backward_with_forward)
+    if _compiles_backwards_early():
+        _wrap(import_module(_GRAPH_COMPILE), "_aot_stage2b_bw_compile", _backward_with_forward)
         _wrap(import_module("torch._dynamo.backends.common").AotAutograd, "__call__", _unit)
         from torch._dynamo.backends.distributed import SubmodCompiler
 
@@ -46,29 +48,27 @@ def hook() -> None:
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def _compiles_backwards_early() -> bool:
+    """True if this torch can compile a backward with its forward; else each rank traces its units, and graphs are shared."""
+    from torch._functorch._aot_autograd.schemas import AOTConfig
+
+    stages = import_module(_GRAPH_COMPILE) if find_spec(_GRAPH_COMPILE) else None
+    settings = {field.name for field in dataclasses.fields(AOTConfig)}
+    return hasattr(stages, "_aot_stage2b_bw_compile") and "force_non_lazy_backward_lowering" in settings
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
+    """Put ``wrapper(native, …)`` in place of a function or method of `owner`; `of_class`: a class or static method."""
     native = getattr(owner, name)
-    if not hasattr(native, "__kcoord_wrapped__"):
-        wrapped = functools.wraps(native)(functools.partial(wrapper, native))
-        setattr(owner, name, _plain(wrapped))
+    if hasattr(native, "__kcoord_wrapped__"):
+        return
 
-
-def _wrap_method(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """As `_wrap`, for a class method."""
-    native = getattr(owner, name)
-    if not hasattr(native, "__kcoord_wrapped__"):
-        setattr(owner, name, staticmethod(_plain(functools.wraps(native)(functools.partial(wrapper, native)))))
-
-
-def _plain(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, which binds to instances as the native one did."""
-
-    @functools.wraps(wrapped)
+    @functools.wraps(native)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return wrapped(*args, **kwargs)
+        return wrapper(native, *args, **kwargs)
 
     call.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
-    return call
+    setattr(owner, name, staticmethod(call) if of_class else call)
 
 
 # Where compiles begin and end.
@@ -189,6 +189,21 @@ def _donated() -> tuple[int, ...]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return tuple(getattr(metadata, "bw_donated_idxs", None) or ())
+
+
+def _keyed(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = native(*args, **kwargs)
+    if found[0] is None:
+        _withhold(str(found[1].get("cache_bypass_reason", "")))
+    return found
+
+
+@fails_open(lambda why: None)
+def _withhold(why: str) -> None:
+    """A graph of the unit that this rank leads cannot be cached: ranks that wait need not wait for its end."""
+    scope = scopes.leading()
+    if scope is not None and scope.kind == UNIT:
+        scope.withhold(f"torch does not cache its graph: {why}")
 
 
 def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:

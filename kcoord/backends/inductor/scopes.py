@@ -6,6 +6,7 @@ A lead's entries are collected while torch writes them to its caches, and publis
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class Scope:
         if isinstance(found, Compilation):
             self.compilation = found
         elif isinstance(found, Artifact):
-            self.given = backend.load(entry, found)
+            self.given = backend.entries(entry, found)
         elif isinstance(found, Busy):
             raise Passed
 
@@ -98,7 +99,7 @@ class Scope:
         compilation, entry = self.compilation, self.asked
         if compilation is None or entry is None or compilation.ended:
             return
-        if error is not None:
+        if error is not None and not _begins_anew(error):
             compilation.raised(error)
         elif (entry.kind, entry.key) not in self.made:
             compilation.withhold(f"torch kept no entry of {compilation.key.name}")
@@ -114,6 +115,12 @@ class Scope:
         """Go on compiling, for this process alone: nobody waits for it from now on."""
         if self.compilation is not None and not self.compilation.ended:
             self.compilation.withhold(why)
+
+
+def _begins_anew(error: BaseException) -> bool:
+    """True for what torch raises to trace again, under other assumptions: it says nothing about the graph."""
+    restart = getattr(sys.modules.get("torch._dynamo.exc"), "RestartAnalysis", None)
+    return isinstance(restart, type) and isinstance(error, restart)
 
 
 def record(kind: str, key: str, content: Any) -> None:
