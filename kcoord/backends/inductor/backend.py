@@ -59,8 +59,12 @@ class InductorBackend(Backend[Entry, Entries]):
         hooks.hook()
 
     def child_environ(self, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-        """Torch's own caches are this user's alone, too: what a lead finds there, it shares."""
-        return {_CACHE: environ.get(_CACHE) or str(settings.local_dir / self.name)}
+        """Torch's own caches are this user's alone, too: what a lead finds there, it shares.
+
+        Where signatures are required they are of their own: torch uses the libraries that an earlier job put there.
+        """
+        directory = f"{self.name}-signed" if settings.policy == "require" else self.name
+        return {_CACHE: environ.get(_CACHE) or str(settings.local_dir / directory)}
 
     def tiers(self, environ: Mapping[str, str]) -> dict[str, Path]:
         chosen = environ.get(_CACHE)
