@@ -15,7 +15,7 @@ from benchmarks.result import Result
 
 _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
-_CPU = {"ranks": 4, "layers": 4}
+_CPU = {"ranks": 4, "layers": 2}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
 
 

@@ -135,6 +135,7 @@ def main() -> None:
                 }
             )
         )
+    dist.barrier()
     dist.destroy_process_group()
 
 
