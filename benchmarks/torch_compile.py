@@ -15,12 +15,12 @@ from benchmarks.result import Result
 
 _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
-_CPU = {"ranks": 4, "layers": 2}
+_CPU = {"ranks": 4, "layers": 1}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
 
 
 def run() -> Result:
-    """One rank a GPU, with ``--virtual-local-rank`` where it is named; without GPUs 4 ranks."""
+    """One rank a GPU, with ``--virtual-local-rank`` where it is named; without GPUs 4 ranks and one block."""
     import torch
 
     gpus = torch.cuda.device_count()
