@@ -8,6 +8,7 @@ in seconds, and the first loss to the bit.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -136,6 +137,9 @@ def main() -> None:
             )
         )
     dist.barrier()
+    del job  # DDP's reducer may wait for ever for a gloo group that is destroyed
+    torch._dynamo.reset()
+    gc.collect()
     dist.destroy_process_group()
 
 

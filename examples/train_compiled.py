@@ -7,6 +7,7 @@ knows nothing of kcoord. On GPUs add ``--virtual-local-rank`` before the script:
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -78,6 +79,13 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
+    train(args, device)
+    torch._dynamo.reset()
+    gc.collect()  # DDP's reducer may wait for ever for a gloo group that is destroyed
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)
     model = Model().to(device)
     trained = sharded(model) if args.fsdp else torch.compile(nn.parallel.DistributedDataParallel(model))
@@ -90,7 +98,6 @@ def main() -> None:
         optimizer.zero_grad()
         if dist.get_rank() == 0 and step in (0, args.steps - 1):
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

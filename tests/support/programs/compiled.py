@@ -6,6 +6,7 @@ generation touches ``<hold>.began`` and waits for the file `hold`. `refuse`: the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -221,6 +222,8 @@ def main() -> None:
         dist.init_process_group("gloo")
     for name in wanted["models"]:
         sys.stdout.write(json.dumps({"model": name, **train(name)}) + "\n")
+    torch._dynamo.reset()
+    gc.collect()  # DDP's reducer may wait for ever for a gloo group that is destroyed
     if dist.is_initialized():
         dist.destroy_process_group()
 
