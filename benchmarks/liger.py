@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import Result
+from benchmarks.result import Result, figures
 
 _JOB = Path(__file__).with_name("liger_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
@@ -85,9 +83,4 @@ def _once(launcher: list[str], ranks: int, mode: str, environment: dict[str, str
         command += ["--no-python", "bash", "-c", shell, mode]
     else:
         command += [str(_JOB), "--mode", mode]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=180)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wall"')]
-    if done.returncode or not lines:
-        raise SystemExit(f"benchmark liger: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return figures("liger", command, variables, timeout=180)

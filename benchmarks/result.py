@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,6 +36,16 @@ class Result:
     def save(self, name: str) -> None:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.md").write_text(self.text())
+
+
+def figures(name: str, command: list[str], variables: dict[str, str], timeout: float) -> dict[str, Any]:
+    """The line of JSON, ``{"wall": …}``, that a benchmark's job prints. Ends the benchmark `name` if it prints none."""
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=timeout)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wall"')]
+    if done.returncode or not lines:
+        raise SystemExit(f"benchmark {name}: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
 
 
 def _row(cells: list[str]) -> str:

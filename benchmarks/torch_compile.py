@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import Result
+from benchmarks.result import Result, figures
 
 _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
@@ -88,9 +86,4 @@ def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, 
         command += ["--no-python", "bash", "-c", shell, *job]
     else:
         command += job
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=600)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"wall"')]
-    if done.returncode or not lines:
-        raise SystemExit(f"benchmark torch_compile: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return figures("torch_compile", command, variables, timeout=600)

@@ -41,7 +41,7 @@ class Flight:
     waiters: dict[int, Claimant] = field(default_factory=dict)
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node
-    hedge_from: float = math.inf  # since when the compile is taken to run, or was asked to be hedged
+    hedge_from: float = math.inf  # start of the time that `slow_after` allows
     hedge_asked: bool = False  # it is being asked for
     landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
     remote: str = ""  # the leader on another node, while ASKING

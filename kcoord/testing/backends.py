@@ -106,7 +106,7 @@ class BackendSuite:
     error: ClassVar[str]
     """The class name of the exception that `Subject.refuse` raises."""
     interrupted: ClassVar[str] = "TimeoutError"
-    """What the compiler makes of a `TimeoutError` that a signal's handler raises while it compiles."""
+    """The exception that leaves the compiler when a signal's handler raises `TimeoutError` in it."""
     failure_elsewhere: ClassVar[str] = ""
     """The exception in processes that waited for a failing compile, if it is not the compiler's own."""
     has_target: ClassVar[bool] = False

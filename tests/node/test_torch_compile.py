@@ -19,13 +19,14 @@ pytest.importorskip("torch")
 COMPILED = PROGRAMS / "compiled.py"
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
 FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "dynamic", "convolutions")
+LONG = 400.0  # seconds; torch imports and compiles, beside other tests
 WORK = ("traces", "codegens", "libraries")
 Outcome = dict[str, Any]
 
 
 def eventually(condition: Callable[[], object]) -> None:
     """Torch itself takes seconds to import, and more beside other tests."""
-    within(condition, 120.0)
+    within(condition, LONG)
 
 
 def environment(box: Sandbox, caches: str) -> dict[str, str]:
@@ -34,7 +35,7 @@ def environment(box: Sandbox, caches: str) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(box.root / caches),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        "KCOORD_AGENT_TIMEOUT": "20",
+        "KCOORD_AGENT_TIMEOUT": "20",  # an agent that is late on a busy machine would cost one compile more
     }
 
 
@@ -47,7 +48,7 @@ def outcomes(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
 def stock(box: Sandbox, *models: str, caches: str = "stock") -> list[Outcome]:
     """One process without kcoord."""
     arguments = json.dumps({"models": models, "alone": True})
-    return outcomes(box.run(COMPILED, arguments, STOCK="1", **environment(box, caches)))
+    return outcomes(box.run(COMPILED, arguments, STOCK="1", timeout=LONG, **environment(box, caches)))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def true() -> dict[str, Outcome]:
 def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more: str) -> list[Outcome]:
     arguments = json.dumps({"models": models, "marks": True})
     launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, arguments)
-    return outcomes(box.run(*launch, timeout=240, **environment(box, caches), **more))
+    return outcomes(box.run(*launch, timeout=LONG, **environment(box, caches), **more))
 
 
 def result(outcome: Outcome) -> tuple[Any, ...]:
@@ -82,8 +83,7 @@ def test_all_ranks_together_do_the_work_of_one_and_get_its_results_to_the_bit(
         assert len(mine) == count
         assert {str(result(each)) for each in mine} == {str(result(true[model]))}, model
         needed, done = work([true[model]], model), work(found, model)
-        # an agent that is late on a busy machine costs one compile more
-        assert all(needed[kind] <= done[kind] <= needed[kind] + 2 for kind in WORK), (model, needed, done)
+        assert done == needed, (model, needed, done)
     if "ddp" in models:
         assert max(each.get("traces", 0) for each in found if each["model"] == "ddp") < work(found, "ddp")["traces"], (
             "one rank did everything"
@@ -118,7 +118,7 @@ def test_a_unit_is_joined_though_the_rank_that_was_at_it_was_killed(sandbox: San
     eventually(lambda: artifacts(sandbox) == units - 1 or follower.poll() is not None)
     leader.send_signal(signal.SIGKILL)
     leader.communicate()
-    (found,) = outcomes(finish(follower))
+    (found,) = outcomes(finish(follower, LONG))
     assert result(found) == result(true["ddp"])
     assert work([found], "ddp") == work([true["ddp"]], "ddp")
 
@@ -132,7 +132,7 @@ def test_a_rank_passes_over_what_another_one_is_at_and_joins_it_later(
     follower = start(sandbox, "follower", "ddp")
     eventually(lambda: artifacts(sandbox) == units - 1 or follower.poll() is not None)
     hold.touch()
-    first, second = (outcomes(finish(process))[0] for process in (leader, follower))
+    first, second = (outcomes(finish(process, LONG))[0] for process in (leader, follower))
     assert (first["traces"], second["traces"]) == (1, units - 1)
     assert result(first) == result(second) == result(true["ddp"])
 
@@ -152,17 +152,17 @@ def test_a_refused_unit_fails_its_own_rank_and_is_compiled_by_the_one_that_joins
     follower = start(sandbox, "follower", "ddp")
     eventually(lambda: artifacts(sandbox) > 0 or follower.poll() is not None)
     hold.touch()
-    refused = finish(leader)
+    refused = finish(leader, LONG)
     assert refused.returncode != 0
     assert "no such operator" in refused.stderr
-    (found,) = outcomes(finish(follower))
+    (found,) = outcomes(finish(follower, LONG))
     assert result(found) == result(true["ddp"])
 
 
 def test_a_setting_under_which_ranks_talk_while_they_compile_is_named_and_nothing_is_shared(
     sandbox: Sandbox, true: dict[str, Outcome]
 ) -> None:
-    done = finish(start(sandbox, "one", "plain", settings={"distributed_max_autotune_gemm": True}))
+    done = finish(start(sandbox, "one", "plain", settings={"distributed_max_autotune_gemm": True}), LONG)
     (found,) = outcomes(done)
     assert result(found) == result(true["plain"])
     assert done.stderr.count("distributed_max_autotune_gemm is set") == 1

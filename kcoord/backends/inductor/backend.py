@@ -6,7 +6,6 @@ that Inductor compiles. Both have torch's own key, and an artifact of either is 
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import msgpack
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.keys.device import Scope
+from kcoord.keys.host import cpu_features
 from kcoord.rank.coordinator import ABSENT
 from kcoord.settings import Settings
 
@@ -108,11 +108,3 @@ def read_entries(path: Path) -> Entries:
     for kind, key, content in msgpack.unpackb(path.read_bytes()):
         found.setdefault((kind, key), []).append(content)
     return found
-
-
-@functools.lru_cache(maxsize=1)
-def cpu_features() -> tuple[str, ...]:
-    """The instructions that this processor has: Inductor generates C++ for them, and builds it for the host."""
-    with Path("/proc/cpuinfo").open() as lines:
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return tuple(sorted(flags.partition(":")[2].split()))

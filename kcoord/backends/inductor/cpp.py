@@ -13,9 +13,9 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
-from kcoord.backends.inductor.backend import cpu_features
 from kcoord.files.replace import replace_file
 from kcoord.keys.device import DeviceKey, Scope
+from kcoord.keys.host import cpu_features, host_abi
 
 _LOCKED_FOR = 600  # seconds; torch's own bound
 
@@ -68,6 +68,7 @@ class CppBackend(Backend[Build, None]):
             "compiler": get_compiler_version_info(request.builders[-1]._compiler),
             "torch": (str(torch.__version__), torch.version.git_version),
             "cpu": cpu_features(),  # -march=native
+            "abi": host_abi(),  # a library that this host cannot open would end the job
         }
 
     def tools(self, request: Build) -> list[str]:

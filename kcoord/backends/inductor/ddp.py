@@ -74,9 +74,7 @@ class _Unit:
         self._compile_context = CompileContext.try_get()
         self._context = copy.copy(TracingContext.get())
         self._context.fakify_first_call = False
-        self._context.ddp_optimizer_ctx = (
-            None  # this context is the unit's alone: a later backward has its metadata here
-        )
+        self._context.ddp_optimizer_ctx = None  # the unit's alone: a later backward finds its metadata here
         self._surroundings: _Surroundings | None = None  # of a unit that was passed over
         self.promises: list[tuple[int, ...] | None] | None = None
         self._keeps_promises: bool | None = None
@@ -94,7 +92,7 @@ class _Unit:
             for each in args:
                 if hasattr(each, _STATIC):
                     delattr(each, _STATIC)
-        self._task = None
+        self._task = self._surroundings = None
 
     def __call__(self, *args: Any) -> Any:
         if self._compiled is None:

@@ -99,6 +99,12 @@ class Scope:
         compilation, entry = self.compilation, self.asked
         if compilation is None or entry is None or compilation.ended:
             return
+        try:
+            self._end_lead(compilation, entry, error)
+        finally:
+            compilation.give_up()  # if that failed: others wait
+
+    def _end_lead(self, compilation: Compilation, entry: Entry, error: BaseException | None) -> None:
         if error is not None and not _begins_anew(error):
             compilation.raised(error)
         elif (entry.kind, entry.key) not in self.made:

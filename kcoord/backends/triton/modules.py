@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import platform
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from kcoord.backends.base import Backend
 from kcoord.backends.triton.backend import MODULES, base32
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey
+from kcoord.keys.host import host_abi
 from kcoord.telemetry.counters import Counters
 
 _counters = Counters()
@@ -48,7 +46,7 @@ class TritonModules(Backend[Module, str]):
 
     def key(self, request: Module) -> CacheKey:
         compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
-        return CacheKey.of(self.name, request.filename, triton_key=request.digest, compilers=compilers, **_host_abi())
+        return CacheKey.of(self.name, request.filename, triton_key=request.digest, compilers=compilers, **host_abi())
 
     def device(self, request: Module) -> DeviceKey | None:
         return None
@@ -64,12 +62,3 @@ class TritonModules(Backend[Module, str]):
 
     def counters(self, request: Module) -> Counters:
         return _counters
-
-
-@functools.lru_cache(maxsize=1)
-def _host_abi() -> dict[str, str]:
-    return {
-        "machine": platform.machine(),
-        "libc": "-".join(platform.libc_ver()),
-        "python": str(sysconfig.get_config_var("EXT_SUFFIX")),
-    }

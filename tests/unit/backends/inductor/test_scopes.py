@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ class _Compilation:
 
     def raised(self, error: BaseException) -> None:
         self.ended = f"raised: {error}"
+
+    def give_up(self) -> None:
+        self.ended = self.ended or "given up"
 
 
 def leading(kind: str) -> tuple[Scope, Any]:
@@ -67,3 +71,16 @@ def test_a_compile_that_torch_begins_anew_is_no_failure(error: Exception, how: s
         raise error
     assert compilation.ended.startswith(how)
     assert scopes.innermost() is None
+
+
+def test_a_lead_that_cannot_be_published_for_a_fault_of_ours_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(scopes.backend, "finish", broken)
+    monkeypatch.setattr(scopes, "write_entries", broken)
+    unit, compilation = leading(UNIT)
+    compilation.staging = Path("/nowhere")
+    with unit:
+        scopes.record(UNIT, "asked", b"1")
+    assert compilation.ended == "given up"
