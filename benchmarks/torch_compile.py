@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,31 @@ _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
 _CPU = {"ranks": 4, "layers": 1}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
+_MODEL = os.environ.get("MODEL", "gpt")  # or llama
+_ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
+_SHARED = "one shared directory, cold"
+_ANOTHER_NODE = "kcoord-torchrun on another node with the same store, cold"
 
 
 def run() -> Result:
-    """One rank a GPU, with ``--virtual-local-rank`` where it is named; without GPUs 4 ranks and one block."""
+    """One rank a GPU, with ``--virtual-local-rank`` but where another mode is named; without GPUs 4 ranks and one block."""
     import torch
 
     gpus = torch.cuda.device_count()
     ranks, layers = (gpus, 12) if gpus else (_CPU["ranks"], _CPU["layers"])
     where = f"{ranks} GPUs" if gpus else f"{ranks} ranks without a GPU"
     result = Result(
-        f"Cold start of torch.compile under DDP, {layers} blocks, on {where}",
+        f"Cold start of torch.compile under DDP, {_MODEL} of {layers} blocks, on {where}",
         ["caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms"],
     )
     found: dict[str, list[dict[str, Any]]] = {}
     for number in range(_RUNS):
         with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
             for name, launcher, count, mode, caches, more in _plans(Path(root), ranks, bool(gpus)):
-                found.setdefault(name, []).append(_once(launcher, count, layers, mode, caches, more))
+                with _away(Path(root), ("ours", "local") if name == _ANOTHER_NODE else ()):
+                    found.setdefault(name, []).append(_once(launcher, count, layers, mode, caches, more))
                 print(f"  {number + 1}/{_RUNS} {name}: {found[name][-1]['wall']:.1f} s", file=sys.stderr, flush=True)
-    shared = statistics.median(each["wall"] for each in found["one shared directory, cold"])
+    shared = statistics.median(each["wall"] for each in found[_SHARED])
     for name, runs in found.items():
         wall = statistics.median(each["wall"] for each in runs)
         last = runs[-1]
@@ -53,25 +60,38 @@ def run() -> Result:
 def _plans(root: Path, ranks: int, on_gpu: bool) -> list[tuple[str, list[str], int, str, str, dict[str, str]]]:
     """(name, launcher, ranks, mode, directory of torch's caches, variables). ``{RANK}`` in a directory: each rank its own."""
     virtual = ["--virtual-local-rank"] if on_gpu else []
-    ours, store = [*_OURS, *virtual], str(root / "store")
+    stock, ours, store = [*_STOCK, *virtual], [*_OURS, *virtual], str(root / "store")
     local = {"KCOORD_LOCAL_DIR": str(root / "local"), "KCOORD_STORE": store, "KCOORD_STORE_CREATE": "1"}
     other = {**local, "KCOORD_LOCAL_DIR": str(root / "other")}
     plans = [
-        ("one rank alone, cold", _STOCK, 1, "together", "alone", {}),
-        ("a private directory per rank, cold", _STOCK, ranks, "together", "private{RANK}", {}),
-        ("one shared directory, cold", _STOCK, ranks, "together", "shared", {}),
-        ("rank 0 first, then the others, cold", [*_STOCK, *virtual], ranks, "rank0", "first", {}),
+        (_SHARED, stock, ranks, "together", "shared", {}),
         ("kcoord-torchrun, cold", ours, ranks, "together", "ours", local),
-        ("kcoord-torchrun on another node with the same store, cold", ours, ranks, "together", "other", other),
-        ("one shared directory, warm", _STOCK, ranks, "together", "shared", {}),
+        (_ANOTHER_NODE, ours, ranks, "together", "other", other),
+        ("one shared directory, warm", stock, ranks, "together", "shared", {}),
         ("kcoord-torchrun, warm", ours, ranks, "together", "ours", local),
     ]
-    if on_gpu:
-        name = "one shared directory, --virtual-local-rank, cold"
-        plans.insert(3, (name, [*_STOCK, *virtual], ranks, "together", "virtual", {}))
+    if _ALL:
+        plans += [
+            ("one rank alone, cold", _STOCK, 1, "together", "alone", {}),
+            ("a private directory per rank, cold", stock, ranks, "together", "private{RANK}", {}),
+            ("rank 0 first, then the others, cold", stock, ranks, "rank0", "first", {}),
+        ]
+    if _ALL and on_gpu:
+        name = "one shared directory, every rank its LOCAL_RANK, cold"
+        plans.append((name, _STOCK, ranks, "together", "plain", {}))
     return [
         (name, launcher, count, mode, str(root / caches), more) for name, launcher, count, mode, caches, more in plans
     ]
+
+
+@contextlib.contextmanager
+def _away(root: Path, names: tuple[str, ...]) -> Iterator[None]:
+    """Directories of one node, out of another one's sight."""
+    for name in names:
+        (root / name).rename(root / f"{name}.away")
+    yield
+    for name in names:
+        (root / f"{name}.away").rename(root / name)
 
 
 def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, more: dict[str, str]) -> dict[str, Any]:
@@ -79,7 +99,7 @@ def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, 
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": caches, **more}
     if "KCOORD_LOCAL_DIR" not in more:
         variables["TRITON_CACHE_DIR"] = f"{caches}/triton"
-    job = [str(_JOB), "--mode", mode, "--layers", str(layers)]
+    job = [str(_JOB), "--mode", mode, "--layers", str(layers), "--model", _MODEL]
     if "{RANK}" in caches:
         own = caches.replace("{RANK}", "$RANK")
         shell = f'TORCHINDUCTOR_CACHE_DIR={own} TRITON_CACHE_DIR={own}/triton exec {sys.executable} "$0" "$@"'

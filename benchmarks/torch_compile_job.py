@@ -1,8 +1,9 @@
-"""One rank of a torch.compile job: a GPT under DDP, every block of another width, on GPUs or on the CPU. Run it with torchrun.
+"""One rank of a torch.compile job under DDP, on GPUs or on the CPU. Run it with torchrun.
 
-``--mode rank0`` lets rank 0 compile first, ``together`` all at once. Rank 0 prints one line of JSON: wall seconds from barrier to
-barrier with one training step in between (the slowest rank's), what torch did in all ranks together, the median of further steps
-in seconds, and the first loss to the bit.
+``--model gpt`` has another width in every block; ``llama`` is that of Hugging Face's transformers, with random weights. ``--mode
+rank0`` lets rank 0 compile first, ``together`` all at once. Rank 0 prints one line of JSON: wall seconds from barrier to barrier
+with one training step in between (the slowest rank's), what torch did in all ranks together, the median of further steps in
+seconds, and the first loss to the bit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,13 +68,30 @@ def count(owner: Any, name: str, what: str) -> None:
     setattr(owner, name, call)
 
 
+def llama(layers: int, width: int, heads: int, words: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=words,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+        )
+    )
+
+
+MODELS: dict[str, Callable[[int, int, int, int], nn.Module]] = {"gpt": GPT, "llama": llama}
+
+
 class Job:
-    def __init__(self, layers: int, device: torch.device, with_ddp: bool) -> None:
+    def __init__(self, model: str, layers: int, device: torch.device, with_ddp: bool) -> None:
         on_gpu = device.type == "cuda"
         width, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
         torch.manual_seed(0)
         self.device, self.words = device, words
-        self.model = GPT(layers, width, heads, words).to(device)
+        self.model = MODELS[model](layers, width, heads, words).to(device)
         if with_ddp:
             size = {}
             if not on_gpu:  # as many units as blocks, though these are small
@@ -84,7 +103,9 @@ class Job:
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, self.words, self.shape, generator=generator).to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(self.compiled(tokens).flatten(0, 1).float(), tokens.flatten())
+            logits = self.compiled(tokens)
+            logits = getattr(logits, "logits", logits)  # transformers wrap them
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
         loss.backward()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -94,6 +115,7 @@ class Job:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=["together", "rank0"], default="together")
+    parser.add_argument("--model", choices=[*MODELS], default="gpt")
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
     rank, on_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
@@ -111,9 +133,9 @@ def main() -> None:
     begun = time.perf_counter()
     if args.mode == "rank0":
         if rank == 0:
-            Job(args.layers, device, with_ddp=False).step()
+            Job(args.model, args.layers, device, with_ddp=False).step()
         dist.barrier()
-    job = Job(args.layers, device, with_ddp=True)
+    job = Job(args.model, args.layers, device, with_ddp=True)
     loss = job.step().item().hex()
     mine = time.perf_counter() - begun
     steps = []

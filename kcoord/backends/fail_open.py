@@ -6,7 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kcoord.errors import SettingsError
 from kcoord.interruption import let_through
+from kcoord.rank.connect import connect
+from kcoord.rank.coordinator import Coordinator
 from kcoord.telemetry.events import Notices, log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,3 +39,14 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
         return guarded  # type: ignore[return-value]
 
     return decorate
+
+
+@fails_open(lambda: None)
+def coordinator_in_use() -> Coordinator | None:
+    """None if kcoord is off, or its settings cannot be used: then the compiler works as without kcoord."""
+    try:
+        coordinator = connect()
+    except SettingsError as error:
+        notices.tell(f"{error}; kcoord stands aside")
+        return None
+    return None if coordinator.settings.disable else coordinator

@@ -90,3 +90,32 @@ def test_all_ranks_launch_the_configuration_that_was_tuned_first(sandbox: Sandbo
         shapes = [shape for line in lines for shape in line["shapes"]]
         assert all(shape["right"] for shape in shapes)
         assert any(shape["tuned_here"] for shape in shapes) is tunes
+
+
+@pytest.mark.parametrize("settings", [{}, {"coordinate_descent_tuning": True}], ids=["", "by descent"])
+def test_what_one_node_has_compiled_and_measured_another_node_only_loads(
+    sandbox: Sandbox, settings: dict[str, bool]
+) -> None:
+    """And needs nothing from where the first one kept it: the directory's place is taken by a file."""
+
+    def run(node: str) -> dict[str, Any]:
+        variables = {"KCOORD_LOCAL_DIR": str(sandbox.root / node), "KCOORD_STORE": str(sandbox.root / "store")}
+        command = ["-m", "kcoord_launch.torchrun", "--standalone", "--nproc-per-node=1", PROGRAMS / "tuned.py"]
+        done = sandbox.run(
+            *command,
+            json.dumps(settings),
+            timeout=300,
+            TORCHINDUCTOR_CACHE_DIR=None,
+            KCOORD_STORE_CREATE="1",
+            **variables,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    first = run("first")
+    assert first["codegens"] > 0
+    assert first["measurements"] > 0
+    shutil.move(sandbox.root / "first", sandbox.root / "elsewhere")
+    (sandbox.root / "first").touch()
+    assert run("second") == {"loss": first["loss"], "codegens": 0, "measurements": 0}

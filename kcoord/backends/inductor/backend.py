@@ -78,11 +78,14 @@ class InductorBackend(Backend[Entry, Entries]):
 
     def factors(self, request: Entry) -> Mapping[str, Any]:
         """Torch's key holds the graph, the inputs, torch's sources and settings, and the GPU; not all versions hold the CPU."""
+        from kcoord.backends.inductor.ambient import ambient
+
         return {
             "entry": request.kind,
             "torch_key": request.key,
             "hints": request.hints,
             "donated": request.donated,
+            "ambient": ambient(),
             "cpu": cpu_features(),
             "python": sys.version_info[:2],  # entries are pickles
         }

@@ -17,7 +17,10 @@ _COLLECTIVE = {
         "bucket_all_gathers_fx",  # pytorch#188332: entries depend on the rank
         "bucket_reduce_scatters_fx",
     ),
-    "torch._inductor.config_comms": ("runtime_estimations_align_across_all_distributed_ranks",),
+    "torch._inductor.config_comms": (
+        "runtime_estimations_align_across_all_distributed_ranks",
+        "reorder_for_compute_comm_overlap_broadcast_runtime_estimations",
+    ),
     "torch._functorch.config": ("_sync_decision_cross_ranks",),
 }
 """Settings under which ranks talk to each other while they compile. A rank that waits for the compile would not answer."""
@@ -59,6 +62,22 @@ def problem(kind: str, graph: Any) -> str:
         if foreign is not None:
             return f"its graph calls {foreign}, whose sources are in no key"
     return ""
+
+
+def enters_autocast(node: Any) -> bool:
+    """True for a node that enters or leaves autocast and depends on nothing but the graph, which is in torch's key.
+
+    Models of Hugging Face have such nodes. Torch keeps no unit of a graph with one; its later versions do.
+    """
+    amp = sys.modules.get("torch.amp.autocast_mode")
+    if node.op != "call_function" or node.target is None:
+        return False
+    if node.target is getattr(amp, "_exit_autocast", None):
+        return True
+    if node.target is not getattr(amp, "_enter_autocast", None) or node.kwargs or len(node.args) < 3:
+        return False
+    _, dtype, enabled, *_ = node.args
+    return not enabled or dtype is not None  # else it takes the type that is set around it
 
 
 def _settings(names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Any]]:

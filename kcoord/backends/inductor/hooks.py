@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open, notices
-from kcoord.backends.inductor import conditions, cpp, scopes
+from kcoord.backends.inductor import conditions, cpp, scopes, tuning
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
 from kcoord.ranks import ranks_of
@@ -26,15 +26,17 @@ _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 @fails_open(lambda: None)
 def hook() -> None:
     """Wrap what this version of torch has. Idempotent."""
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache, compile_fx
     from torch.compiler._cache import CacheArtifactManager
 
-    for cache, kind in ((AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
+    for cache, kind in ((autograd_cache.AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
         _wrap(cache, "find_guarded_entry", functools.partial(_lookup, kind), of_class=True)
+    _wrap(autograd_cache, "check_node_safe", _check_node)
     _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
+    _hook_tuning()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
     if _compiles_backwards_early():
@@ -46,6 +48,19 @@ def hook() -> None:
 
         _wrap(SubmodCompiler, "__init__", ddp.made)
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
+
+
+@fails_open(lambda: None)
+def _hook_tuning() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    for name in ("_setup_local_cache", "__setstate__"):
+        _wrap(AutotuneCache, name, tuning.in_our_cache)
+    _wrap(AsyncCompile, "wait", tuning.kernels_ready)
+    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.to_one_config)
+    _wrap(CachingAutotuner, "_coordinate_descent_tuning", tuning.by_descent)
 
 
 def _compiles_backwards_early() -> bool:
@@ -151,6 +166,12 @@ def _backward_with_forward(
 
 
 # Where torch looks into its caches, and writes to them.
+
+
+def _check_node(native: Callable[[Any], None], node: Any) -> None:
+    """As ``check_node_safe``, which raises for a node that a unit's key does not cover."""
+    if not conditions.enters_autocast(node):
+        native(node)
 
 
 def _lookup(

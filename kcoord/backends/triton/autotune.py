@@ -34,10 +34,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
-from kcoord.backends.triton.backend import coordinator_in_use
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors

@@ -17,14 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
-from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.triton.variables import VARIABLES
-from kcoord.errors import SettingsError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.profiles.recipe import Recipe
-from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
 
 if TYPE_CHECKING:
@@ -178,17 +174,6 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         return str(import_module(_REPLAYERS[recipe.backend]).replay(recipe, target, waits))
-
-
-@fails_open(lambda: None)
-def coordinator_in_use() -> Coordinator | None:
-    """None if kcoord is off, or its settings cannot be used: then Triton works as without kcoord."""
-    try:
-        coordinator = connect()
-    except SettingsError as error:
-        notices.tell(f"{error}; kcoord stands aside")
-        return None
-    return None if coordinator.settings.disable else coordinator
 
 
 def _name(function: Any, path: Any) -> str:

@@ -25,12 +25,12 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.backends import abandoned
 from kcoord.backends.base import Bypassed
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import inputs as triton_inputs
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
-from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32, coordinator_in_use
+from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32
 from kcoord.backends.triton.modules import Module, TritonModules
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through

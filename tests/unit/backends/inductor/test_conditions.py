@@ -61,3 +61,20 @@ def test_one_rank_of_a_node_says_that_the_gpus_index_keeps_ranks_from_sharing(
     for _ in range(2):
         _tell_of_devices([7, SimpleNamespace(device=SimpleNamespace(index=index))])
     assert len(told.since(0)[0]) == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_in_the_key"),
+    [
+        (("cuda", None, False, None), True),
+        (("cuda", torch.bfloat16, True, None), True),
+        (("cuda", None, True, None), False),
+    ],
+)
+def test_a_graph_may_enter_autocast_if_it_says_to_which_type(arguments: tuple[Any, ...], is_in_the_key: bool) -> None:
+    graph = torch.fx.Graph()
+    entered = graph.call_function(torch.amp._enter_autocast, arguments)
+    left = graph.call_function(torch.amp._exit_autocast, (entered,))
+    assert conditions.enters_autocast(entered) is is_in_the_key
+    assert conditions.enters_autocast(left)
+    assert not conditions.enters_autocast(graph.call_function(torch.sin, (left,)))

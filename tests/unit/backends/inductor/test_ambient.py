@@ -1,0 +1,62 @@
+"""Settings around a compile that torch's key leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kcoord.backends.inductor.backend import UNIT, Entry, InductorBackend
+
+
+def digest() -> str:
+    return InductorBackend().key(Entry(UNIT, "torchs-key")).digest
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def no_mkldnn() -> Iterator[None]:
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(True)
+
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to another type": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "attention": lambda: sdpa_kernel(SDPBackend.MATH),
+    "default type": default_dtype,
+    "default device": lambda: torch.device("meta"),
+    "threads": threads,
+    "mkldnn": no_mkldnn,
+}
+
+
+def test_a_unit_is_traced_anew_under_another_setting() -> None:
+    digests = [digest()]
+    for setting in SETTINGS.values():
+        with setting():
+            digests.append(digest())
+    assert len(set(digests)) == len(digests)
+    assert digest() == digests[0]
