@@ -9,8 +9,8 @@ from typing import Any
 def ambient() -> dict[str, Any]:
     """The settings of this thread and this moment, as data.
 
-    Torch 2.11 finds a unit that was traced under autocast to bfloat16 when it wants float16. Torch 2.13, too, finds one with flash
-    attention where that is switched off.
+    Torch 2.11 finds a unit that was traced under autocast to bfloat16 when it wants float16. Torch 2.13, too, finds one with
+    flash attention where that is switched off.
     """
     import torch
 

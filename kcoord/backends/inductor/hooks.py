@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from importlib import import_module
@@ -37,6 +38,7 @@ def hook() -> None:
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _hook_tuning()
+    _start_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
     if _compiles_backwards_early():
@@ -48,6 +50,18 @@ def hook() -> None:
 
         _wrap(SubmodCompiler, "__init__", ddp.made)
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
+
+
+@fails_open(lambda: None)
+def _start_workers() -> None:
+    """In a rank, start torch's compile workers when it calls ``torch.compile``; torch itself does so at the first compile.
+
+    Until they have imported torch, the rank compiles kernels itself, one after the other.
+    """
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    if ranks_of().rank is not None and multiprocessing.parent_process() is None:
+        maybe_warm_pool()
 
 
 @fails_open(lambda: None)
