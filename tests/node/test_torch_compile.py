@@ -167,3 +167,19 @@ def test_a_setting_under_which_ranks_talk_while_they_compile_is_named_and_nothin
     assert result(found) == result(true["plain"])
     assert done.stderr.count("distributed_max_autotune_gemm is set") == 1
     assert artifacts(sandbox) == 0
+
+
+def test_ranks_that_load_the_same_kernels_at_once_write_them_once(sandbox: Sandbox) -> None:
+    """Else each writes them, and what comes too late stays there under a name that nobody knows."""
+    arrivals, kernels = sandbox.root / "arrivals", sandbox.root / "kernels"
+    arrivals.mkdir()
+    ranks = [
+        sandbox.start(
+            PROGRAMS / "emit.py", arrivals, "3", TRITON_CACHE_DIR=str(kernels), **environment(sandbox, "emit")
+        )
+        for _ in range(3)
+    ]
+    done = [finish(rank, LONG) for rank in ranks]
+    assert [each.returncode for each in done] == [0, 0, 0], done
+    assert not [each.stderr for each in done if "skipping" in each.stderr]
+    assert {path.name for path in kernels.iterdir()} == {f"KERNEL{number}" for number in range(20)}

@@ -5,6 +5,7 @@ Outside a compile no claim is taken: torch also looks up a backward while it loa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -14,12 +15,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.inductor import conditions, cpp, scopes, tuning
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
+from kcoord.files.lock import locked
 from kcoord.ranks import ranks_of
 
+_LOCK, _PATIENCE = "inductor.lock", 5.0  # seconds
 _UNDONATED = "kcoord-undonated"
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
@@ -29,6 +32,7 @@ def hook() -> None:
     """Wrap what this version of torch has. Idempotent."""
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache, compile_fx
+    from torch._inductor.triton_bundler import TritonBundler
     from torch.compiler._cache import CacheArtifactManager
 
     for cache, kind in ((autograd_cache.AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
@@ -37,6 +41,7 @@ def hook() -> None:
     _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
+    _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
     _hook_tuning()
     _start_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
@@ -247,3 +252,20 @@ def _recording(native: Callable[..., Any], artifact_type: str, key: str, content
 
 
 _record = fails_open(lambda *arguments: None)(scopes.record)
+
+
+def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
+    """As ``TritonBundler.read_and_emit``, which writes a found graph's kernels to Triton's directory.
+
+    Ranks that load the same graph at once would each write them, and leave all but the first one's there, with a warning each.
+    """
+    with _one_rank_at_a_time():
+        return native(bundle)
+
+
+@fails_open(contextlib.nullcontext)
+def _one_rank_at_a_time() -> contextlib.AbstractContextManager[None]:
+    coordinator = coordinator_in_use()
+    if coordinator is None or not coordinator.usable:
+        return contextlib.nullcontext()
+    return locked(coordinator.settings.local_dir / _LOCK, _PATIENCE)

@@ -103,19 +103,12 @@ def _entry_path(local_dir: Path, name: str) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    from filelock import FileLock  # slow to import, and a warm process never comes here
+    from kcoord.files.lock import locked  # as above
 
-    lock, started = FileLock(f"{path}.lock"), time.monotonic()
-    try:
-        lock.acquire(timeout=max(0.0, _patience[0]))
-    except (OSError, NotImplementedError) as error:  # a time-out is an OSError; no flock is NotImplementedError
-        _log.debug("not waiting for another process: %s", error)
-    _patience[0] -= time.monotonic() - started
-    try:
+    started = time.monotonic()
+    with locked(path.with_name(f"{path.name}.lock"), _patience[0]):
+        _patience[0] -= time.monotonic() - started
         yield
-    finally:
-        with contextlib.suppress(OSError):
-            lock.release()
 
 
 def _read(path: Path) -> Any:
