@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 COMPILED = PROGRAMS / "compiled.py"
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
-FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "dynamic", "convolutions")
+FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
 LONG = 400.0  # seconds; torch imports and compiles, beside other tests
 WORK = ("traces", "codegens", "libraries")
 Outcome = dict[str, Any]
@@ -107,18 +107,22 @@ def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> 
 def start(box: Sandbox, name: str, *models: str, **wanted: Any) -> subprocess.Popen[str]:
     """A rank with a world of its own, which meets the others through kcoord alone."""
     arguments = json.dumps({"models": models, "alone": True, "marks": True, **wanted})
-    return box.start(COMPILED, arguments, **environment(box, name))
+    return box.start(COMPILED, arguments, KCOORD_STALL="3", **environment(box, name))
 
 
-def test_a_unit_is_joined_though_the_rank_that_was_at_it_was_killed(sandbox: Sandbox, true: dict[str, Outcome]) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["was killed", "hangs"])
+def test_a_unit_is_joined_though_the_rank_that_is_at_it(
+    sandbox: Sandbox, true: dict[str, Outcome], fault: signal.Signals
+) -> None:
     hold, units = sandbox.root / "hold", true["ddp"]["traces"]
     leader = start(sandbox, "leader", "ddp", hold=str(hold))
     eventually(lambda: Path(f"{hold}.began").exists() or leader.poll() is not None)
     follower = start(sandbox, "follower", "ddp")
     eventually(lambda: artifacts(sandbox) == units - 1 or follower.poll() is not None)
-    leader.send_signal(signal.SIGKILL)
-    leader.communicate()
+    leader.send_signal(fault)
     (found,) = outcomes(finish(follower, LONG))
+    leader.kill()
+    leader.communicate()
     assert result(found) == result(true["ddp"])
     assert work([found], "ddp") == work([true["ddp"]], "ddp")
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 from importlib import import_module
@@ -23,6 +24,7 @@ from kcoord.files.lock import locked
 from kcoord.ranks import ranks_of
 
 _LOCK, _PATIENCE = "inductor.lock", 5.0  # seconds
+_CORES = 4  # for each rank
 _UNDONATED = "kcoord-undonated"
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
@@ -43,7 +45,7 @@ def hook() -> None:
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
     _hook_tuning()
-    _start_workers()
+    _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
     if _compiles_backwards_early():
@@ -58,15 +60,25 @@ def hook() -> None:
 
 
 @fails_open(lambda: None)
-def _start_workers() -> None:
-    """In a rank, start torch's compile workers when it calls ``torch.compile``; torch itself does so at the first compile.
+def _hook_workers() -> None:
+    """Torch starts its compile workers at the first compile, found or not: seconds of CPU that a warm rank does without.
 
-    Until they have imported torch, the rank compiles kernels itself, one after the other.
+    Where cores are idle they start when torch.compile is called; until they are there, a rank compiles kernels one by one.
     """
-    from torch._inductor.async_compile import maybe_warm_pool
+    from torch._inductor import async_compile
 
-    if ranks_of().rank is not None and multiprocessing.parent_process() is None:
-        maybe_warm_pool()
+    _wrap(async_compile, "maybe_warm_pool", lambda native: None)
+    is_rank = ranks_of().rank is not None and multiprocessing.parent_process() is None
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if is_rank and len(os.sched_getaffinity(0)) >= _CORES * ranks:
+        _start_workers()
+
+
+@fails_open(lambda: None)
+def _start_workers() -> None:
+    from torch._inductor import async_compile
+
+    async_compile.maybe_warm_pool.__wrapped__()  # idempotent
 
 
 @fails_open(lambda: None)
@@ -215,6 +227,8 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
         return None
     if scope.kind == kind and scope.asked is None:
         scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
+        if not scope.given:
+            _start_workers()
     for content in scope.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):

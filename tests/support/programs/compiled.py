@@ -121,13 +121,22 @@ def activated() -> tuple[nn.Module, Any]:
     return (model := Stack(Block(WIDTH, torch.relu))), torch.compile(model)
 
 
+def exactly(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):  # as Hugging Face's rotary embeddings
+        return torch.relu(x)
+
+
+def cast() -> tuple[nn.Module, Any]:
+    return (model := Stack(*(Block(160 + 8 * number, exactly) for number in range(2)))), torch.compile(model)
+
+
 def dynamic() -> tuple[nn.Module, Any]:
     return (model := stack(136)), torch.compile(model, dynamic=True)
 
 
 MODELS = {
     "plain": plain, "retained": retained, "ddp": ddp, "convolutions": convolutions, "regional": regional, "fsdp": fsdp,
-    "activated": activated, "dynamic": dynamic,
+    "activated": activated, "cast": cast, "dynamic": dynamic,
 }  # fmt: skip
 
 
