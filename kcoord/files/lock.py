@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from kcoord.interruption import let_through
+
 _log = logging.getLogger("kcoord")
 
 
@@ -22,9 +24,12 @@ def locked(path: Path, patience: float) -> Iterator[None]:
     try:
         lock.acquire(timeout=max(0.0, patience))
     except (OSError, NotImplementedError) as error:  # a time-out is an OSError; no flock is NotImplementedError
+        let_through(error)
         _log.debug("not waiting for another process: %s", error)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        try:
             lock.release()
+        except OSError as error:
+            let_through(error)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, finish, sandboxed
 from tests.support.waiting import eventually as within
 
@@ -102,6 +103,23 @@ def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> 
     (warm,) = stock(sandbox, "plain", caches="first")  # torch's own caches hold what the ranks put there
     assert result(warm) == result(first[1])
     assert work([warm], "plain")["traces"] == 0
+
+
+def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[str, Outcome]) -> None:
+    def cluster(name: str) -> dict[str, str]:
+        return {
+            "KCOORD_STORE": str(sandbox.root / f"{name}-store"),
+            "KCOORD_STORE_CREATE": "1",
+            "KCOORD_LOCAL_DIR": str(sandbox.root / f"{name}-local"),
+        }
+
+    bundle = str(sandbox.root / "bundle")
+    ranks(sandbox, 1, "plain", caches="here", KCOORD_PROFILE="p", **cluster("here"))
+    assert sandbox.run(*KCOORD, "export", "p", bundle, **cluster("here")).returncode == 0
+    assert sandbox.run(*KCOORD, "import", bundle, **cluster("there")).returncode == 0
+    (found,) = ranks(sandbox, 1, "plain", caches="there", **cluster("there"))
+    assert work([found], "plain") == dict.fromkeys(WORK, 0)
+    assert result(found) == result(true["plain"])
 
 
 def start(box: Sandbox, name: str, *models: str, **wanted: Any) -> subprocess.Popen[str]:

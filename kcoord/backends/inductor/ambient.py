@@ -1,9 +1,31 @@
-"""Settings of torch around a compile that its own keys leave open, in all versions or in some."""
+"""Settings of torch around a compile that torch's own keys leave open."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import sys
 from typing import Any
+
+_ATTENTION = (
+    "flash_sdp_enabled",
+    "mem_efficient_sdp_enabled",
+    "math_sdp_enabled",
+    "cudnn_sdp_enabled",
+    "fp16_bf16_reduction_math_sdp_allowed",
+)
+_PRECISIONS = ("cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+_USUAL = {
+    "autocast": {},
+    "dtype": "torch.float32",
+    "device": "cpu",
+    "attention": [True, True, True, True, False],
+    "priority": [1, 2, 0, 3, 4],
+    "precisions": ["none", "tf32", "tf32", "none", "none", "none", "none"],
+    "mkldnn": True,
+}
+"""The state of a process that changes nothing: torch's entries have torch's own keys there, and stock finds them."""
 
 
 def ambient() -> dict[str, Any]:
@@ -14,7 +36,18 @@ def ambient() -> dict[str, Any]:
     """
     import torch
 
-    cuda, comms = torch.backends.cuda, sys.modules.get("torch._inductor.config_comms")
+    comms = sys.modules.get("torch._inductor.config_comms")
+    return _traced() | {
+        "threads": torch.get_num_threads(),  # C++ is generated for so many
+        "einsum": [torch.backends.opt_einsum.is_available(), torch.backends.opt_einsum.strategy],
+        "comms": str(comms.save_config_portable()) if comms is not None else "",
+    }
+
+
+def _traced() -> dict[str, Any]:
+    """Those that decide which operators a trace has, or with which precision they compute."""
+    import torch
+
     return {
         "autocast": {
             device: str(torch.get_autocast_dtype(device))
@@ -23,13 +56,33 @@ def ambient() -> dict[str, Any]:
         },
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.get_default_device()),
-        "threads": torch.get_num_threads(),  # C++ is generated for so many
-        "attention": {
-            name: getattr(cuda, name)()
-            for name in ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled",
-                         "fp16_bf16_reduction_math_sdp_allowed")
-            if hasattr(cuda, name)
-        },
+        "attention": [getattr(torch.backends.cuda, name, bool)() for name in _ATTENTION],
+        "priority": getattr(torch._C, "_get_sdp_priority_order", list)(),
+        "precisions": [_precision(torch.backends, name) for name in _PRECISIONS],
         "mkldnn": torch._C._get_mkldnn_enabled(),
-        "comms": str(comms.save_config_portable()) if comms is not None else "",
-    }  # fmt: skip
+    }
+
+
+def _precision(found: Any, name: str) -> str:
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return str(getattr(found, "fp32_precision", None))
+
+
+def tag() -> str:
+    """A tag for torch's own keys; empty in the usual state."""
+    state = _traced()
+    if state == _USUAL:
+        return ""
+    return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tagged() -> contextlib.AbstractContextManager[object]:
+    """A block in which torch's own caches, too, answer with nothing that was compiled in another state."""
+    from torch.compiler import config
+
+    found = tag()
+    if not found or found in config.cache_key_tag:
+        return contextlib.nullcontext()
+    patch: contextlib.AbstractContextManager[object] = config.patch(cache_key_tag=f"{config.cache_key_tag}{found}")
+    return patch

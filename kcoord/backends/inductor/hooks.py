@@ -11,19 +11,23 @@ import functools
 import multiprocessing
 import os
 import pickle
+import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.inductor import conditions, cpp, scopes, tuning
+from kcoord.backends.inductor.ambient import tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
 from kcoord.files.lock import locked
 from kcoord.ranks import ranks_of
 
-_LOCK, _PATIENCE = "inductor.lock", 5.0  # seconds
+_LOCK = "inductor.lock"
+_patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
 _CORES = 4  # for each rank
 _UNDONATED = "kcoord-undonated"
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
@@ -37,6 +41,16 @@ def hook() -> None:
     from torch._inductor.triton_bundler import TritonBundler
     from torch.compiler._cache import CacheArtifactManager
 
+    needed = {
+        "find_guarded_entry": (autograd_cache.AOTAutogradCache, codecache.FxGraphCache),
+        "prepare_key": (codecache.FxGraphCache,),
+        "record_artifact": (CacheArtifactManager,),
+        "_compile_fx_inner": (compile_fx,),
+    }
+    missing = [name for name, owners in needed.items() for owner in owners if not hasattr(owner, name)]
+    if missing:
+        notices.tell(f"this torch has no {missing[0]}: torch.compile is left alone, and its kernels are shared")
+        return
     for cache, kind in ((autograd_cache.AOTAutogradCache, UNIT), (codecache.FxGraphCache, GRAPH)):
         _wrap(cache, "find_guarded_entry", functools.partial(_lookup, kind), of_class=True)
     _wrap(autograd_cache, "check_node_safe", _check_node)
@@ -61,12 +75,15 @@ def hook() -> None:
 
 @fails_open(lambda: None)
 def _hook_workers() -> None:
-    """Torch starts its compile workers at the first compile, found or not: seconds of CPU that a warm rank does without.
+    """Torch starts its compile workers before it looks a unit up: seconds of CPU that a warm rank does without.
 
-    Where cores are idle they start when torch.compile is called; until they are there, a rank compiles kernels one by one.
+    Where cores are idle they start now, when Inductor is imported; until they are there, a rank compiles kernels one by one.
+    Workers of another kind than subprocesses initialize CUDA, and are left alone.
     """
-    from torch._inductor import async_compile
+    from torch._inductor import async_compile, config
 
+    if config.worker_start_method != "subprocess":
+        return
     _wrap(async_compile, "maybe_warm_pool", lambda native: None)
     is_rank = ranks_of().rank is not None and multiprocessing.parent_process() is None
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -78,20 +95,24 @@ def _hook_workers() -> None:
 def _start_workers() -> None:
     from torch._inductor import async_compile
 
-    async_compile.maybe_warm_pool.__wrapped__()  # idempotent
+    if hasattr(async_compile.maybe_warm_pool, "__kcoord_wrapped__"):
+        async_compile.maybe_warm_pool.__wrapped__()  # idempotent
 
 
 @fails_open(lambda: None)
 def _hook_tuning() -> None:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime.autotune_cache import AutotuneCache
+    from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     for name in ("_setup_local_cache", "__setstate__"):
         _wrap(AutotuneCache, name, tuning.in_our_cache)
     _wrap(AsyncCompile, "wait", tuning.kernels_ready)
-    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.to_one_config)
-    _wrap(CachingAutotuner, "_coordinate_descent_tuning", tuning.by_descent)
+    _wrap(CachingAutotuner, "autotune_to_one_config", tuning.tuning)
+    _wrap(CachingAutotuner, "benchmark_all_configs", tuning.measurements)
+    _wrap(CachingAutotuner, "_coordinate_descent_tuning", tuning.tuning)
+    _wrap(CoordescTuner, "autotune", tuning.descent)
 
 
 def _compiles_backwards_early() -> bool:
@@ -104,9 +125,12 @@ def _compiles_backwards_early() -> bool:
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
-    """Put ``wrapper(native, …)`` in place of a function or method of `owner`; `of_class`: a class or static method."""
-    native = getattr(owner, name)
-    if hasattr(native, "__kcoord_wrapped__"):
+    """Put ``wrapper(native, …)`` in place of a function or method of `owner`, if this version has it.
+
+    `of_class`: a class or static method.
+    """
+    native = getattr(owner, name, None)
+    if native is None or hasattr(native, "__kcoord_wrapped__"):
         return
 
     @functools.wraps(native)
@@ -122,7 +146,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
 
 def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
     _tell_of_devices(inputs)
-    with Scope(UNIT, _problem(UNIT, gm)):
+    with _tagged(), Scope(UNIT, _problem(UNIT, gm)):
         return native(aot, gm, inputs, **kwargs)
 
 
@@ -139,8 +163,11 @@ def _tell_of_devices(inputs: Any) -> None:
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
     if scopes.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
-    with Scope(GRAPH, _problem(GRAPH, gm)):
+    with _tagged(), Scope(GRAPH, _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
+
+
+_tagged = fails_open(contextlib.nullcontext)(tagged)
 
 
 @fails_open(lambda kind, graph: "an error in kcoord")
@@ -269,17 +296,24 @@ _record = fails_open(lambda *arguments: None)(scopes.record)
 
 
 def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
-    """As ``TritonBundler.read_and_emit``, which writes a found graph's kernels to Triton's directory.
+    """As ``TritonBundler.read_and_emit``, which writes the kernels of a graph that was found to Triton's directory.
 
-    Ranks that load the same graph at once would each write them, and leave all but the first one's there, with a warning each.
+    Ranks that load the same graph at once would each write them. All but the first one's would stay, with a warning each.
     """
-    with _one_rank_at_a_time():
+    with contextlib.ExitStack() as stack:
+        _enter_lock(stack, bundle)
         return native(bundle)
 
 
-@fails_open(contextlib.nullcontext)
-def _one_rank_at_a_time() -> contextlib.AbstractContextManager[None]:
-    coordinator = coordinator_in_use()
-    if coordinator is None or not coordinator.usable:
-        return contextlib.nullcontext()
-    return locked(coordinator.settings.local_dir / _LOCK, _PATIENCE)
+@fails_open(lambda stack, bundle: None)
+def _enter_lock(stack: contextlib.ExitStack, bundle: Any) -> None:
+    from torch._inductor.runtime.runtime_utils import triton_cache_dir
+
+    missing = any(
+        not Path(triton_cache_dir(each.device), each.kernel_hash).exists() for each in bundle.kernel_artifacts
+    )
+    coordinator = coordinator_in_use() if missing else None
+    if coordinator is not None and coordinator.usable:
+        begun = time.monotonic()
+        stack.enter_context(locked(coordinator.settings.local_dir / _LOCK, _patience[0]))
+        _patience[0] -= time.monotonic() - begun

@@ -7,14 +7,13 @@ So ranks that start together each measure, as without kcoord, and nobody waits. 
 The first call of a compiled model runs under a dispatch mode of torch's that looks for faults of custom operators. Measuring
 under it takes three times as long and shows nothing: it is lifted meanwhile.
 
-Not shared: choices for kernels that the user wrote, which may wait for other ranks.
+Not shared: choices for kernels that the user wrote. Measuring them may run collectives.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import math
 import threading
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import msgpack
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.rank.coordinator import Coordinator
@@ -41,7 +41,7 @@ class _Module:
 
     def __init__(self, name: str, chosen: Mapping[str, Choice], wanted: Collection[str], compiler: str) -> None:
         self._name, self._wanted, self._compiler = name, frozenset(wanted), compiler
-        self._lock = threading.Lock()  # protects the two below
+        self._lock = threading.RLock()  # protects the two below; a signal's handler may launch a kernel meanwhile
         self._found: Mapping[str, Choice] | None = None
         self._chosen = dict(chosen)
         self._begun = time.perf_counter()
@@ -109,122 +109,142 @@ def _name(tuner: Any) -> str:
 
 # The kernels of a module.
 
-_modules: weakref.WeakKeyDictionary[Any, _Module] = weakref.WeakKeyDictionary()  # by kernel
+_modules: weakref.WeakKeyDictionary[Any, list[_Module]] = weakref.WeakKeyDictionary()  # by kernel; two may have it
 
 
 def kernels_ready(native: Callable[..., None], compiles: Any, scope: dict[str, Any]) -> None:
     """As ``AsyncCompile.wait``, which a generated module ends with. `scope`: the module's variables, its kernels among them."""
     native(compiles, scope)
-    _meet(scope)
+    _register(scope)
 
 
 @fails_open(lambda scope: None)
-def _meet(scope: dict[str, Any]) -> None:
+def _register(scope: dict[str, Any]) -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     kernels = [each for each in scope.values() if isinstance(each, CachingAutotuner) and each.filename]
     kernels = [each for each in kernels if each.launchers and not _is_users(each)]
-    wanted = [each for each in kernels if len(each.launchers) > 1 or _descends(each)]
+    wanted = [each for each in kernels if len(each.launchers) > 1 or _will_descend(each)]
     if wanted and scope.get("__file__"):
         chosen = {_name(each): _described(each.launchers[0].config) for each in kernels if each not in wanted}
         compiler = str(wanted[0].inductor_meta.get("backend_hash"))
         module = _Module(Path(scope["__file__"]).stem, chosen, {_name(each) for each in wanted}, compiler)
-        _modules.update(dict.fromkeys(wanted, module))
+        for each in wanted:
+            _modules.setdefault(each, []).append(module)
 
 
 def _is_users(tuner: Any) -> bool:
-    return bool(getattr(tuner, "custom_kernel", False)) or getattr(tuner.heuristic_type, "name", "") == "USER_AUTOTUNE"
+    return bool(getattr(tuner, "custom_kernel", False)) or _heuristic(tuner) == "USER_AUTOTUNE"
+
+
+def _heuristic(tuner: Any) -> str:
+    return getattr(tuner.heuristic_type, "name", "")
 
 
 def _descends(tuner: Any) -> bool:
-    return bool(tuner.inductor_meta.get("coordinate_descent_tuning"))
+    """True if torch goes on by coordinate descent from the fastest configuration."""
+    if not tuner.inductor_meta.get("coordinate_descent_tuning"):
+        return False
+    decided = getattr(tuner, "_should_coordesc_tune", None)
+    if isinstance(decided, bool):
+        return decided
+    is_reduction = _heuristic(tuner) in ("REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
+    is_left = _heuristic(tuner) in ("TEMPLATE", "FIXED") or (
+        is_reduction and getattr(tuner, "deterministic_mode", False)
+    )
+    return not is_left
+
+
+def _will_descend(tuner: Any) -> bool:
+    return _descends(tuner) and not getattr(tuner.launchers[0].config, "found_by_coordesc", False)
 
 
 @fails_open(lambda tuner: {})
 def _known(tuner: Any) -> Choice:
-    module = _modules.get(tuner)
-    return {} if module is None else module.known(tuner)
+    return next(filter(None, (module.known(tuner) for module in _modules.get(tuner, ()))), {})
 
 
 @fails_open(lambda tuner, config: None)
 def _choose(tuner: Any, config: Any) -> None:
-    module = _modules.get(tuner)
-    if module is not None:
+    for module in _modules.get(tuner, ()):
         module.choose(tuner, config)
 
 
-def _no_dispatch_modes() -> contextlib.AbstractContextManager[object]:
-    from torch.utils import _python_dispatch
-
-    disable = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
-    return disable()
+# The launch that measures.
 
 
-# Among configurations that are compiled already.
+class _Under(threading.local):
+    tuner: Any = None
 
 
-def to_one_config(native: Callable[..., None], tuner: Any, *args: Any, **kwargs: Any) -> None:
-    """As ``CachingAutotuner.autotune_to_one_config``, which launches the fastest of the measurements that it is given."""
-    tuner.benchmark_all_configs = functools.partial(_measurements, tuner)
+_under = _Under()
+
+
+def tuning(native: Callable[..., Any], tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``CachingAutotuner.autotune_to_one_config`` and ``_coordinate_descent_tuning``, which call the two below."""
+    before, _under.tuner = _under.tuner, tuner
     try:
-        native(tuner, *args, **kwargs)
+        return native(tuner, *args, **kwargs)
     finally:
-        vars(tuner).pop("benchmark_all_configs", None)  # another thread may have launched it, too
+        _under.tuner = before
 
 
-def _measurements(tuner: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-    """Milliseconds by launcher; a choice that is known is the only one."""
-    choice = _known(tuner)
-    if choice:
-        chosen = next((each for each in tuner.launchers if _described(each.config) == choice), None)
-        if chosen is None and _descends(tuner):
-            chosen = tuner.launchers[0]  # `by_descent` goes on
-        if chosen is not None:
-            return {chosen: 0.0}
+def measurements(native: Callable[..., dict[Any, float]], tuner: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+    """As ``CachingAutotuner.benchmark_all_configs``: milliseconds by launcher. A choice that is known is the only one."""
+    if _under.tuner is not tuner:
+        return native(tuner, *args, **kwargs)
+    chosen = _launcher(tuner)
+    if chosen is not None:
+        return {chosen: 0.0}
     with _no_dispatch_modes():
-        timings: dict[Any, float] = type(tuner).benchmark_all_configs(tuner, *args, **kwargs)
-    best = min(timings, key=lambda launcher: timings[launcher])
-    if math.isfinite(timings[best]) and not _descends(tuner):
-        _choose(tuner, best.config)
+        timings = native(tuner, *args, **kwargs)
+    _measured(tuner, timings)
     return timings
 
 
-# By coordinate descent, which compiles as it goes.
+@fails_open(lambda tuner: None)
+def _launcher(tuner: Any) -> Any | None:
+    """The launcher that another process chose; None if there is none."""
+    choice = _known(tuner)
+    chosen = next((each for each in tuner.launchers if choice == _described(each.config)), None)
+    return tuner.launchers[0] if chosen is None and choice and _descends(tuner) else chosen  # `descent` goes on
 
 
-def by_descent(native: Callable[..., Any], tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
-    """As ``CachingAutotuner._coordinate_descent_tuning``."""
-    own = tuner.coordesc_tuner
-    tuner.coordesc_tuner = _Descent(tuner, own)
-    try:
-        return native(tuner, launcher, *args, **kwargs)
-    finally:
-        tuner.coordesc_tuner = own
+@fails_open(lambda tuner, timings: None)
+def _measured(tuner: Any, timings: Mapping[Any, float]) -> None:
+    best = min(timings, key=lambda launcher: timings[launcher])
+    if math.isfinite(timings[best]) and not _descends(tuner):
+        _choose(tuner, best.config)
 
 
-class _Descent:
-    """The coordinate descent of one launch, in place of torch's."""
-
-    def __init__(self, tuner: Any, native: Any) -> None:
-        self._tuner, self._native = tuner, native
-
-    def autotune(self, measure: Callable[[Any], float], baseline: Any, timing: float | None = None) -> Any:
-        """The configuration to launch; torch compiles it if it must."""
-        chosen = _config_of(_known(self._tuner), baseline)
-        if chosen is not None:
+def descent(
+    native: Callable[..., Any], torchs: Any, measure: Callable[[Any], float], baseline: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """As ``CoordescTuner.autotune``: the configuration to launch. A known one is tried, by `measure`, before it is used."""
+    tuner = _under.tuner
+    chosen = None if tuner is None else _config_of(_known(tuner), baseline)
+    with _no_dispatch_modes():
+        if chosen is not None and _runs(measure, chosen):
             return chosen
-        with _no_dispatch_modes():
-            best = self._native.autotune(measure, baseline, timing)
-        _choose(self._tuner, best)
-        return best
+        best = native(torchs, measure, baseline, *args, **kwargs)
+    if tuner is not None:
+        _choose(tuner, best)
+    return best
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+
+def _runs(measure: Callable[[Any], float], config: Any) -> bool:
+    try:
+        return math.isfinite(measure(config))
+    except Exception as error:  # noqa: BLE001 - too large for this GPU, or no configuration at all: torch, too, catches all
+        let_through(error)
+        return False
 
 
 @fails_open(lambda choice, baseline: None)
 def _config_of(choice: Choice, baseline: Any) -> Any | None:
     """`baseline` with the chosen numbers; None if `choice` is none of its kind."""
+    from torch._inductor.runtime.triton_heuristics import check_max_block
+
     mine, sizes = _described(baseline), choice.get("kwargs")
     if not isinstance(sizes, dict) or choice.keys() != mine.keys() or sizes.keys() != mine["kwargs"].keys():
         return None
@@ -232,10 +252,24 @@ def _config_of(choice: Choice, baseline: Any) -> Any | None:
     numbers += [(sizes[name], mine["kwargs"][name]) for name in sizes]
     if not all(theirs == own or (type(theirs) is type(own) is int and theirs > 0) for theirs, own in numbers):
         return None
+    blocks = [size for name, size in sizes.items() if name.endswith("BLOCK") and size != mine["kwargs"][name]]
+    if any(number & (number - 1) for number in (*blocks, choice["num_warps"])):
+        return None  # Triton's sizes are powers of two
+    try:
+        check_max_block(sizes)
+    except AssertionError:
+        return None  # masks may have been left out for what torch never chooses
     found = copy.deepcopy(baseline)
     found.kwargs.update(sizes)
     found.num_warps, found.num_stages = choice["num_warps"], choice["num_stages"]
     return found
+
+
+def _no_dispatch_modes() -> contextlib.AbstractContextManager[object]:
+    from torch.utils import _python_dispatch
+
+    disable = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
+    return disable()
 
 
 # Torch's own cache of choices.

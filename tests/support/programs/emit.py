@@ -23,6 +23,8 @@ place, count = Path(sys.argv[1]), int(sys.argv[2])
 files = [TritonKernelArtifact(f"{number}.cubin", bytes(1 << 20)) for number in range(4)]
 bundle = TritonBundle([TritonKernelArtifacts(f"KERNEL{number}", 0, files) for number in range(20)], [])
 (place / str(uuid.uuid4())).touch()
+deadline = time.monotonic() + 300
 while len(list(place.iterdir())) < count:
+    assert time.monotonic() < deadline, "the others did not come"
     time.sleep(0.001)
 TritonBundler.read_and_emit(bundle)

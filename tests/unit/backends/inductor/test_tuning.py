@@ -53,31 +53,45 @@ class Launcher(SimpleNamespace):
         return id(self)
 
 
+class Descent:
+    """Finds what no launcher has."""
+
+    def autotune(self, measure: Any, baseline: Any, timing: float | None = None) -> Any:
+        def best(descent: Any, measure: Any, baseline: Any, timing: float | None) -> Any:
+            measure(config(4096, warps=8))
+            return config(4096, warps=8)
+
+        return tuning.descent(best, self, measure, baseline, timing)
+
+
 class Kernel(CachingAutotuner):
-    """One whose launchers take the milliseconds that `took` says, by block size."""
+    """A tuner of torch's, hooked, whose launchers take the milliseconds that `took` says, by block size."""
 
     def __init__(self, name: str, took: dict[int, float], descends: bool = False) -> None:
         self.fn = SimpleNamespace(__name__=name, fn=len, src="")
         self.filename = f"/somewhere/{name}.py"
         self.launchers = [Launcher(config=config(block)) for block in took]
-        self.took, self.measured, self.modes = took, 0, set[str]()
+        self.took, self.measured, self.modes = took, list[int](), set[str]()
         self.inductor_meta = {"coordinate_descent_tuning": descends}
-        self.heuristic_type, self.custom_kernel = HeuristicType.POINTWISE, False
+        self.heuristic_type, self.custom_kernel, self.deterministic_mode = HeuristicType.POINTWISE, False, False
         self.compile_results, self.precompile_time_taken_ns, self.save_cache_hook = [], 0, None
-        self.coordesc_tuner = self
+        self.coordesc_tuner, self.lock, self.size_hints = Descent(), threading.Lock(), {"x": 4096}
+        self.autotune_time_taken_ns, self._should_coordesc_tune = 0, descends
 
     def benchmark_all_configs(self, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        self.measured += 1
+        return tuning.measurements(Kernel.measure, self, *args, **kwargs)
+
+    def measure(self) -> dict[Any, float]:
+        return {launcher: self.bench(launcher) for launcher in self.launchers}
+
+    def bench(self, launcher: Any) -> float:
+        block = launcher.config.kwargs["XBLOCK"]
+        self.measured.append(block)
         self.modes.add(str(_get_current_dispatch_mode()))
-        return {launcher: self.took[launcher.config.kwargs["XBLOCK"]] for launcher in self.launchers}
+        return self.took.get(block, FAST)
 
-    def autotune(self, measure: Any, baseline: Any, timing: float | None = None) -> Any:
-        """As a coordinate descent that finds what no launcher has."""
-        self.measured += 1
-        return config(4096, warps=8)
-
-    def _coordinate_descent_tuning(self, launcher: Any) -> Any:
-        return Launcher(config=self.coordesc_tuner.autotune(len, launcher.config))
+    def _precompile_config(self, config: Any) -> Any:
+        return SimpleNamespace(make_launcher=lambda: Launcher(config=config))
 
     def _release_static_launchers_except(self, launcher: Any) -> None:
         pass
@@ -85,9 +99,10 @@ class Kernel(CachingAutotuner):
     def launch(self) -> tuple[int, int]:
         """The block size and the warps that run."""
         if len(self.launchers) > 1:
-            tuning.to_one_config(CachingAutotuner.autotune_to_one_config, self)
+            tuning.tuning(CachingAutotuner.autotune_to_one_config, self)
         if self.inductor_meta["coordinate_descent_tuning"]:
-            self.launchers = [tuning.by_descent(type(self)._coordinate_descent_tuning, self, self.launchers[0])]
+            launcher = tuning.tuning(CachingAutotuner._coordinate_descent_tuning, self, self.launchers[0])
+            self.launchers = [launcher]
         return self.launchers[0].config.kwargs["XBLOCK"], self.launchers[0].config.num_warps
 
 
@@ -114,7 +129,7 @@ def test_a_later_process_launches_what_the_first_one_measured(shared: Shared) ->
     assert first.launch() == (64, 4)
     offered(shared)
     module(later)
-    assert (later.launch(), later.measured) == ((64, 4), 0)
+    assert (later.launch(), later.measured) == ((64, 4), [])
 
 
 def test_choices_of_a_module_are_offered_once_all_of_them_are_made(shared: Shared) -> None:
@@ -128,7 +143,7 @@ def test_choices_of_a_module_are_offered_once_all_of_them_are_made(shared: Share
     assert len(shared.choices) == 1
     later = Kernel("single", {64: FAST, 256: SLOW})  # the first process had its choice from torch's cache
     module(later)
-    assert (later.launch(), later.measured) == ((256, 4), 0)
+    assert (later.launch(), later.measured) == ((256, 4), [])
 
 
 def test_a_choice_that_is_none_of_the_configurations_is_measured_again(shared: Shared) -> None:
@@ -162,23 +177,65 @@ def test_a_kernel_of_the_user_is_measured_by_each_rank(shared: Shared) -> None:
     kernel.custom_kernel = True
     module(kernel)
     assert kernel.launch() == (64, 4)
-    assert not shared.offered.acquire(timeout=0.2)
+    assert kernel not in tuning._modules
 
 
 @pytest.mark.parametrize("took", [{64: FAST}, {64: FAST, 128: SLOW}])
-def test_a_choice_by_coordinate_descent_is_launched_without_one(shared: Shared, took: dict[int, float]) -> None:
+def test_a_choice_by_coordinate_descent_is_tried_and_launched_without_another(
+    shared: Shared, took: dict[int, float]
+) -> None:
     first, later = Kernel("k", took, descends=True), Kernel("k", took, descends=True)
     module(first)
     assert first.launch() == (4096, 8)
     offered(shared)
     module(later)
-    assert (later.launch(), later.measured) == ((4096, 8), 0)
+    assert (later.launch(), later.measured) == ((4096, 8), [4096])  # tried once
 
 
-@pytest.mark.parametrize("sizes", [{}, {"XBLOCK": "64"}, {"XBLOCK": -64}, {"XBLOCK": 64, "YBLOCK": 1}, 5])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"XBLOCK": "64"}, {"XBLOCK": -64}, {"XBLOCK": 3}, {"XBLOCK": 1 << 20}, {"XBLOCK": 64, "YBLOCK": 1}, 5]
+)
 def test_a_foreign_choice_by_coordinate_descent_is_not_built(sizes: Any) -> None:
-    choice = {"kwargs": sizes, "num_warps": 4, "num_stages": 1}
-    assert tuning._config_of(choice, config(128)) is None
+    assert tuning._config_of({"kwargs": sizes, "num_warps": 4, "num_stages": 1}, config(128)) is None
+    assert tuning._config_of({"kwargs": {"XBLOCK": 64}, "num_warps": 5, "num_stages": 1}, config(128)) is None
+
+
+def test_a_choice_by_coordinate_descent_that_does_not_run_here_is_made_again(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = Kernel("k", {64: FAST}, descends=True), Kernel("k", {64: FAST}, descends=True)
+    module(first)
+    first.launch()
+    offered(shared)
+    module(later)
+    failed: list[int] = []
+
+    def bench(launcher: Any) -> float:
+        if not failed:
+            failed.append(launcher.config.kwargs["XBLOCK"])
+            raise RuntimeError("out of resources")
+        return FAST
+
+    monkeypatch.setattr(later, "bench", bench)
+    assert (later.launch(), failed) == ((4096, 8), [4096])
+
+
+def test_a_kernel_that_torch_does_not_descend_for_keeps_no_module_back(shared: Shared) -> None:
+    template, other = Kernel("template", {64: FAST}, descends=True), Kernel("k", {64: FAST, 128: SLOW})
+    template.heuristic_type, template._should_coordesc_tune = HeuristicType.TEMPLATE, False
+    module(template, other)
+    other.launch()
+    offered(shared)
+
+
+def test_a_kernel_of_two_modules_is_a_choice_of_both(shared: Shared) -> None:
+    kernel = Kernel("k", {64: FAST, 128: SLOW})
+    module(kernel, name="cabc")
+    module(kernel, name="cdef")
+    kernel.launch()
+    offered(shared)
+    offered(shared)
+    assert len(shared.choices) == 2
 
 
 def test_no_dispatch_mode_sees_a_measurement() -> None:
@@ -192,11 +249,13 @@ def test_no_dispatch_mode_sees_a_measurement() -> None:
     assert kernel.modes == {"None"}
 
 
-def test_a_kernel_is_not_left_with_a_measurement_of_ours() -> None:
-    kernel = Kernel("k", {64: FAST, 128: SLOW})
-    module(kernel)
-    kernel.launch()
-    assert "benchmark_all_configs" not in vars(kernel)
+def test_a_measurement_that_no_launch_asks_for_is_torchs_own(shared: Shared) -> None:
+    first, later = Kernel("k", {64: FAST, 128: SLOW}), Kernel("k", {64: FAST, 128: SLOW})
+    module(first)
+    first.launch()
+    offered(shared)
+    module(later)
+    assert len(later.benchmark_all_configs()) == 2
 
 
 def test_torchs_file_of_a_choice_lies_in_this_process_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
