@@ -205,3 +205,27 @@ def test_ranks_that_load_the_same_kernels_at_once_write_them_once(sandbox: Sandb
     assert [each.returncode for each in done] == [0, 0, 0], done
     assert not [each.stderr for each in done if "skipping" in each.stderr]
     assert {path.name for path in kernels.iterdir()} == {f"KERNEL{number}" for number in range(20)}
+
+
+_ATTENDS = """
+import sys, torch
+from torch._dynamo.utils import counters
+import kcoord
+kcoord.install()
+torch.backends.cuda.enable_flash_sdp(sys.argv[1] == "flash")
+x = torch.ones(1, 2, 16, 8)
+torch.compile(torch.nn.functional.scaled_dot_product_attention)(x, x, x, is_causal=True)
+print(counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def test_neither_kcoord_nor_torch_finds_a_unit_with_attention_that_is_switched_off_now(sandbox: Sandbox) -> None:
+    """Torch's key does not hold the switch."""
+
+    def hits(attention: str, caches: str) -> int:
+        done = sandbox.run("-c", _ATTENDS, attention, timeout=LONG, **environment(sandbox, caches))
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert [hits("flash", "torch"), hits("none", "torch"), hits("flash", "torch")] == [0, 0, 1]
+    assert [hits("flash", "other"), hits("none", "other")] == [1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import sys
@@ -70,11 +71,22 @@ def _precision(found: Any, name: str) -> str:
 
 
 def tag() -> str:
-    """A tag for torch's own keys; empty in the usual state."""
+    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that."""
     state = _traced()
+    if _torch_keys_autocast():
+        state["autocast"] = {}
     if state == _USUAL:
         return ""
     return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=1)
+def _torch_keys_autocast() -> bool:
+    """True from torch 2.13 on."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
+
+    record = getattr(AOTAutogradCacheDetails, "_record_runtime_state", None)
+    return "autocast_state" in getattr(getattr(record, "__code__", None), "co_names", ())
 
 
 def tagged() -> contextlib.AbstractContextManager[object]:
