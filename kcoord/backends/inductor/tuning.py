@@ -243,8 +243,6 @@ def _runs(measure: Callable[[Any], float], config: Any) -> bool:
 @fails_open(lambda choice, baseline: None)
 def _config_of(choice: Choice, baseline: Any) -> Any | None:
     """`baseline` with the chosen numbers; None if `choice` is none of its kind."""
-    from torch._inductor.runtime.triton_heuristics import check_max_block
-
     mine, sizes = _described(baseline), choice.get("kwargs")
     if not isinstance(sizes, dict) or choice.keys() != mine.keys() or sizes.keys() != mine["kwargs"].keys():
         return None
@@ -255,6 +253,8 @@ def _config_of(choice: Choice, baseline: Any) -> Any | None:
     blocks = [size for name, size in sizes.items() if name.endswith("BLOCK") and size != mine["kwargs"][name]]
     if any(number & (number - 1) for number in (*blocks, choice["num_warps"])):
         return None  # Triton's sizes are powers of two
+    from torch._inductor.runtime.triton_heuristics import check_max_block
+
     try:
         check_max_block(sizes)
     except AssertionError:
