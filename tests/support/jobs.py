@@ -120,13 +120,13 @@ class Job:
         return number
 
     def until_compiling(self, number: int) -> None:
-        self._until((self.directory / f"begun-{number}").exists, f"batch {number} is being compiled")
+        self._until(lambda: self.begun(number), f"batch {number} is being compiled")
 
     def begun(self, number: int) -> list[Begun]:
         """The compiles of a batch that have begun, in order."""
         path = self.directory / f"begun-{number}"
-        lines = path.read_text().splitlines() if path.exists() else []
-        words = [line.split() for line in lines]
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        words = [line.split() for line in lines if line.endswith("\n")]  # the last one may be half written
         return [Begun(int(kernel), int(who.partition(".")[0]), float(when)) for kernel, who, when in words]
 
     def finished(self, number: int, nodes: tuple[int, ...] = tuple(range(NODES))) -> Batch:
