@@ -70,14 +70,25 @@ def _precision(found: Any, name: str) -> str:
     return str(getattr(found, "fp32_precision", None))
 
 
-def tag() -> str:
-    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that."""
+def tag(of_rank: bool = False) -> str:
+    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that.
+
+    `of_rank`: for a trace that depends on this process's place in a mesh.
+    """
     state = _traced()
     if _torch_keys_autocast():
         state["autocast"] = {}
+    if of_rank:
+        state["rank"] = _rank()
     if state == _USUAL:
         return ""
     return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _rank() -> int:
+    import torch.distributed
+
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else -1
 
 
 @functools.lru_cache(maxsize=1)
@@ -89,11 +100,14 @@ def _torch_keys_autocast() -> bool:
     return "autocast_state" in getattr(getattr(record, "__code__", None), "co_names", ())
 
 
-def tagged() -> contextlib.AbstractContextManager[object]:
-    """A block in which torch's own caches, too, answer with nothing that was compiled in another state."""
+def tagged(of_rank: bool = False) -> contextlib.AbstractContextManager[object]:
+    """A block in which torch's own caches, too, answer with nothing that was compiled in another state.
+
+    `of_rank`: nor by another rank.
+    """
     from torch.compiler import config
 
-    found = tag()
+    found = tag(of_rank)
     if not found or found in config.cache_key_tag:
         return contextlib.nullcontext()
     patch: contextlib.AbstractContextManager[object] = config.patch(cache_key_tag=f"{config.cache_key_tag}{found}")

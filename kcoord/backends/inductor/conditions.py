@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -50,7 +50,7 @@ _TORCHS = frozenset(
 """Namespaces of torch's own operators, whose sources are in torch's key."""
 
 
-def problem(kind: str, graph: Any) -> str:
+def problem(kind: str, graph: Any, inputs: Iterable[Any] = ()) -> str:
     """Why a unit, or a graph, is compiled by each rank for itself; empty if it may be shared. Its kernels are shared anyway."""
     for name, value in (*_settings(_COLLECTIVE), *_settings(_CUSTOM)):
         if value not in _OFF:
@@ -61,7 +61,33 @@ def problem(kind: str, graph: Any) -> str:
         foreign = next(_foreign_operators(graph), None)
         if foreign is not None:
             return f"its graph calls {foreign}, whose sources are in no key"
+        for each in subclasses(graph, inputs):
+            if each.__module__.partition(".")[0] != "torch":
+                return f"it has tensors of the class {each.__qualname__}, whose sources are in no key"
     return ""
+
+
+def depends_on_rank(graph: Any, inputs: Iterable[Any]) -> bool:
+    """True for a unit with tensors that are spread over a mesh: its trace takes this rank's part. Torch's key holds no rank."""
+    spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    return any(issubclass(each, spread) for each in subclasses(graph, inputs))
+
+
+def subclasses(graph: Any, inputs: Iterable[Any]) -> set[type]:
+    """The classes of a unit's tensors that AOTAutograd traces through: of inputs, weights and intermediate values."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    weights = (*graph.parameters(), *graph.buffers()) if hasattr(graph, "parameters") else ()
+    pending = [*inputs, *weights, *(node.meta.get("example_value") for node in _nodes(graph))]
+    found: set[type] = set()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (tuple, list)):
+            pending += value
+        elif is_traceable_wrapper_subclass(value):
+            found.add(type(value))
+            pending += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    return found
 
 
 def enters_autocast(node: Any) -> bool:
@@ -101,9 +127,13 @@ def _compiled_autograd() -> bool:
 
 def _foreign_operators(graph: Any) -> Iterator[str]:
     """Operators of the user: AOTAutograd traces through their formulas, which are in no key."""
+    for node in _nodes(graph):
+        packet = str(getattr(node.target, "_qualified_op_name", ""))  # an operator whose overload is chosen later
+        namespace = getattr(node.target, "namespace", None) or packet.partition("::")[0]
+        if isinstance(namespace, str) and namespace and namespace not in _TORCHS:
+            yield str(node.target)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
     for module in graph.modules() if hasattr(graph, "modules") else ():
-        for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            packet = str(getattr(node.target, "_qualified_op_name", ""))  # an operator whose overload is chosen later
-            namespace = getattr(node.target, "namespace", None) or packet.partition("::")[0]
-            if isinstance(namespace, str) and namespace and namespace not in _TORCHS:
-                yield str(node.target)
+        yield from getattr(getattr(module, "graph", None), "nodes", ())

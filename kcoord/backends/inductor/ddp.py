@@ -61,7 +61,7 @@ def _may_pass_over(graph: Any, args: Sequence[Any]) -> bool:
     """True for a unit that is shared and whose sizes are numbers: guards of symbolic ones would come too late."""
     symbolic = any(isinstance(size, torch.SymInt) for a in args if isinstance(a, torch.Tensor) for size in a.shape)
     plain = all(isinstance(a, torch.Tensor) for a in args)
-    return plain and not symbolic and TracingContext.try_get() is not None and not conditions.problem(UNIT, graph)
+    return plain and not symbolic and TracingContext.try_get() is not None and not conditions.problem(UNIT, graph, args)
 
 
 class _Unit:

@@ -40,6 +40,7 @@ def hook() -> None:
     from torch._inductor import codecache, compile_fx
     from torch._inductor.triton_bundler import TritonBundler
     from torch.compiler._cache import CacheArtifactManager
+    from torch.distributed.device_mesh import DeviceMesh
 
     needed = {
         "find_guarded_entry": (autograd_cache.AOTAutogradCache, codecache.FxGraphCache),
@@ -58,6 +59,7 @@ def hook() -> None:
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
+    _wrap(DeviceMesh, "__getstate__", _without_hash)
     _hook_tuning()
     _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
@@ -146,7 +148,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
 
 def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
     _tell_of_devices(inputs)
-    with _tagged(), Scope(UNIT, _problem(UNIT, gm)):
+    with _tagged(_depends_on_rank(gm, inputs)), Scope(UNIT, _problem(UNIT, gm, inputs)):
         return native(aot, gm, inputs, **kwargs)
 
 
@@ -167,12 +169,13 @@ def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> An
         return native(gm, *args, **kwargs)
 
 
-_tagged = fails_open(contextlib.nullcontext)(tagged)
+_tagged = fails_open(lambda of_rank=False: contextlib.nullcontext())(tagged)
+_depends_on_rank = fails_open(lambda graph, inputs: True)(conditions.depends_on_rank)
 
 
-@fails_open(lambda kind, graph: "an error in kcoord")
-def _problem(kind: str, graph: Any) -> str:
-    found = conditions.problem(kind, graph)
+@fails_open(lambda kind, graph, inputs=(): "an error in kcoord")
+def _problem(kind: str, graph: Any, inputs: Any = ()) -> str:
+    found = conditions.problem(kind, graph, inputs)
     if found:
         notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {found}", about=found)
     return found
@@ -285,6 +288,11 @@ def _withhold(why: str) -> None:
     scope = scopes.leading()
     if scope is not None and scope.kind == UNIT:
         scope.withhold(f"torch does not cache its graph: {why}")
+
+
+def _without_hash(native: Callable[[Any], dict[str, Any]], mesh: Any) -> dict[str, Any]:
+    """As ``DeviceMesh.__getstate__``, with no hash: Python's differ from process to process, and so would torch's keys."""
+    return {name: None if name == "_hash" else value for name, value in native(mesh).items()}
 
 
 def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:

@@ -49,6 +49,40 @@ def test_a_unit_with_an_operator_of_the_user_is_not_shared_and_its_graphs_are() 
     assert not conditions.problem(GRAPH, graph)
 
 
+class Scaled(torch.Tensor):
+    """A tensor of the user: AOTAutograd traces through what it does."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Scaled:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Any], context: None, size: Any, stride: Any) -> Scaled:
+        return Scaled(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("place", ["an input", "a weight", "between"])
+def test_a_unit_with_tensors_of_the_user_is_not_shared(place: str) -> None:
+    graph, tensor = graph_of(lambda x: x @ x), Scaled(torch.ones(2))
+    assert not conditions.problem(UNIT, graph, [torch.ones(2)])
+    if place == "a weight":
+        graph.register_buffer("weight", tensor)
+    elif place == "between":
+        next(iter(graph.graph.nodes)).meta["example_value"] = (tensor,)
+    assert "class Scaled" in conditions.problem(UNIT, graph, [tensor] if place == "an input" else ())
+    assert not conditions.problem(GRAPH, graph)
+
+
 @pytest.mark.parametrize(("local", "index", "lines"), [("1", 1, 1), ("0", 0, 0), ("1", 0, 0), ("3", 3, 0)])
 def test_one_rank_of_a_node_says_that_the_gpus_index_keeps_ranks_from_sharing(
     monkeypatch: pytest.MonkeyPatch, local: str, index: int, lines: int
