@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch.distributed.tensor")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
@@ -124,3 +126,50 @@ def test_what_one_node_has_compiled_and_measured_another_node_only_loads(
         assert second["measurements"] < first["measurements"]
     else:
         assert second["measurements"] == 0
+
+
+MESHES_ARE_KEPT = hasattr(torch.distributed.tensor.DTensor, "_stable_hash_for_caching")  # by torch, in units
+WAYS = ("cuda_graphs", "checkpointed", "accumulated", "fsdp", "tensor_parallel", "hf_trainer")
+RANK_IN_GRAPH = {"tensor_parallel", "lightning"}  # DTensor's mesh holds the rank; Lightning takes the GPU of LOCAL_RANK
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
+@pytest.mark.parametrize(
+    ("flags", "ways"), [(["--virtual-local-rank"], WAYS), ([], ("lightning",))], ids=["its GPU alone", "all GPUs"]
+)
+def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
+    sandbox: Sandbox, flags: list[str], ways: tuple[str, ...]
+) -> None:
+    for library, way in (("transformers", "hf_trainer"), ("lightning", "lightning")):
+        if way in ways:
+            pytest.importorskip(library)
+
+    def run(launcher: str, caches: str) -> dict[str, list[dict[str, Any]]]:
+        done = sandbox.run(
+            *("-m", launcher, "--standalone", "--nproc-per-node=2", *flags, PROGRAMS / "frameworks.py", *ways),
+            timeout=400,
+            OMP_NUM_THREADS="1",
+            TORCHINDUCTOR_CACHE_DIR=str(sandbox.root / caches),
+            KCOORD_LOCAL_DIR=str(sandbox.root / f"{caches}-local"),
+            KCOORD_STORE=str(sandbox.root / "store"),
+            KCOORD_STORE_CREATE="1",
+        )
+        assert done.returncode == 0, done.stderr
+        assert "please report it" not in done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"way"')]
+        return {way: [line for line in lines if line["way"] == way] for way in ways}
+
+    def losses(found: dict[str, list[dict[str, Any]]]) -> list[float]:
+        """Nearly the same in each process, stock's too: kernels are chosen by time."""
+        return [float.fromhex(loss) for way in ways for loss in sorted(chain(*(line["losses"] for line in found[way])))]
+
+    def traces(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+        return {way: sum(line["traces"] for line in found[way]) for way in ways}
+
+    stock = run("torch.distributed.run", "stock")
+    first, second = run("kcoord_launch.torchrun", "first"), run("kcoord_launch.torchrun", "second")
+    assert losses(first) == pytest.approx(losses(stock), rel=1e-3)
+    assert losses(second) == pytest.approx(losses(stock), rel=1e-3)
+    assert traces(first) == {way: count if way in RANK_IN_GRAPH else count // 2 for way, count in traces(stock).items()}
+    kept = {way: 0 if way != "tensor_parallel" or MESHES_ARE_KEPT else traces(stock)[way] for way in ways}
+    assert traces(second) == kept
