@@ -16,8 +16,9 @@ _ATTENTION = (
     "cudnn_sdp_enabled",
     "fp16_bf16_reduction_math_sdp_allowed",
 )
+_CASTING = ("cpu", "cuda", "xpu", "hpu", "mps", "mtia", "maia", "ipu", "xla")
 _PRECISIONS = ("cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-_USUAL = {
+_NEW = {
     "autocast": {},
     "dtype": "torch.float32",
     "device": "cpu",
@@ -26,6 +27,8 @@ _USUAL = {
     "precisions": ["none", "tf32", "tf32", "none", "none", "none", "none"],
     "mkldnn": True,
 }
+_OLD = {**_NEW, "priority": [1, 2, 0, 3, 0], "precisions": ["True", *["None"] * 6]}  # torch 2.8
+_USUAL = (_NEW, _OLD)
 """The state of a process that changes nothing: torch's entries have torch's own keys there, and stock finds them."""
 
 
@@ -36,11 +39,12 @@ def ambient() -> dict[str, Any]:
     flash attention where that is switched off.
     """
     import torch
+    from torch.backends import opt_einsum
 
     comms = sys.modules.get("torch._inductor.config_comms")
     return _traced() | {
         "threads": torch.get_num_threads(),  # C++ is generated for so many
-        "einsum": [torch.backends.opt_einsum.is_available(), torch.backends.opt_einsum.strategy],
+        "einsum": [opt_einsum.is_available(), opt_einsum.strategy],
         "comms": str(comms.save_config_portable()) if comms is not None else "",
     }
 
@@ -52,8 +56,8 @@ def _traced() -> dict[str, Any]:
     return {
         "autocast": {
             device: str(torch.get_autocast_dtype(device))
-            for device in torch._C._autocast_supported_devices()
-            if torch.is_autocast_enabled(device)
+            for device in (*_CASTING, torch._C._get_privateuse1_backend_name())
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         },
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.get_default_device()),
@@ -67,7 +71,7 @@ def _traced() -> dict[str, Any]:
 def _precision(found: Any, name: str) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
-    return str(getattr(found, "fp32_precision", None))
+    return str(getattr(found, "fp32_precision", None) or getattr(found, "allow_tf32", None))
 
 
 def tag(of_rank: bool = False) -> str:
@@ -80,7 +84,7 @@ def tag(of_rank: bool = False) -> str:
         state["autocast"] = {}
     if of_rank:
         state["rank"] = _rank()
-    if state == _USUAL:
+    if state in _USUAL:
         return ""
     return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 

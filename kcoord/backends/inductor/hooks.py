@@ -57,6 +57,10 @@ def hook() -> None:
     _wrap(autograd_cache, "check_node_safe", _check_node)
     _wrap(codecache.FxGraphCache, "prepare_key", _keyed, of_class=True)
     _wrap(CacheArtifactManager, "record_artifact", _recording, of_class=True)
+    shares_units = _compiles_backwards_early()
+    _wrap(
+        import_module("torch._dynamo.backends.common").AotAutograd, "__call__", functools.partial(_unit, shares_units)
+    )
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
     _wrap(DeviceMesh, "__getstate__", _without_hash)
@@ -64,9 +68,8 @@ def hook() -> None:
     _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
-    if _compiles_backwards_early():
+    if shares_units:
         _wrap(import_module(_GRAPH_COMPILE), "_aot_stage2b_bw_compile", _backward_with_forward)
-        _wrap(import_module("torch._dynamo.backends.common").AotAutograd, "__call__", _unit)
         from torch._dynamo.backends.distributed import SubmodCompiler
 
         from kcoord.backends.inductor import ddp
@@ -97,8 +100,9 @@ def _hook_workers() -> None:
 def _start_workers() -> None:
     from torch._inductor import async_compile
 
-    if hasattr(async_compile.maybe_warm_pool, "__kcoord_wrapped__"):
-        async_compile.maybe_warm_pool.__wrapped__()  # idempotent
+    warm_pool: Any = getattr(async_compile, "maybe_warm_pool", None)  # not in torch 2.8
+    if hasattr(warm_pool, "__kcoord_wrapped__"):
+        warm_pool.__wrapped__()  # idempotent
 
 
 @fails_open(lambda: None)
@@ -146,9 +150,13 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
 # Where compiles begin and end.
 
 
-def _unit(native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
+def _unit(shared: bool, native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
+    """As ``AotAutograd.__call__``. Without `shared`, torch's own caches alone may answer."""
     _tell_of_devices(inputs)
-    with _tagged(_depends_on_rank(gm, inputs)), Scope(UNIT, _problem(UNIT, gm, inputs)):
+    with (
+        _tagged(_depends_on_rank(gm, inputs)),
+        Scope(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
+    ):
         return native(aot, gm, inputs, **kwargs)
 
 
