@@ -31,6 +31,7 @@ GROUP = "kcoord.backends"
 _BUILT_IN = {
     "triton": "kcoord.backends.triton.backend:TritonBackend",
     "inductor": "kcoord.backends.inductor.backend:InductorBackend",
+    "ninja": "kcoord.backends.ninja.backend:NinjaBackend",
 }
 _EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
 

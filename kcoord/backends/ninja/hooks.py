@@ -1,0 +1,131 @@
+"""``torch.utils.cpp_extension._jit_compile``, below ``load`` and ``load_inline``, answered by the backend."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.ninja.inputs import Inputs, inputs_of
+from kcoord.files.replace import replace_file
+from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
+
+if TYPE_CHECKING:
+    from kcoord.backends.ninja.backend import NinjaBackend
+
+_NEEDED = ("JIT_EXTENSION_VERSIONER", "_write_ninja_file_and_build_library", "_write_ninja_file_to_build_library",
+           "_import_module_from_library", "_prepare_ldflags", "_maybe_write", "LIB_EXT")  # fmt: skip
+_LISTS = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags", "extra_include_paths")
+_PARAMETERS = {
+    "name", "sources", *_LISTS, "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
+    "is_standalone", "keep_intermediates",
+}  # fmt: skip
+_environment = Environment(TOOLCHAIN_VARIABLES)
+
+
+@fails_open(lambda backend: None)
+def hook(backend: NinjaBackend) -> None:
+    """Idempotent."""
+    from torch.utils import cpp_extension
+
+    native = cpp_extension._jit_compile
+    if hasattr(native, "__kcoord_wrapped__"):
+        return
+    signature = inspect.signature(native)
+    missing = [name for name in _NEEDED if not hasattr(cpp_extension, name)]
+    missing += sorted(set(signature.parameters) - _PARAMETERS)
+    if missing:
+        notices.tell(f"this torch's cpp_extension differs in {missing[0]}: extensions are built by each rank")
+        return
+
+    @functools.wraps(native)
+    def jit_compile(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        with _versions(cpp_extension.JIT_EXTENSION_VERSIONER) as back:
+
+            def compile() -> Any:
+                back()
+                return native(*args, **kwargs)
+
+            request = _request(given.arguments)
+            return compile() if request is None else backend.obtain(request, compile)
+
+    jit_compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+    cpp_extension._jit_compile = jit_compile
+    cpp_extension._maybe_write = _maybe_write
+
+
+@contextmanager
+def _versions(versioner: Any) -> Iterator[Callable[[], None]]:
+    """A block in which an extension may get its next version; the function that it is given takes that back."""
+    before = dict(versioner.entries)
+    yield lambda: setattr(versioner, "entries", before)
+
+
+def _maybe_write(filename: str, new_content: str) -> None:
+    """As torch's: ``load_inline``'s sources. Ranks that share the directory read the whole file or none."""
+    path = Path(filename)
+    if not path.exists() or path.read_text() != new_content:
+        replace_file(path, new_content.encode())
+
+
+@fails_open(lambda arguments: None)
+def _request(arguments: dict[str, Any]) -> Any:
+    """None for an extension that torch is left to build."""
+    from torch.utils import cpp_extension as torchs
+
+    from kcoord.backends.ninja.backend import Extension
+
+    coordinator = coordinator_in_use()
+    if coordinator is None or arguments["is_standalone"] or torchs.IS_HIP_EXTENSION or arguments.get("with_sycl"):
+        return None
+    sources = [str(Path(source).absolute()) for source in arguments["sources"]]
+    lists = {name: list(arguments.get(name) or ()) for name in _LISTS}
+    with_cuda = arguments["with_cuda"]
+    if with_cuda is None:
+        with_cuda = any(map(torchs._is_cuda_file, sources))
+    if any(source.endswith(".sycl") for source in sources):
+        return None
+    try:
+        name = _versioned(torchs.JIT_EXTENSION_VERSIONER, arguments, with_cuda)
+        asked = {
+            **lists, "name": name, "sources": sources, "verbose": arguments["verbose"], "with_cuda": with_cuda,
+            "with_sycl": False, "is_standalone": False,
+        }  # fmt: skip
+        inputs = _inputs(torchs, asked, Path(arguments["build_directory"]), coordinator.settings.local_dir)
+    except (OSError, subprocess.SubprocessError, RuntimeError, ValueError):
+        return None  # torch raises it in words of its own
+    return Extension(name, arguments["is_python_module"], asked, inputs)
+
+
+def _versioned(versioner: Any, arguments: dict[str, Any], with_cuda: bool) -> str:
+    """The extension's name, as torch makes it for one that has changed since this process loaded it."""
+    version = versioner.bump_version_if_changed(
+        arguments["name"],
+        arguments["sources"],
+        build_arguments=[
+            arguments[n] for n in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths")
+        ],
+        build_directory=arguments["build_directory"],
+        with_cuda=with_cuda,
+        with_sycl=False,
+        is_python_module=arguments["is_python_module"],
+        is_standalone=False,
+    )
+    return f"{arguments['name']}_v{version}" if version else str(arguments["name"])
+
+
+def _inputs(torchs: Any, asked: dict[str, Any], place: Path, local_dir: Path) -> Inputs:
+    with tempfile.TemporaryDirectory(prefix="kcoord-ninja-") as directory:
+        flags = torchs._prepare_ldflags(list(asked["extra_ldflags"]), asked["with_cuda"], False, False, False)
+        write = torchs._write_ninja_file_to_build_library
+        wanted = {**asked, "path": str(Path(directory, "build.ninja")), "extra_ldflags": flags}
+        write(**{name: value for name, value in wanted.items() if name in inspect.signature(write).parameters})
+        return inputs_of(Path(directory), place, local_dir, _environment.token())

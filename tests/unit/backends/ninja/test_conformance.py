@@ -1,0 +1,17 @@
+"""Torch's extensions conform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kcoord.testing.backends import BackendSuite
+
+pytest.importorskip("torch.utils.cpp_extension")
+
+
+class TestNinja(BackendSuite):
+    program = Path(__file__).with_name("subject.py")
+    error = "RuntimeError"
+    changes = ("a source", "a header", "a flag", "CPATH")

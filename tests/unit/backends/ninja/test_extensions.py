@@ -1,0 +1,164 @@
+"""Extensions that torch builds with ninja: whose builds are shared, what their keys see, and what people have met."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kcoord.backends.ninja import inputs
+from kcoord.backends.ninja.inputs import Inputs, inputs_of
+from tests.support.sandbox import Sandbox
+
+pytest.importorskip("torch.utils.cpp_extension")
+
+MODULE = """
+#include <Python.h>
+#include "number.h"
+static PyObject *number(PyObject *self, PyObject *unused) { return PyLong_FromLong(NUMBER); }
+static PyMethodDef methods[] = {{"number", number, METH_NOARGS, ""}, {}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "numbers", "", -1, methods};
+PyMODINIT_FUNC PyInit_numbers() { return PyModule_Create(&module); }
+"""
+
+LOADS = """
+import json, sys
+if sys.argv[1] != "stock":
+    import kcoord
+    kcoord.install()
+from torch.utils import cpp_extension
+builds, native = [], cpp_extension._run_ninja_build
+cpp_extension._run_ninja_build = lambda *a, **k: (builds.append(1), native(*a, **k))
+loaded = [cpp_extension.load("numbers", [sys.argv[2]]).number()]
+if len(sys.argv) > 3:
+    open(sys.argv[3], "w").write("#define NUMBER 8\\n")
+    loaded.append(cpp_extension.load("numbers", [sys.argv[2]]).number())
+print(json.dumps({"numbers": loaded, "builds": len(builds)}))
+"""
+
+
+@pytest.fixture
+def source(sandbox: Sandbox) -> Path:
+    path = sandbox.root / "source" / "numbers.cpp"
+    path.parent.mkdir()
+    path.write_text(MODULE)
+    path.with_name("number.h").write_text("#define NUMBER 7\n")
+    return path
+
+
+def load(
+    sandbox: Sandbox, source: Path, *more: Path, directory: str = "extensions", kind: str = "shared"
+) -> dict[str, object]:
+    done = sandbox.run("-c", LOADS, kind, source, *more, TORCH_EXTENSIONS_DIR=str(sandbox.root / directory))
+    assert done.returncode == 0, done.stderr
+    assert "please report it" not in done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_processes_with_directories_of_their_own_build_once(sandbox: Sandbox, source: Path) -> None:
+    assert load(sandbox, source, directory="one") == {"numbers": [7], "builds": 1}
+    assert load(sandbox, source, directory="two") == {"numbers": [7], "builds": 0}
+
+
+def test_a_changed_header_is_seen_by_the_process_that_has_the_module_already(sandbox: Sandbox, source: Path) -> None:
+    assert load(sandbox, source, source.with_name("number.h")) == {"numbers": [7, 8], "builds": 2}
+    assert load(sandbox, source) == {"numbers": [8], "builds": 0}
+
+
+def test_the_lock_file_of_a_builder_that_was_killed_holds_nobody_up(sandbox: Sandbox, source: Path) -> None:
+    """pytorch#189245: stock waits for it for ever."""
+    lock = sandbox.root / "extensions" / "numbers" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert load(sandbox, source) == {"numbers": [7], "builds": 1}
+
+
+def test_a_torch_that_cannot_name_the_inputs_says_why_in_its_own_words(sandbox: Sandbox, source: Path) -> None:
+    source.with_name("number.h").unlink()
+    done = sandbox.run(*("-c", LOADS, "shared", source), TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+    assert done.returncode == 1
+    assert "Error building extension 'numbers'" in done.stderr
+    assert "please report it" not in done.stderr
+
+
+def test_sources_of_load_inline_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    from kcoord.backends.ninja.hooks import _maybe_write
+
+    path = tmp_path / "main.cpp"
+    _maybe_write(str(path), "one")
+    first = path.stat().st_ino
+    _maybe_write(str(path), "one")
+    assert path.stat().st_ino == first, "ninja would build again"
+    reader = path.open()
+    _maybe_write(str(path), "two")
+    assert (reader.read(), path.read_text()) == ("one", "two")
+    reader.close()
+
+
+NINJA = """
+rule compile
+  command = g++ -MMD -MF $out.d $flags -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = g++ $in -shared {libraries} -o $out
+build one.o: compile {source}
+build one.so: link one.o
+"""
+
+
+def read(tmp_path: Path, libraries: str = "") -> Inputs:
+    directory = tmp_path / "build"
+    directory.mkdir(exist_ok=True)
+    (directory / "build.ninja").write_text(NINJA.format(source=tmp_path / "one.cpp", libraries=libraries))
+    return inputs_of(directory, tmp_path / "place", tmp_path / "local", b"")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    (tmp_path / "one.cpp").write_text('#include "one.h"\n')
+    (tmp_path / "one.h").write_text('#include "two.h"\n')
+    (tmp_path / "two.h").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["one.cpp", "one.h", "two.h"])
+def test_each_file_that_a_build_reads_is_among_its_inputs(written: Path, name: str) -> None:
+    before = read(written)
+    assert read(written) == before
+    with (written / name).open("a") as file:
+        file.write("// more\n")
+    after = read(written)
+    assert after.files != before.files
+    assert (after.text, after.tools) == (before.text, ("g++",))
+
+
+def test_a_library_that_is_linked_is_an_input_by_its_content(written: Path) -> None:
+    (written / "libthree.a").write_bytes(b"!<arch>\n")
+    flags = f"-L{written} -lthree"
+    before = read(written, flags)
+    assert read(written, str(written / "libthree.a")).files == before.files
+    (written / "libthree.a").write_bytes(b"!<arch>\n\n")
+    assert read(written, flags).files != before.files
+
+
+def test_the_compiler_is_not_asked_for_headers_that_have_not_changed(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kcoord.keys.tools.machine_cache._RACY", 0)
+    before = read(written)
+    monkeypatch.setattr(inputs, "_headers", lambda *arguments: pytest.fail("it was asked again"))
+    assert read(written) == before
+
+
+def test_the_directory_of_the_build_is_in_no_key(written: Path, tmp_path: Path) -> None:
+    assert str(tmp_path / "build") not in read(written).text
+
+
+def test_a_source_that_includes_what_is_not_there_is_left_to_torch(written: Path) -> None:
+    (written / "two.h").unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        read(written)
