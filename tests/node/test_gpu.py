@@ -173,3 +173,19 @@ def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
     assert traces(first) == {way: count if way in RANK_IN_GRAPH else count // 2 for way, count in traces(stock).items()}
     kept = {way: 0 if way != "tensor_parallel" or MESHES_ARE_KEPT else traces(stock)[way] for way in ways}
     assert traces(second) == kept
+
+
+def test_an_extension_with_a_cuda_kernel_is_built_once_and_computes_what_it_should(sandbox: Sandbox) -> None:
+    for node, builds in (("first", 1), ("second", 0)):
+        done = sandbox.run(
+            *("-m", "kcoord_launch.torchrun", "--standalone", "--nproc-per-node=2", PROGRAMS / "extension.py"),
+            timeout=280,
+            KCOORD_LOCAL_DIR=str(sandbox.root / node),
+            KCOORD_STORE=str(sandbox.root / "store"),
+            KCOORD_STORE_CREATE="1",
+            TORCH_EXTENSIONS_DIR=str(sandbox.root / f"{node}-extensions"),
+        )
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert [each["right"] for each in found] == [True, True]
+        assert sum(each["builds"] for each in found) == builds
