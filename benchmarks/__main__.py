@@ -8,6 +8,7 @@ import sys
 from benchmarks import (
     cluster_proof,
     cold_start,
+    compilers,
     cpu_only,
     footprint,
     liger,
@@ -31,7 +32,8 @@ _ALL = {
 _ON_REQUEST = {
     "liger": liger.run,  # needs GPUs
     "cluster": cluster.run,  # takes minutes
-    "cpu_only": cpu_only.run,  # so does this
+    "compilers": compilers.run,  # so does this
+    "cpu_only": cpu_only.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "scrapes": scrapes.run,
     "torch_compile": torch_compile.run,  # takes minutes

@@ -7,7 +7,9 @@ headers has changed. Not seen: a new header that would be found before one of th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,10 @@ _WITH_PATH = {"-MF", "-o"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one build. `text` is its commands, with `_PLACE` for the directory; `files` the digests of what they read."""
+    """Of one build. `text` is its commands, with `_PLACE` for the directory; `files` the digests of sources and headers.
+
+    `tools`: the compilers and what they link, by name or path.
+    """
 
     text: str
     files: tuple[str, ...]
@@ -36,7 +41,7 @@ def inputs_of(directory: Path, place: Path, local_dir: Path, environment: bytes)
     """Of the file ``build.ninja`` in `directory`. `place`: where torch would build, and has perhaps put the sources.
 
     Raises OSError and `subprocess.SubprocessError` if ninja, a compiler or a file is missing, or a source includes what is not
-    there: then torch, too, cannot build.
+    there: then torch, too, cannot build. Raises ValueError for what it does not understand.
     """
     edges = json.loads(_output(["ninja", "-C", str(directory), "-t", "compdb"], skips_first_line=True))
     commands = [shlex.split(edge["command"]) for edge in edges if edge["file"]]
@@ -44,16 +49,16 @@ def inputs_of(directory: Path, place: Path, local_dir: Path, environment: bytes)
     text = "\n".join(shlex.join(command) for command in commands)
     text = text.replace(str(directory), _PLACE).replace(str(place), _PLACE)
     sources = sorted({edge["file"] for edge in edges if not edge["file"].endswith(".o")})
-    libraries = sorted(set(_libraries(commands)))
     name = hashlib.sha256(environment)
-    for part in (text, *(hash_file(path)[0] for path in sources)):
+    digests = [hash_file(path)[0] for path in sources]
+    for part in (text, *digests):
         name.update(part.encode() + b"\0")
 
     def load(entry: Any) -> tuple[str, ...] | None:
         found = []
         for path, stamp, digest in entry:
             try:
-                if tuple(stamp) != stamp_of(Path(path).stat()):
+                if tuple(stamp) != stamp_of(os.stat(path)):  # noqa: PTH116 - of thousands
                     return None
             except OSError:
                 return None
@@ -67,8 +72,7 @@ def inputs_of(directory: Path, place: Path, local_dir: Path, environment: bytes)
         return tuple(d for _, d, _ in rows), [[h, s, d] for h, d, s in rows] if settled else None
 
     headers = cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
-    files = (*(hash_file(path)[0] for path in (*sources, *libraries)), *headers)
-    return Inputs(text, files, tuple(dict.fromkeys(command[0] for command in commands)))
+    return Inputs(text, (*digests, *headers), tuple(dict.fromkeys(_tools(commands, sources))))
 
 
 def _headers(command: Sequence[str], directory: Path) -> Iterator[str]:
@@ -85,16 +89,23 @@ def _headers(command: Sequence[str], directory: Path) -> Iterator[str]:
         yield str((directory / name).resolve())
 
 
-def _libraries(commands: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The libraries that links read, by path, or by name in a directory that they name."""
+def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str]) -> Iterator[str]:
+    """The compilers, with a wrapper such as ccache, and the files that flags name: libraries, plugins, linker scripts.
+
+    Raises ValueError for flags in a file.
+    """
     for command in commands:
         directories = [Path(argument[2:]) for argument in command if argument.startswith("-L")]
+        yield from itertools.takewhile(lambda argument: not argument.startswith("-"), command)
         for argument in command[1:]:
-            if argument.endswith((".a", ".so")) and Path(argument).is_absolute() and Path(argument).is_file():
-                yield argument
-            elif argument.startswith("-l"):
-                named = (d / f"lib{argument[2:]}{end}" for d in directories for end in (".so", ".a"))
-                yield from (str(path) for path in named if path.is_file())
+            named = argument.rpartition("=")[2]
+            if argument.startswith("@"):
+                raise ValueError(f"flags in a file: {argument}")
+            if argument.startswith("-l"):
+                found = (d / f"lib{argument[2:]}{end}" for d in directories for end in (".so", ".a"))
+                yield from (str(path) for path in found if path.is_file())
+            elif named.startswith("/") and named not in sources and Path(named).is_file():
+                yield named
 
 
 def _output(command: Sequence[str], cwd: Path | None = None, skips_first_line: bool = False) -> str:

@@ -133,16 +133,21 @@ def test_each_file_that_a_build_reads_is_among_its_inputs(written: Path, name: s
         file.write("// more\n")
     after = read(written)
     assert after.files != before.files
-    assert (after.text, after.tools) == (before.text, ("g++",))
+    assert (after.text, after.tools) == (before.text, before.tools)
+    assert before.tools[0] == "g++"
 
 
-def test_a_library_that_is_linked_is_an_input_by_its_content(written: Path) -> None:
-    (written / "libthree.a").write_bytes(b"!<arch>\n")
-    flags = f"-L{written} -lthree"
-    before = read(written, flags)
-    assert read(written, str(written / "libthree.a")).files == before.files
-    (written / "libthree.a").write_bytes(b"!<arch>\n\n")
-    assert read(written, flags).files != before.files
+@pytest.mark.parametrize(
+    "flag", ["-L{} -lthree", "{}/libthree.a", "-Wl,--version-script={}/libthree.a", "-ccbin {}/libthree.a"]
+)
+def test_a_file_that_a_flag_names_is_an_input_by_its_content(written: Path, flag: str) -> None:
+    (library := written / "libthree.a").touch()
+    assert str(library) in read(written, flag.format(written)).tools
+
+
+def test_flags_in_a_file_are_left_to_torch(written: Path) -> None:
+    with pytest.raises(ValueError, match="flags in a file: @more"):
+        read(written, "@more")
 
 
 def test_the_compiler_is_not_asked_for_headers_that_have_not_changed(
