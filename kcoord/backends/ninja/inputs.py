@@ -1,4 +1,4 @@
-"""What a ninja file makes a build read: commands, sources, headers, libraries and the compilers themselves.
+"""The inputs of a ninja file's build: commands, sources, headers, libraries and the compilers themselves.
 
 Headers are named by the compiler (``-M``), once on each machine; they are looked up again when a source, a flag or one of the
 headers has changed. Not seen: a new header that would be found before one of these, as in ccache's direct mode.
