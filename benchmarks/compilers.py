@@ -33,9 +33,8 @@ def run() -> Result:
             shared = shared or found["wall"]
             result.rows.append([name, f"{found['wall']:.1f}", f"{found['wall'] / shared:.2f}", str(found["builds"])])
             print(f"  {name}: {found['wall']:.1f} s", file=sys.stderr, flush=True)
-    result.notes.append(
-        "seconds from barrier to barrier: the build or the load of one extension; one run of each. Stock, warm: one run of ninja that finds nothing to do"
-    )
+    result.notes.append("seconds from barrier to barrier: the build or the load of one extension; one run of each")
+    result.notes.append("stock, warm: a run of ninja that finds nothing to do")
     return result
 
 
