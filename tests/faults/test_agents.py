@@ -30,7 +30,7 @@ from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
 BOUND = 1.75 * PATIENCE  # who waits twice where once was enough is beyond it
 
-FILES = 24  # of 1 MiB: an artifact that takes a while to publish
+FILES = 48  # of 1 MiB: an artifact that takes a while to publish
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,6 @@ from kcoord.backends.ninja.inputs import Inputs
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
-
-_BUILD = "build"
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,18 @@ class NinjaBackend(Backend[Extension, Any]):
     def compile(self, request: Extension, staging: Path) -> Any:
         from torch.utils import cpp_extension
 
-        directory = staging / _BUILD
-        directory.mkdir()
         build = cpp_extension._write_ninja_file_and_build_library
-        arguments = {**request.arguments, "build_directory": str(directory)}
-        build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
-        shutil.copyfile(directory / request.library, staging / request.library)
-        shutil.rmtree(directory)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=staging) as directory:
+            arguments = {**request.arguments, "build_directory": directory}
+            build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
+            shutil.copyfile(Path(directory, request.library), staging / request.library)
         return UNLOADED
 
     def required(self, request: Extension) -> tuple[str, ...]:
         return (request.library,)
+
+    def unchanged(self, request: Extension) -> bool:
+        return request.inputs.unchanged()
 
     def load(self, request: Extension, artifact: Artifact) -> Any:
         from torch.utils import cpp_extension

@@ -12,29 +12,36 @@ import json
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kcoord.keys.tools.machine_cache import cached, hash_file, stamp_of
+from kcoord.keys.tools.machine_cache import Stamp, cached, hash_file, is_settled, stamp_of
 
 _PLACE = "BUILD"
 _ENDS = 120.0  # seconds, for one look at headers
 _WRITES_DEPENDENCIES = {"-MMD", "-MD", "-c"}
 _WITH_PATH = {"-MF", "-o"}
+_Read = tuple[str, Stamp, str]  # path, stamp, digest
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Of one build. `text` is its commands, with `_PLACE` for the directory; `files` the digests of sources and headers.
 
-    `tools`: the compilers and what they link, by name or path.
+    `tools`: the compilers and what they link, by name or path. `stamps`: of sources and headers, as they were read.
     """
 
     text: str
     files: tuple[str, ...]
     tools: tuple[str, ...]
+    stamps: tuple[tuple[str, Stamp], ...] = field(compare=False)
+
+    def unchanged(self) -> bool:
+        """False if a source or a header has been written since."""
+        return all(_stamp(path) == stamp for path, stamp in self.stamps)
 
 
 def inputs_of(directory: Path, place: Path, local_dir: Path, environment: bytes) -> Inputs:
@@ -45,34 +52,43 @@ def inputs_of(directory: Path, place: Path, local_dir: Path, environment: bytes)
     """
     edges = json.loads(_output(["ninja", "-C", str(directory), "-t", "compdb"], skips_first_line=True))
     commands = [shlex.split(edge["command"]) for edge in edges if edge["file"]]
-    compiles = [command for command in commands if "-c" in command]
     text = "\n".join(shlex.join(command) for command in commands)
     text = text.replace(str(directory), _PLACE).replace(str(place), _PLACE)
     sources = sorted({edge["file"] for edge in edges if not edge["file"].endswith(".o")})
+    read = [_read(source) for source in sources]
     name = hashlib.sha256(environment)
-    digests = [hash_file(path)[0] for path in sources]
-    for part in (text, *digests):
+    for part in (text, *(digest for _, _, digest in read)):
         name.update(part.encode() + b"\0")
 
-    def load(entry: Any) -> tuple[str, ...] | None:
-        found = []
-        for path, stamp, digest in entry:
-            try:
-                if tuple(stamp) != stamp_of(os.stat(path)):  # noqa: PTH116 - of thousands
-                    return None
-            except OSError:
-                return None
-            found.append(digest)
-        return tuple(found)
+    def load(rows: Any) -> list[_Read] | None:
+        found = [(path, (*stamp,), digest) for path, stamp, digest in rows]
+        return found if all(_stamp(path) == stamp for path, stamp, _ in found) else None
 
-    def compute(_: Any) -> tuple[tuple[str, ...], Any]:
-        headers = dict.fromkeys(header for command in compiles for header in _headers(command, directory))
-        rows = [(header, *hash_file(header)) for header in headers]
-        settled = all(stamp is not None for _, _, stamp in rows)
-        return tuple(d for _, d, _ in rows), [[h, s, d] for h, d, s in rows] if settled else None
+    def compute(_: Any) -> tuple[list[_Read], Any]:
+        begun = time.time_ns()
+        headers = dict.fromkeys(h for command in commands if "-c" in command for h in _headers(command, directory))
+        rows = [_read(header) for header in headers]
+        return rows, rows if all(is_settled(stamp, begun) for _, stamp, _ in rows) else None
 
-    headers = cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
-    return Inputs(text, (*digests, *headers), tuple(dict.fromkeys(_tools(commands, sources))))
+    read += cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
+    return Inputs(
+        text,
+        tuple(digest for _, _, digest in read),
+        tuple(dict.fromkeys(_tools(commands, sources))),
+        tuple((path, stamp) for path, stamp, _ in read),
+    )
+
+
+def _read(path: str) -> _Read:
+    found = stamp_of(os.stat(path))  # noqa: PTH116 - of thousands; taken first: a change during the read gives another
+    return path, found, hash_file(path)[0]
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return stamp_of(os.stat(path))  # noqa: PTH116 - as above
+    except OSError:
+        return None
 
 
 def _headers(command: Sequence[str], directory: Path) -> Iterator[str]:

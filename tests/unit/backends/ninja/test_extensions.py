@@ -30,9 +30,14 @@ if sys.argv[1] != "stock":
     kcoord.install()
 from torch.utils import cpp_extension
 builds, native = [], cpp_extension._run_ninja_build
-cpp_extension._run_ninja_build = lambda *a, **k: (builds.append(1), native(*a, **k))
+def build(*arguments, **keywords):
+    builds.append(1)
+    native(*arguments, **keywords)
+    if sys.argv[1] == "edited":
+        open(sys.argv[3], "a").write("// while it was built\\n")
+cpp_extension._run_ninja_build = build
 loaded = [cpp_extension.load("numbers", [sys.argv[2]]).number()]
-if len(sys.argv) > 3:
+if sys.argv[1] == "twice":
     open(sys.argv[3], "w").write("#define NUMBER 8\\n")
     loaded.append(cpp_extension.load("numbers", [sys.argv[2]]).number())
 print(json.dumps({"numbers": loaded, "builds": len(builds)}))
@@ -64,8 +69,15 @@ def test_processes_with_directories_of_their_own_build_once(sandbox: Sandbox, so
 
 
 def test_a_changed_header_is_seen_by_the_process_that_has_the_module_already(sandbox: Sandbox, source: Path) -> None:
-    assert load(sandbox, source, source.with_name("number.h")) == {"numbers": [7, 8], "builds": 2}
+    assert load(sandbox, source, source.with_name("number.h"), kind="twice") == {"numbers": [7, 8], "builds": 2}
     assert load(sandbox, source) == {"numbers": [8], "builds": 0}
+
+
+def test_a_build_whose_header_is_edited_meanwhile_is_not_shared(sandbox: Sandbox, source: Path) -> None:
+    header, before = source.with_name("number.h"), source.with_name("number.h").read_text()
+    assert load(sandbox, source, header, kind="edited") == {"numbers": [7], "builds": 1}
+    header.write_text(before)
+    assert load(sandbox, source) == {"numbers": [7], "builds": 1}
 
 
 def test_the_lock_file_of_a_builder_that_was_killed_holds_nobody_up(sandbox: Sandbox, source: Path) -> None:
@@ -132,6 +144,7 @@ def test_each_file_that_a_build_reads_is_among_its_inputs(written: Path, name: s
     with (written / name).open("a") as file:
         file.write("// more\n")
     after = read(written)
+    assert (before.unchanged(), after.unchanged()) == (False, True)
     assert after.files != before.files
     assert (after.text, after.tools) == (before.text, before.tools)
     assert before.tools[0] == "g++"
