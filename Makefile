@@ -26,7 +26,8 @@ UNITS := tests/unit
 SLOW := $(addprefix $(UNITS)/,$(addsuffix .py,keys/test_key_stability agent/test_flights_model leases/test_failover \
   leases/test_files leases/test_redis_model leases/test_leases transfer/test_prefetch transfer/test_bundle telemetry/test_spans \
   files/test_sweep profiles/test_profile retention/test_retention report/test_divergence backends/test_example \
-  backends/python/test_conformance backends/triton/test_triton backends/triton/test_autotune backends/triton/test_conformance))
+  $(foreach each,inductor ninja python triton,backends/$(each)/test_conformance) backends/triton/test_triton \
+  backends/triton/test_autotune))
 check: lint
 	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(UNITS) $(call marked,smoke) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
