@@ -105,20 +105,6 @@ def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> 
     assert work([warm], "plain")["traces"] == 0
 
 
-def test_a_unit_that_torchs_own_caches_hold_is_shared(sandbox: Sandbox) -> None:
-    """As after ``torch.compiler.load_cache_artifacts``."""
-
-    def node(name: str, store: str) -> dict[str, str]:
-        local, shared = str(sandbox.root / name), str(sandbox.root / store)
-        return {"KCOORD_LOCAL_DIR": local, "KCOORD_STORE": shared, "KCOORD_STORE_CREATE": "1"}
-
-    (first,) = ranks(sandbox, 1, "plain", caches="first", **node("one", "here"))
-    (holder,) = ranks(sandbox, 1, "plain", caches="first", **node("two", "there"))
-    (other,) = ranks(sandbox, 1, "plain", caches="second", **node("three", "there"))
-    assert work([holder], "plain") == work([other], "plain") == dict.fromkeys(WORK, 0)
-    assert result(first) == result(holder) == result(other)
-
-
 def test_each_rank_takes_its_own_part_of_a_tensor_that_is_spread_over_a_mesh(sandbox: Sandbox) -> None:
     """Torch's key of such a unit is the same on all ranks, and its trace is not. Torch 2.11 keeps no such unit."""
     from torch.distributed.tensor import DTensor

@@ -254,7 +254,6 @@ def _lookup(
 ) -> Any:
     found = native(key, local, remote_cache, evaluate_guards, hints)
     if found[0] is not None:
-        _offer(kind, key, hints, found[0])
         return found
     return _looked_up(kind, key, evaluate_guards, hints) or found
 
@@ -273,20 +272,6 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
             return entry, content, {"cache_status_detailed": "hit"}
     return None
-
-
-@fails_open(lambda *arguments: None)
-def _offer(kind: str, key: str, hints: list[int], entry: Any) -> None:
-    """Share a unit that torch's own caches hold, as those of ``torch.compiler.load_cache_artifacts``.
-
-    A backward that overwrites saved tensors is kept back: it refuses ``retain_graph``, and another job may want that.
-    """
-    scope = scopes.innermost()
-    metadata = getattr(entry, "runtime_metadata", None)
-    if kind == UNIT and scope is not None and scope.kind == UNIT and scope.asked is None:
-        problem = scope.problem or ("" if getattr(metadata, "bw_donated_idxs", None) == [] else "it donates tensors")
-        if not problem:
-            scope.offer(Entry(kind, key, tuple(map(int, hints))))
 
 
 def _donated() -> tuple[int, ...]:

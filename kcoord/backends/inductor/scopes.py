@@ -84,13 +84,6 @@ class Scope:
         elif isinstance(found, Busy):
             raise Passed
 
-    def offer(self, entry: Entry) -> None:
-        """Publish what torch has found by itself, if nobody else has or does."""
-        self.asked = entry
-        found = backend.begin(entry, waits=False, loads=False)
-        if isinstance(found, Compilation):
-            self.compilation = found
-
     def __enter__(self) -> Scope:
         _scopes.all.append(self)
         return self

@@ -56,16 +56,3 @@ def test_compile_workers_start_where_a_compile_misses_and_not_where_it_finds(
     monkeypatch.setattr(scopes, "innermost", lambda: scope)
     hooks._looked_up(UNIT, "key", SimpleNamespace(), [])
     assert len(started) == times
-
-
-@pytest.mark.parametrize(("donated", "offers"), [([], 1), ([0], 0), (None, 0)])
-def test_a_unit_of_torchs_own_caches_is_offered_unless_its_backward_may_overwrite_what_it_saved(
-    monkeypatch: pytest.MonkeyPatch, donated: list[int] | None, offers: int
-) -> None:
-    scope, offered = Scope(UNIT), []
-    monkeypatch.setattr(scope, "offer", offered.append)
-    monkeypatch.setattr(scopes, "innermost", lambda: scope)
-    entry = SimpleNamespace(runtime_metadata=SimpleNamespace(bw_donated_idxs=donated))
-    found = hooks._lookup(UNIT, lambda *arguments: (entry, b"", {}), "key", True, None, lambda guards, hints: True, [])
-    assert found[0] is entry
-    assert len(offered) == offers
