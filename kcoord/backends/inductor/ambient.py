@@ -6,7 +6,9 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import sys
+import uuid
 from typing import Any
 
 _ATTENTION = (
@@ -30,6 +32,7 @@ _NEW = {
 _OLD = {**_NEW, "priority": [1, 2, 0, 3, 0], "precisions": ["True", *["None"] * 6]}  # torch 2.8
 _USUAL = (_NEW, _OLD)
 """The state of a process that changes nothing: torch's entries have torch's own keys there, and stock finds them."""
+_ALONE = f"kcoord-alone-{uuid.uuid4().hex}-"
 
 
 def ambient() -> dict[str, Any]:
@@ -74,25 +77,14 @@ def _precision(found: Any, name: str) -> str:
     return str(getattr(found, "fp32_precision", None) or getattr(found, "allow_tf32", None))
 
 
-def tag(of_rank: bool = False) -> str:
-    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that.
-
-    `of_rank`: for a trace that depends on this process's place in a mesh.
-    """
+def tag() -> str:
+    """A tag for torch's own keys; empty in the usual state, and under autocast where they hold that."""
     state = _traced()
     if _torch_keys_autocast():
         state["autocast"] = {}
-    if of_rank:
-        state["rank"] = _rank()
     if state in _USUAL:
         return ""
     return "kcoord-" + hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _rank() -> int:
-    import torch.distributed
-
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else -1
 
 
 @functools.lru_cache(maxsize=1)
@@ -104,15 +96,22 @@ def _torch_keys_autocast() -> bool:
     return "autocast_state" in getattr(getattr(record, "__code__", None), "co_names", ())
 
 
-def tagged(of_rank: bool = False) -> contextlib.AbstractContextManager[object]:
+def tagged(alone: bool = False) -> contextlib.AbstractContextManager[object]:
     """A block in which torch's own caches, too, answer with nothing that was compiled in another state.
 
-    `of_rank`: nor by another rank.
+    `alone`: nor by another process.
     """
     from torch.compiler import config
 
-    found = tag(of_rank)
+    found = f"{_ALONE}{os.getpid()}" if alone else tag()
     if not found or found in config.cache_key_tag:
         return contextlib.nullcontext()
     patch: contextlib.AbstractContextManager[object] = config.patch(cache_key_tag=f"{config.cache_key_tag}{found}")
     return patch
+
+
+def is_alone() -> bool:
+    """True in a block that is tagged for this process."""
+    from torch.compiler import config
+
+    return _ALONE in config.cache_key_tag

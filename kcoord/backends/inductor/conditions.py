@@ -50,6 +50,9 @@ _TORCHS = frozenset(
 """Namespaces of torch's own operators, whose sources are in torch's key."""
 
 
+SPREAD = "its tensors are spread over a mesh, and torch's key does not hold this rank's part"
+
+
 def problem(kind: str, graph: Any, inputs: Iterable[Any] = ()) -> str:
     """Why a unit, or a graph, is compiled by each rank for itself; empty if it may be shared. Its kernels are shared anyway."""
     for name, value in (*_settings(_COLLECTIVE), *_settings(_CUSTOM)):
@@ -61,14 +64,19 @@ def problem(kind: str, graph: Any, inputs: Iterable[Any] = ()) -> str:
         foreign = next(_foreign_operators(graph), None)
         if foreign is not None:
             return f"its graph calls {foreign}, whose sources are in no key"
+        if is_spread(graph, inputs):
+            return SPREAD
         for each in subclasses(graph, inputs):
             if each.__module__.partition(".")[0] != "torch":
                 return f"it has tensors of the class {each.__qualname__}, whose sources are in no key"
     return ""
 
 
-def depends_on_rank(graph: Any, inputs: Iterable[Any]) -> bool:
-    """True for a unit with tensors that are spread over a mesh: its trace takes this rank's part. Torch's key holds no rank."""
+def is_spread(graph: Any, inputs: Iterable[Any]) -> bool:
+    """True for a unit with tensors that are spread over a mesh.
+
+    Its trace takes this rank's part, and names process groups and a GPU. Torch 2.13's key of it holds none of these.
+    """
     spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     return any(issubclass(each, spread) for each in subclasses(graph, inputs))
 

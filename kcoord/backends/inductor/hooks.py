@@ -20,7 +20,7 @@ from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.inductor import conditions, cpp, scopes, tuning
-from kcoord.backends.inductor.ambient import tagged
+from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
 from kcoord.files.lock import locked
@@ -40,7 +40,6 @@ def hook() -> None:
     from torch._inductor import codecache, compile_fx
     from torch._inductor.triton_bundler import TritonBundler
     from torch.compiler._cache import CacheArtifactManager
-    from torch.distributed.device_mesh import DeviceMesh
 
     needed = {
         "find_guarded_entry": (autograd_cache.AOTAutogradCache, codecache.FxGraphCache),
@@ -63,7 +62,6 @@ def hook() -> None:
     )
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
-    _wrap(DeviceMesh, "__getstate__", _without_hash)
     _hook_tuning()
     _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
@@ -154,7 +152,7 @@ def _unit(shared: bool, native: Callable[..., Any], aot: Any, gm: Any, inputs: A
     """As ``AotAutograd.__call__``. Without `shared`, torch's own caches alone may answer."""
     _tell_of_devices(inputs)
     with (
-        _tagged(_depends_on_rank(gm, inputs)),
+        _tagged(_is_spread(gm, inputs)),
         Scope(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
     ):
         return native(aot, gm, inputs, **kwargs)
@@ -173,12 +171,12 @@ def _tell_of_devices(inputs: Any) -> None:
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
     if scopes.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
-    with _tagged(), Scope(GRAPH, _problem(GRAPH, gm)):
+    with _tagged(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
 
 
-_tagged = fails_open(lambda of_rank=False: contextlib.nullcontext())(tagged)
-_depends_on_rank = fails_open(lambda graph, inputs: True)(conditions.depends_on_rank)
+_tagged = fails_open(lambda alone=False: contextlib.nullcontext())(tagged)
+_is_spread = fails_open(lambda graph, inputs: True)(conditions.is_spread)
 
 
 @fails_open(lambda kind, graph, inputs=(): "an error in kcoord")
@@ -296,11 +294,6 @@ def _withhold(why: str) -> None:
     scope = scopes.leading()
     if scope is not None and scope.kind == UNIT:
         scope.withhold(f"torch does not cache its graph: {why}")
-
-
-def _without_hash(native: Callable[[Any], dict[str, Any]], mesh: Any) -> dict[str, Any]:
-    """As ``DeviceMesh.__getstate__``, with no hash: Python's differ from process to process, and so would torch's keys."""
-    return {name: None if name == "_hash" else value for name, value in native(mesh).items()}
 
 
 def _recording(native: Callable[..., Any], artifact_type: str, key: str, content: Any) -> None:
