@@ -8,7 +8,7 @@ fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo check test test-tritons test-redis-py chaos fuzz nfs lint format bench docs clean
+.PHONY: setup demo check test test-tritons test-compilers test-redis-py chaos fuzz nfs lint format bench docs clean
 
 setup: .venv/ready
 
@@ -40,6 +40,17 @@ test-tritons: setup
 	for version in $(TRITONS); do \
 	  $(BIN)/pip install --quiet --no-deps --target .venv/tritons/$$version triton==$$version && \
 	  PYTHONPATH=$(CURDIR)/.venv/tritons/$$version $(BIN)/pytest -q tests/unit/backends/triton/test_triton.py tests/stale/test_triton.py tests/unit/backends/triton/test_own_key.py tests/node/test_ahead.py tests/unit/backends/triton/test_autotune.py || exit 1; \
+	done
+
+# The tests of compilers that users add, on their newest and oldest releases: FOLDER:REQUIREMENT, each on top of .venv.
+COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14
+test-compilers: setup
+	for each in $(COMPILERS); do \
+	  place=.venv/compilers/$${each#*:}; \
+	  $(PYTHON) -m venv $$place && \
+	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" > $$(echo $$place/lib/python*/site-packages)/below.pth && \
+	  $$place/bin/python -m pip install --quiet $${each#*:} && \
+	  $$place/bin/python -m pytest -q -n auto tests/unit/backends/$${each%%:*} $(ARGS) || exit 1; \
 	done
 
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).

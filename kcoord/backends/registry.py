@@ -32,6 +32,7 @@ _BUILT_IN = {
     "triton": "kcoord.backends.triton.backend:TritonBackend",
     "inductor": "kcoord.backends.inductor.backend:InductorBackend",
     "ninja": "kcoord.backends.ninja.backend:NinjaBackend",
+    "tilelang": "kcoord.backends.tilelang.backend:TileLangBackend",
 }
 _EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
 

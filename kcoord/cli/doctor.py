@@ -78,9 +78,13 @@ def _kcoord(settings: Settings) -> Iterator[Finding]:
 
 
 def _compilers(settings: Settings) -> Iterator[Finding]:
+    needed: dict[str, tuple[int, ...]] = {}
     for backend in backends():
         for package, oldest in backend.packages.items():
-            yield _package(package, oldest)
+            needed[package] = max(oldest, needed.get(package, ()))
+    for package, oldest in needed.items():
+        yield _package(package, oldest)
+    for backend in backends():
         found = obstacle(backend, settings, os.environ)
         if found is not None:
             yield Finding(backend.name, "warn", *found)
@@ -90,7 +94,7 @@ def _package(package: str, oldest: tuple[int, ...]) -> Finding:
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Finding(package, "warn", "not installed", f"pip install {package}, unless this is a sidecar")
+        return Finding(package, "ok", "not installed")
     number = tuple(int(p) for p in version.split("+")[0].split(".")[: len(oldest)])
     if number < oldest:
         remedy = f"upgrade to {'.'.join(map(str, oldest))} or newer; kcoord leaves this one alone"

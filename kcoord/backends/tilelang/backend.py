@@ -1,0 +1,212 @@
+"""TileLang as a `Backend`. A request is a traced kernel (a ``PrimFunc``), so its key holds all that tracing has read."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.base import Backend
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope
+from kcoord.keys.environment import TOOLCHAIN_VARIABLES
+from kcoord.keys.host import host_abi
+from kcoord.keys.packages import identity_of
+from kcoord.profiles.recipe import Recipe
+
+_PACKAGES = ("tilelang", "tvm_ffi", "torch")
+_SHARED = {"tvm_ffi", "cython", "nvrtc"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A traced kernel, and how it is to be compiled: TileLang's own arguments, resolved.
+
+    `cache` is TileLang's cache of this kind of kernel, whose methods write and read the files. `key` is known if the cache asks.
+    """
+
+    cache: Any = field(repr=False)
+    function: Any = field(repr=False)
+    execution: str
+    target: Any
+    host: Any
+    out_idx: Any
+    pass_configs: Mapping[str, Any]
+    flags: Any
+    context: Any = field(default=None, repr=False)
+    verbose: bool = False
+    key: CacheKey | None = None
+
+
+class TileLangBackend(Backend[Kernel, Any]):
+    """A handle is TileLang's ``JITKernel``; its cache keeps that in memory, by our key."""
+
+    name = "tilelang"
+    modules = ("tilelang.autotuner",)  # after torch, which may install kcoord, and after all that is hooked
+    packages = MappingProxyType({"tilelang": (0, 1, 14)})
+    recipes = ("tilelang",)
+    variables = MappingProxyType(
+        {
+            **TOOLCHAIN_VARIABLES,
+            "TILELANG_ENABLE_DATA_RACE_CHECK": "adds a check to each kernel",
+            "TILELANG_ENABLE_IR_SPAN": "whether the IR names the lines that it was made of",
+        }
+    )
+    scope = Scope.TARGET
+    keeps_handles = False
+
+    def hook(self) -> None:
+        from kcoord.backends.tilelang import hooks
+
+        hooks.hook(self)
+
+    def bypass(self, request: Kernel) -> str:
+        from kcoord.backends.tilelang import callbacks
+
+        kind = request.target.kind.name
+        if request.execution == "cutedsl":
+            return "CuTe DSL compiles it at its first launch, into the directory that it was loaded from"
+        if request.execution not in _SHARED or kind not in ("cuda", "c", "llvm"):
+            return f"kernels of {request.execution} for {kind} have not been tried"
+        return callbacks.problem()
+
+    def label(self, request: Kernel) -> str:
+        return str((request.function.attrs or {}).get("global_symbol", "kernel"))
+
+    def factors(self, request: Kernel) -> Mapping[str, Any]:
+        from kcoord.backends.tilelang import callbacks
+
+        return {
+            "ir": str(request.function.script(show_meta=True)),
+            "execution": request.execution,
+            "target": str(request.target),
+            "host": str(request.host),
+            "out_idx": json.dumps(request.out_idx),
+            "pass_configs": json.dumps(request.pass_configs, sort_keys=True),
+            "flags": json.dumps(request.flags),
+            "callbacks": callbacks.factors(),
+            "packages": [identity_of(package) for package in _PACKAGES],
+            "abi": host_abi(),
+        }
+
+    def tools(self, request: Kernel) -> tuple[str, ...]:
+        from tilelang.contrib import cc, nvcc
+
+        hosts = (cc.get_cc(), cc.get_cplus_compiler())
+        found = (*hosts, nvcc.get_nvcc_compiler()) if request.target.kind.name == "cuda" else hosts
+        return tuple(str(tool) for tool in found if tool)
+
+    def trees(self, request: Kernel) -> tuple[str, ...]:
+        """The templates, which people edit, wherever they are; CUTLASS if it is not the package's own."""
+        import tilelang
+        from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+        cutlass = Path(CUTLASS_INCLUDE_DIR).resolve()
+        is_own = cutlass.is_relative_to(Path(tilelang.__file__).resolve().parent)
+        return (TILELANG_TEMPLATE_PATH,) if is_own else (TILELANG_TEMPLATE_PATH, str(cutlass))
+
+    def target(self, request: Kernel) -> GPUTarget | None:
+        if request.target.kind.name != "cuda":
+            return None
+        from tilelang.contrib import nvcc
+
+        return GPUTarget.parse(f"cuda:{nvcc.get_target_arch_and_code(request.target)[0]}")
+
+    def device(self, request: Kernel) -> DeviceKey | None:
+        return super().device(request) if self.target(request) else None
+
+    def key(self, request: Kernel) -> CacheKey:
+        return request.key or super().key(request)
+
+    def lower_caches(self, key: CacheKey) -> AbstractContextManager[object]:
+        from kcoord.backends.tilelang import hooks
+
+        return hooks.without_cubins()
+
+    def compile(self, request: Kernel, staging: Path) -> Any:
+        from tilelang.jit import JITKernel
+
+        kernel = JITKernel(
+            request.function,
+            out_idx=request.out_idx,
+            execution_backend=request.execution,
+            target=request.target,
+            target_host=request.host,
+            verbose=request.verbose,
+            pass_configs=request.pass_configs,
+            compile_flags=request.flags,
+            backend_context=request.context,
+        )
+        cache, place = request.cache, str(staging)
+        cache._save_kernel_source_code_to_disk(kernel, place)
+        cache._save_wrapper_kernel_code_to_disk(kernel, place)
+        cache._save_so_cubin_to_disk(kernel, place)
+        (staging / cache.params_path).write_bytes(_packed(kernel.params))
+        return kernel
+
+    def required(self, request: Kernel) -> tuple[str, ...]:
+        files = {
+            *request.cache._get_required_files(""),
+            request.cache.device_kernel_path,
+            request.cache.host_kernel_path,
+        }
+        return tuple(sorted(files))
+
+    def load(self, request: Kernel, artifact: Artifact) -> Any:
+        from tilelang.jit.adapter.base import CachedTextSource
+
+        cache, path = request.cache, artifact.path
+        return cache._build_kernel(
+            func=request.function,
+            host_kernel_source=CachedTextSource(text=(path / cache.host_kernel_path).read_text()),
+            device_kernel_source=CachedTextSource(text=(path / cache.device_kernel_path).read_text()),
+            kernel_lib_path=str(path / cache.kernel_lib_path),
+            kernel_params=_unpacked((path / cache.params_path).read_bytes()),
+            backend_context=request.context,
+            out_idx=request.out_idx,
+            pass_configs=request.pass_configs,
+            compile_flags=request.flags,
+        )
+
+    def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
+        from kcoord.backends.tilelang import recipes
+
+        target = self.target(request)
+        where = "" if target is None else str(target)
+        return recipes.recipe_of(request, self.label(request), where, seconds, time.monotonic_ns())
+
+    def is_portable(self, recipe: Recipe) -> bool:
+        return False  # the IR may have been traced for this GPU
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        import tilelang  # noqa: F401 - hooks it
+
+        from kcoord.backends.tilelang import recipes
+
+        return self.prepare(recipes.request_of(recipe), waits)
+
+
+def _packed(parameters: Any) -> bytes:
+    """The types and sizes of a kernel's parameters, as this release of TileLang keeps them."""
+    from tilelang.engine import param
+
+    if hasattr(param, "dump_kernel_params"):
+        return str(param.dump_kernel_params(parameters)).encode()
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(parameters))
+
+
+def _unpacked(content: bytes) -> Any:
+    """The content is an artifact's, whose digest and signature were checked."""
+    from tilelang.engine import param
+
+    load = getattr(param, "load_kernel_params", None)
+    return load(content.decode()) if load else pickle.loads(content)

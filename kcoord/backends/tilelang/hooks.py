@@ -1,0 +1,150 @@
+"""TileLang's caches of kernels, answered by the backend: below ``tilelang.compile``, ``tilelang.jit`` and its autotuner."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.tilelang import callbacks, tuning
+from kcoord.errors import KeyFactorError
+
+if TYPE_CHECKING:
+    from kcoord.backends.tilelang.backend import Kernel, TileLangBackend
+
+_METHODS = {
+    "_generate_key": {"func", "out_idx", "execution_backend", "args", "target", "target_host", "pass_configs", "compile_flags"},
+    "_load_kernel_from_disk": {"key", "backend_context", "out_idx", "pass_configs", "compile_flags", "func", "verbose"},
+    "_build_kernel": {
+        "func", "host_kernel_source", "device_kernel_source", "kernel_lib_path", "kernel_params", "backend_context", "out_idx",
+        "pass_configs", "compile_flags",
+    },
+    "_save_kernel_source_code_to_disk": {"kernel", "cache_path", "verbose"},
+    "_save_wrapper_kernel_code_to_disk": {"kernel", "cache_path", "verbose"},
+    "_save_so_cubin_to_disk": {"kernel", "cache_path", "verbose"},
+    "_get_required_files": {"cache_path"},
+}  # fmt: skip
+
+
+class _Compiling(threading.local):
+    """`active` while this thread compiles what is to be published."""
+
+    active = False
+
+
+class _Key(str):
+    """The key that TileLang's cache uses in memory and for its directories, with the request that it was made of."""
+
+    request: Kernel
+
+
+_compiling = _Compiling()
+
+
+@contextmanager
+def without_cubins() -> Iterator[None]:
+    """TileLang's cache of nvcc's output is left out: its key holds neither compilers nor templates."""
+    before, _compiling.active = _compiling.active, True
+    try:
+        yield
+    finally:
+        _compiling.active = before
+
+
+@fails_open(lambda backend: None)
+def hook(backend: TileLangBackend) -> None:
+    """Idempotent."""
+    from tilelang.autotuner.tuner import AutoTuner
+    from tilelang.cache.cuda_binary_cache import CUDABinaryCache
+    from tilelang.cache.kernel_cache import KernelCache
+
+    if hasattr(KernelCache._load_kernel_from_disk, "__kcoord_wrapped__"):
+        return
+    differs = next((name for name, known in _METHODS.items() if _parameters(KernelCache, name) != known), None)
+    if differs:
+        notices.tell(f"this TileLang's {differs} differs: its kernels are compiled by each rank")
+        return
+    callbacks.watch()
+    _hook_kernels(KernelCache, backend)
+    _hook_cubins(CUDABinaryCache)
+    if missing := [name for name in tuning.METHODS if not hasattr(AutoTuner, name)]:
+        notices.tell(f"this TileLang's AutoTuner has no {missing[0]}: its choices are made by each rank")
+    else:
+        tuning.hook(AutoTuner)
+
+
+def _parameters(cache: Any, name: str) -> set[str]:
+    method = getattr(cache, name, None)
+    return set(inspect.signature(method).parameters) - {"self"} if method else set()
+
+
+def _hook_kernels(cache: Any, backend: TileLangBackend) -> None:
+    native_key, native_load = cache._generate_key, cache._load_kernel_from_disk
+
+    @functools.wraps(native_key)
+    def generate_key(self: Any, *args: Any, **kwargs: Any) -> str:
+        given = inspect.signature(native_key).bind(self, *args, **kwargs).arguments
+        return _keyed(backend, given) or native_key(self, *args, **kwargs)
+
+    @functools.wraps(native_load)
+    def load(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        def native() -> Any:
+            return native_load(self, key, *args, **kwargs)
+
+        if not isinstance(key, _Key):
+            return native()
+        given = inspect.signature(native_load).bind(self, key, *args, **kwargs).arguments
+        request = replace(key.request, context=given["backend_context"], verbose=bool(given.get("verbose")))
+        return backend.obtain(request, native)
+
+    load.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+    cache._generate_key, cache._load_kernel_from_disk = generate_key, load
+
+
+@fails_open(lambda *arguments: None)
+def _keyed(backend: TileLangBackend, given: dict[str, Any]) -> _Key | None:
+    """None if kcoord is off, or the kernel is not shared: then TileLang keeps it by its own key."""
+    from kcoord.backends.tilelang.backend import Kernel
+
+    if coordinator_in_use() is None:
+        return None
+    request = Kernel(
+        cache=given["self"],
+        function=given["func"],
+        execution=given["execution_backend"],
+        target=given["target"],
+        host=given.get("target_host"),
+        out_idx=given["out_idx"],
+        pass_configs=given["pass_configs"],
+        flags=given.get("compile_flags"),
+    )
+    reason = backend.bypass(request)
+    try:
+        key = None if reason else backend.key(request)
+    except KeyFactorError as error:
+        key, reason = None, str(error)
+    if key is None:
+        notices.tell(f"{backend.label(request)} is compiled by each rank for itself: {reason}", about=reason)
+        return None
+    found = _Key(key.digest)
+    found.request = replace(request, key=key)
+    return found
+
+
+def _hook_cubins(cache: Any) -> None:
+    load, save = cache.load, cache.save
+
+    @functools.wraps(load)
+    def load_if_asked(*args: Any, **kwargs: Any) -> Any:
+        return None if _compiling.active else load(*args, **kwargs)
+
+    @functools.wraps(save)
+    def save_if_asked(*args: Any, **kwargs: Any) -> Any:
+        return None if _compiling.active else save(*args, **kwargs)
+
+    cache.load, cache.save = load_if_asked, save_if_asked
