@@ -15,7 +15,7 @@ from kcoord.errors import KcoordError, SettingsError
 from kcoord.settings import unknown_variables
 
 _COMMANDS = (
-    "agent", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
+    "agent", "cc", "doctor", "exec", "explain", "export", "gc", "import", "keys", "ls",
     "report", "stats", "status", "store", "trace", "verify", "warmup",
 )  # fmt: skip
 _MODULES = {"import": "import_bundle"}  # no module can have that name

@@ -17,10 +17,10 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import UNLOADED, Backend
-from kcoord.backends.ninja.inputs import Inputs
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
+from kcoord.keys.tools.commands import Inputs
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.ninja.inputs import Inputs, inputs_of
+from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.files.replace import replace_file
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
+from kcoord.keys.tools.commands import Inputs
 
 if TYPE_CHECKING:
     from kcoord.backends.ninja.backend import NinjaBackend

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.backends.ninja import inputs
-from kcoord.backends.ninja.inputs import Inputs, inputs_of
+from kcoord.backends.ninja.inputs import inputs_of
+from kcoord.keys.tools import commands
+from kcoord.keys.tools.commands import Inputs
 from tests.support.sandbox import Sandbox
 
 pytest.importorskip("torch.utils.cpp_extension")
@@ -168,7 +169,7 @@ def test_the_compiler_is_not_asked_for_headers_that_have_not_changed(
 ) -> None:
     monkeypatch.setattr("kcoord.keys.tools.machine_cache._RACY", 0)
     before = read(written)
-    monkeypatch.setattr(inputs, "_headers", lambda *arguments: pytest.fail("it was asked again"))
+    monkeypatch.setattr(commands, "_headers", lambda *arguments: pytest.fail("it was asked again"))
     assert read(written) == before
 
 

@@ -1,0 +1,99 @@
+"""Command lines that a compiler launcher may share, and those that it must run as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kcoord.backends.cc.command import Dependencies, understood
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "g++ -c a.cpp -o build/a.o",
+        "g++ -O2 -I include -isystem /usr/x -DX=1 -c a.cpp",
+        "clang -x c++ -std=c++20 -Xclang -fno-x -S a.c -o a.s",
+        "nvcc -arch=sm_90a -gencode arch=compute_90,code=sm_90 -Xcompiler -fPIC -dc a.cu -o a.o",
+        "nvcc a.cu -cubin -o /tmp/x/kernel.cubin --ptxas-options=--verbose --compiler-options -fPIC",
+        "gcc -c a.c b.c",
+    ],
+)
+def test_a_command_that_compiles_sources_is_understood(line: str) -> None:
+    command = understood(line.split())
+    assert command is not None
+    assert command.line == tuple(line.split())
+    assert not any("-o" in canonical for canonical in command.canonical)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "g++ a.cpp -o program",
+        "g++ a.o -shared -o a.so",
+        "g++ -E a.cpp",
+        "g++ -M -c a.cpp",
+        "g++ -c -",
+        "g++ -c a.cpp -o",
+        "g++ -c a.cpp -save-temps",
+        "g++ -c a.cpp --coverage",
+        "g++ -c a.cpp -gsplit-dwarf",
+        "g++ -c a.cpp -fprofile-use=x",
+        "g++ -c a.cpp b.cpp -o both.o",
+        "g++ -c a.cpp b.cpp -MD",
+        "g++ -c a.cpp -MF a.d",
+        "g++ -c a.cpp -S",
+        "g++ -c a.cpp @no-such-file",
+        "g++ -c a.cpp strange",
+        "g++ -B /opt/tools -c a.cpp",
+        "g++ -v -c a.cpp",
+        "nvcc --keep -c a.cu",
+        "nvcc -dlink a.o -o b.o",
+        "nvcc --version",
+        "nvcc",
+    ],
+)
+def test_any_other_command_runs_as_it_is(line: str) -> None:
+    assert understood(line.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("-MD", Dependencies("out/a.d", ("out/a.o",), False)),
+        ("-MMD -MP -MF deps", Dependencies("deps", ("out/a.o",), True)),
+        ("-MD -MT one -MT two", Dependencies("out/a.d", ("one", "two"), False)),
+        ("-MD -MQ $(x)", Dependencies("out/a.d", ("$$(x)",), False)),
+        ("", None),
+    ],
+)
+def test_the_rule_for_make_is_where_the_compiler_would_write_it(more: str, expected: Dependencies | None) -> None:
+    command = understood(["g++", "-c", "a.cpp", "-o", "out/a.o", *more.split()])
+    assert command is not None
+    assert command.dependencies == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "names"),
+    [("-g", True), ("-g3", True), ("-ggdb", True), ("-lineinfo", True), ("-G", True), ("-g0", False), ("-O2", False)],
+)
+def test_debug_information_names_the_directory(flag: str, names: bool) -> None:
+    command = understood(["g++", flag, "-c", "a.cpp"])
+    assert command is not None
+    assert command.names_places is names
+
+
+def test_outputs_without_a_name_are_those_of_the_compiler() -> None:
+    for flag, names in (("-c", ("a.o", "b.o")), ("-S", ("a.s", "b.s")), ("-ptx", ("a.ptx", "b.ptx"))):
+        command = understood(["nvcc", flag, "x/a.cu", "b.cu"])
+        assert command is not None
+        assert command.outputs == names
+
+
+def test_a_response_file_counts_by_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    file.write_text("-O2 '-DX=a b'\n")
+    command = understood(["g++", f"@{file}", "-c", "a.cpp"])
+    assert command is not None
+    assert command.canonical == (("g++", "-O2", "-DX=a b", "-c", "a.cpp"),)
