@@ -43,7 +43,7 @@ test-tritons: setup
 	done
 
 # The tests of compilers that users add, on their newest and oldest releases: FOLDER:REQUIREMENT, each on top of .venv.
-COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14
+COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14 ninja:flashinfer-python==0.7.2.post1
 test-compilers: setup
 	for each in $(COMPILERS); do \
 	  place=.venv/compilers/$${each#*:}; \

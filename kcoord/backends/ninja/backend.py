@@ -1,14 +1,15 @@
-"""C++ and CUDA extensions that ``torch.utils.cpp_extension`` builds with ninja while the job runs, as a `Backend`.
+"""C++ and CUDA libraries that ninja builds while the job runs, as a `Backend`.
 
-Torch lets the first process of a directory build, behind a lock file without an owner: if that process is killed, the next job
-waits for ever. Here every build has a directory of its own, and callers load the published library.
+Their builders let the first process of a directory build, behind a lock: torch's has no owner, so that the next job waits for
+ever if the builder is killed; others hold on one host only. Here every build has a directory of its own.
 """
 
 from __future__ import annotations
 
-import inspect
 import shutil
+import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,78 +25,73 @@ from kcoord.keys.tools.commands import Inputs
 
 
 @dataclass(frozen=True)
-class Extension:
-    """A library to build. `name` has the version that torch gives an extension which changes in mid-process.
-
-    `arguments` are torch's, for its functions that write the ninja file and build; `inputs` is what that file reads.
-    """
+class Library(ABC):
+    """A library to build. `file` is its name in the directory of the build, and in the artifact."""
 
     name: str
-    is_python_module: bool
-    arguments: Mapping[str, Any] = field(repr=False)
+    file: str
     inputs: Inputs = field(repr=False)
 
-    @property
-    def library(self) -> str:
-        from torch.utils import cpp_extension
+    @abstractmethod
+    def build(self, directory: Path) -> None:
+        """Build `file` in the new `directory`. Raises the builder's own exceptions."""
 
-        return f"{self.name}{cpp_extension.LIB_EXT}"
+    @abstractmethod
+    def load(self, directory: Path) -> Any:
+        """The builder's answer to its caller, for the library in `directory`."""
+
+    def factors(self) -> Mapping[str, Any]:
+        """Everything that the library depends on beside `inputs`."""
+        return {}
 
 
-class NinjaBackend(Backend[Extension, Any]):
-    """A handle is the module, or the path of the library whose operators were loaded."""
+class NinjaBackend(Backend[Library, Any]):
+    """A handle is what the builder returns: a module, or a path."""
 
     name = "ninja"
-    modules = ("torch.utils.cpp_extension",)
+    modules = ("torch.utils.cpp_extension", "flashinfer.jit.core", "tvm_ffi.cpp.extension")
     packages = MappingProxyType({"torch": (2, 8)})
     variables = TOOLCHAIN_VARIABLES
     scope = Scope.TARGET
     keeps_handles = False  # each call imports a module anew, as without kcoord
 
     def hook(self) -> None:
-        from kcoord.backends.ninja import hooks
+        from kcoord.backends.ninja import directories, extensions
 
-        hooks.hook(self)
+        if "torch.utils.cpp_extension" in sys.modules:
+            extensions.hook(self)
+        directories.hook(self)
 
-    def label(self, request: Extension) -> str:
+    def label(self, request: Library) -> str:
         return request.name
 
-    def factors(self, request: Extension) -> Mapping[str, Any]:
-        import torch
-
+    def factors(self, request: Library) -> Mapping[str, Any]:
         inputs = request.inputs
         return {
             "build": inputs.text,
             "files": inputs.files,
-            "module": request.is_python_module,
-            "torch": (str(torch.__version__), torch.version.git_version),
             "abi": host_abi(),
             "cpu": cpu_features() if "native" in inputs.text else (),
+            **request.factors(),
         }
 
-    def tools(self, request: Extension) -> Collection[str]:
+    def tools(self, request: Library) -> Collection[str]:
         return request.inputs.tools
 
-    def device(self, request: Extension) -> DeviceKey | None:
+    def device(self, request: Library) -> DeviceKey | None:
         return None  # for the host, and for the GPUs that the flags name
 
-    def compile(self, request: Extension, staging: Path) -> Any:
-        from torch.utils import cpp_extension
-
-        build = cpp_extension._write_ninja_file_and_build_library
+    def compile(self, request: Library, staging: Path) -> Any:
         with tempfile.TemporaryDirectory(prefix="build-", dir=staging) as directory:
-            arguments = {**request.arguments, "build_directory": directory}
-            build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
-            shutil.copyfile(Path(directory, request.library), staging / request.library)
+            request.build(Path(directory))
+            shutil.copyfile(Path(directory, request.file), staging / request.file)
         return UNLOADED
 
-    def required(self, request: Extension) -> tuple[str, ...]:
-        return (request.library,)
+    def required(self, request: Library) -> tuple[str, ...]:
+        return (request.file,)
 
-    def unchanged(self, request: Extension) -> bool:
+    def unchanged(self, request: Library) -> bool:
         return request.inputs.unchanged()
 
-    def load(self, request: Extension, artifact: Artifact) -> Any:
-        from torch.utils import cpp_extension
-
-        return cpp_extension._import_module_from_library(request.name, str(artifact.path), request.is_python_module)
+    def load(self, request: Library, artifact: Artifact) -> Any:
+        return request.load(artifact.path)

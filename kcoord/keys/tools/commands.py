@@ -27,7 +27,7 @@ COMPILES = frozenset(
     {"-c", "--compile", "-dc", "--device-c", "-S", "-cubin", "--cubin", "-ptx", "--ptx", "-fatbin", "--fatbin"}
 )
 """Flags of host compilers and nvcc by which a source is compiled, and nothing is linked."""
-_LEFT_OUT = COMPILES | {"-MMD", "-MD"}
+_LEFT_OUT = COMPILES | {"-MMD", "-MD", "--generate-dependencies-with-compile"}
 _WITH_PATH = {"-MF", "-o"}
 _TIMED = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
 

@@ -98,7 +98,7 @@ def test_a_torch_that_cannot_name_the_inputs_says_why_in_its_own_words(sandbox: 
 
 
 def test_sources_of_load_inline_are_replaced_as_a_whole(tmp_path: Path) -> None:
-    from kcoord.backends.ninja.hooks import _maybe_write
+    from kcoord.backends.ninja.extensions import _maybe_write
 
     path = tmp_path / "main.cpp"
     _maybe_write(str(path), "one")
@@ -127,7 +127,7 @@ def read(tmp_path: Path, libraries: str = "") -> Inputs:
     directory = tmp_path / "build"
     directory.mkdir(exist_ok=True)
     (directory / "build.ninja").write_text(NINJA.format(source=tmp_path / "one.cpp", libraries=libraries))
-    return inputs_of(directory, tmp_path / "place", tmp_path / "local", b"")
+    return inputs_of(directory / "build.ninja", directory, [directory, tmp_path / "place"], tmp_path / "local")[0]
 
 
 @pytest.fixture

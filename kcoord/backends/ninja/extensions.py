@@ -1,4 +1,4 @@
-"""``torch.utils.cpp_extension._jit_compile``, below ``load`` and ``load_inline``, answered by the backend."""
+"""``torch.utils.cpp_extension``'s ``load`` and ``load_inline``: ``_jit_compile``, below them, is answered by the backend."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import functools
 import inspect
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.ninja.backend import Library
 from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.files.replace import replace_file
-from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools.commands import Inputs
 
 if TYPE_CHECKING:
@@ -27,7 +28,34 @@ _PARAMETERS = {
     "name", "sources", *_LISTS, "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
     "is_standalone", "keep_intermediates",
 }  # fmt: skip
-_environment = Environment(TOOLCHAIN_VARIABLES)
+
+
+@dataclass(frozen=True)
+class Extension(Library):
+    """`name` has the version that torch gives an extension which changes in mid-process.
+
+    `arguments` are torch's, for its functions that write the ninja file and build.
+    """
+
+    is_python_module: bool
+    arguments: Mapping[str, Any] = field(repr=False)
+
+    def build(self, directory: Path) -> None:
+        from torch.utils import cpp_extension
+
+        build = cpp_extension._write_ninja_file_and_build_library
+        arguments = {**self.arguments, "build_directory": str(directory)}
+        build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
+
+    def load(self, directory: Path) -> Any:
+        from torch.utils import cpp_extension
+
+        return cpp_extension._import_module_from_library(self.name, str(directory), self.is_python_module)
+
+    def factors(self) -> Mapping[str, Any]:
+        import torch
+
+        return {"module": self.is_python_module, "torch": (str(torch.__version__), torch.version.git_version)}
 
 
 @fails_open(lambda backend: None)
@@ -82,8 +110,6 @@ def _request(arguments: dict[str, Any]) -> Any:
     """None for an extension that torch is left to build."""
     from torch.utils import cpp_extension as torchs
 
-    from kcoord.backends.ninja.backend import Extension
-
     coordinator = coordinator_in_use()
     if coordinator is None or arguments["is_standalone"] or torchs.IS_HIP_EXTENSION or arguments.get("with_sycl"):
         return None
@@ -103,7 +129,7 @@ def _request(arguments: dict[str, Any]) -> Any:
         inputs = _inputs(torchs, asked, Path(arguments["build_directory"]), coordinator.settings.local_dir)
     except (OSError, subprocess.SubprocessError, RuntimeError, ValueError):
         return None  # torch raises it in words of its own
-    return Extension(name, arguments["is_python_module"], asked, inputs)
+    return Extension(name, f"{name}{torchs.LIB_EXT}", inputs, arguments["is_python_module"], asked)
 
 
 def _versioned(versioner: Any, arguments: dict[str, Any], with_cuda: bool) -> str:
@@ -129,4 +155,5 @@ def _inputs(torchs: Any, asked: dict[str, Any], place: Path, local_dir: Path) ->
         write = torchs._write_ninja_file_to_build_library
         wanted = {**asked, "path": str(Path(directory, "build.ninja")), "extra_ldflags": flags}
         write(**{name: value for name, value in wanted.items() if name in inspect.signature(write).parameters})
-        return inputs_of(Path(directory), place, local_dir, _environment.token())
+        file, places = Path(directory, "build.ninja"), (Path(directory), place)
+        return inputs_of(file, Path(directory), places, local_dir)[0]

@@ -1,0 +1,108 @@
+"""FlashInfer's and tvm_ffi's builds: they write a ninja file, run ninja in a directory that ranks may share, and load a library.
+
+Ninja's run is answered by the backend: the library is put where the builder expects it, whole, and only if it differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcoord.backends.fail_open import coordinator_in_use, fails_open
+from kcoord.backends.ninja.backend import Library
+from kcoord.backends.ninja.inputs import inputs_of
+from kcoord.files.replace import replace_file
+from kcoord.keys.packages import identity_of
+
+if TYPE_CHECKING:
+    from kcoord.backends.ninja.backend import NinjaBackend
+
+Ninja = Callable[[Path, Path], None]
+"""Runs a ninja file: the directory to run in, and the file."""
+_NAME = "build.ninja"
+
+
+@dataclass(frozen=True)
+class Directory(Library):
+    """`text` is the ninja file. `moved`: its outputs lie in this directory by name. `target` is where the library belongs."""
+
+    package: str
+    text: str = field(repr=False)
+    moved: Path | None
+    target: Path
+    ninja: Ninja = field(repr=False)
+
+    def build(self, directory: Path) -> None:
+        text = self.text.replace(str(self.moved), str(directory)) if self.moved else self.text
+        (directory / _NAME).write_text(text)
+        self.ninja(directory, directory / _NAME)
+
+    def load(self, directory: Path) -> None:
+        content = (directory / self.file).read_bytes()
+        if not self.target.exists() or self.target.read_bytes() != content:  # other ranks may have it mapped
+            replace_file(self.target, content)
+            self.target.chmod(0o755)
+
+    def factors(self) -> Mapping[str, Any]:
+        return {"package": identity_of(self.package)}
+
+
+def hook(backend: NinjaBackend) -> None:
+    """Hook those that are imported. Idempotent."""
+    for module, name in (("flashinfer.jit.core", "run_ninja"), ("tvm_ffi.cpp.extension", "build_ninja")):
+        native = getattr(sys.modules.get(module), name, None)
+        if native is not None and not hasattr(native, "__kcoord_wrapped__"):
+            shared = _flashinfer(native, backend) if name == "run_ninja" else _tvm_ffi(native, backend)
+            shared.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
+            setattr(sys.modules[module], name, shared)
+
+
+def _flashinfer(native: Any, backend: NinjaBackend) -> Callable[..., None]:
+    @functools.wraps(native)
+    def run_ninja(workdir: Path, ninja_file: Path, *more: Any, **named: Any) -> None:
+        def ninja(directory: Path, file: Path) -> None:
+            native(directory, file, *more, **named)
+
+        _build(backend, "flashinfer", Path(workdir), Path(ninja_file), ninja)
+
+    return run_ninja
+
+
+def _tvm_ffi(native: Any, backend: NinjaBackend) -> Callable[..., None]:
+    @functools.wraps(native)
+    def build_ninja(build_dir: str) -> None:
+        place = Path(build_dir)
+        _build(backend, "tvm_ffi", place, place / _NAME, lambda directory, _: native(str(directory)))
+
+    return build_ninja
+
+
+def _build(backend: NinjaBackend, package: str, workdir: Path, file: Path, ninja: Ninja) -> None:
+    request = _request(package, workdir.resolve(), file.resolve(), ninja)
+    if request is None:
+        ninja(workdir, file)
+    else:
+        backend.obtain(request, lambda: ninja(workdir, file))
+
+
+@fails_open(lambda *arguments: None)
+def _request(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directory | None:
+    """None for a build that its builder is left to do."""
+    coordinator = coordinator_in_use()
+    if coordinator is None:
+        return None
+    text, place = file.read_text(), file.parent
+    try:
+        inputs, output = inputs_of(file, workdir, (workdir, place), coordinator.settings.local_dir)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None  # ninja says it in words of its own
+    target, is_absolute = workdir / output, Path(output).is_absolute()
+    would_move = is_absolute and any(Path(path).is_relative_to(place) for path in inputs.paths)
+    if target.parent != (place if is_absolute else workdir) or would_move or "embed_cubin" in text:
+        return None
+    return Directory(target.stem, target.name, inputs, package, text, place if is_absolute else None, target, ninja)
