@@ -113,7 +113,7 @@ class TestFlashInfer:
     def start(self, sandbox: Sandbox, source: Path, workspace: str) -> Any:
         stubs = sandbox.root / "stubs"
         stubs.mkdir(exist_ok=True)
-        for name in ("cuda", "cudart"):  # what it links whether the library needs it or not
+        for name in () if any(stubs.iterdir()) else ("cuda", "cudart"):  # linked whether they are needed or not
             library = ["-shared", "-x", "c", "-", "-o", str(stubs / f"lib{name}.so")]
             subprocess.run(["gcc", *library], input="int stub;", text=True, check=True)
         flags = f"-Wl,--as-needed -L{stubs}"
