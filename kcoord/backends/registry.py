@@ -33,6 +33,7 @@ _BUILT_IN = {
     "inductor": "kcoord.backends.inductor.backend:InductorBackend",
     "ninja": "kcoord.backends.ninja.backend:NinjaBackend",
     "tilelang": "kcoord.backends.tilelang.backend:TileLangBackend",
+    "flydsl": "kcoord.backends.flydsl.backend:FlyDSLBackend",
 }
 _EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used
 

@@ -135,8 +135,9 @@ def _headers(command: Sequence[str], directory: Path) -> Iterator[str]:
 def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str]) -> Iterator[str]:
     """The compilers, with a wrapper such as ccache, and the files that flags name: libraries, plugins, linker scripts.
 
-    Raises ValueError for flags in a file.
+    Outputs of an earlier build, of these commands, are none of them. Raises ValueError for flags in a file.
     """
+    made = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WITH_PATH}
     for command in commands:
         directories = [Path(argument[2:]) for argument in command if argument.startswith("-L")]
         first = itertools.takewhile(lambda argument: argument == "--" or not argument.startswith("-"), command)
@@ -148,7 +149,7 @@ def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str]) -> Iterato
             if argument.startswith("-l"):
                 found = (d / f"lib{argument[2:]}{end}" for d in directories for end in (".so", ".a"))
                 yield from (str(path) for path in found if path.is_file())
-            elif named.startswith("/") and named not in sources and Path(named).is_file():
+            elif named.startswith("/") and named not in made and named not in sources and Path(named).is_file():
                 yield named
 
 
