@@ -1,4 +1,4 @@
-"""Compilers: one folder and one `Backend` each. `docs/compilers.md` shows how to add one.
+"""Compilers: one folder and one `Backend` each. `docs/backends.md` shows how to add one.
 
 The names below are public. No compiler is imported here.
 """

@@ -31,7 +31,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNS = {  # pages whose Python runs, block after block, and what they take for granted
-    "docs/compilers.md": "",
+    "docs/backends.md": "",
     "docs/warmup.md": "from pathlib import Path\nimport kcoord\n",
     "docs/keys.md": "from pathlib import Path\nimport kcoord\n",
 }

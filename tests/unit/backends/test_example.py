@@ -1,4 +1,4 @@
-"""The example of docs/compilers.md, a whole backend outside kcoord: it is found by its entry point, and conforms."""
+"""The example of docs/backends.md, a whole backend outside kcoord: it is found by its entry point, and conforms."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class TestMini(BackendSuite):
 
 
 def test_the_page_shows_the_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "compilers.md").read_text()
+    page = (ROOT / "docs" / "backends.md").read_text()
     for name in ("kcoord_mini.py", "subject.py"):
         assert (MINI / name).read_text().strip() in page, name
