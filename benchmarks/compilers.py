@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.result import Result, figures
@@ -13,33 +14,46 @@ _JOB = Path(__file__).with_name("compilers_job.py")
 _RANKS = 4
 _STOCK, _OURS = "torch.distributed.run", "kcoord_launch.torchrun"
 _PLANS = (
-    ("one shared directory, cold", _STOCK, "shared"),
-    ("a directory per rank, cold", _STOCK, "own{RANK}"),
-    ("kcoord-torchrun, a directory per rank, cold", _OURS, "ours{RANK}"),
-    ("one shared directory, warm", _STOCK, "shared"),
-    ("kcoord-torchrun, warm", _OURS, "ours{RANK}"),
+    ("stock, one shared directory, cold", _STOCK, "shared"),
+    ("stock, a directory per rank, cold", _STOCK, "own{RANK}"),
+    ("kcoord, a directory per rank, cold", _OURS, "ours{RANK}"),
+    ("stock, one shared directory, warm", _STOCK, "shared"),
+    ("kcoord, warm", _OURS, "ours{RANK}"),
 )
+_COMPILERS = {
+    "extension": ("torch", "C++ extension of torch"),
+    "tvm_ffi": ("tvm_ffi", "tvm_ffi, one function"),
+    "tilelang": ("tilelang", "TileLang, 2 GEMMs and a kernel in C"),
+    "nvcc": ("torch", "nvcc, by `kcoord cc`"),
+}
+"""The package that each needs, and its name in the table."""
+_PLACES = ("HOME", "TORCH_EXTENSIONS_DIR", "TILELANG_CACHE_DIR", "TVM_FFI_CACHE_DIR")
+"""Variables of the directories that the compilers keep files in."""
 
 
 def run() -> Result:
-    """``torch.utils.cpp_extension.load_inline`` of one function that includes torch's headers."""
-    result = Result(
-        f"A C++ extension of torch on {_RANKS} ranks", ["directories", "wall s", "ratio to shared", "builds"]
-    )
-    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
-        shared = 0.0
-        for name, launcher, directory in _PLANS:
-            found = figures("compilers", *_command(Path(root), launcher, directory), timeout=600)
-            shared = shared or found["wall"]
-            result.rows.append([name, f"{found['wall']:.1f}", f"{found['wall'] / shared:.2f}", str(found["builds"])])
-            print(f"  {name}: {found['wall']:.1f} s", file=sys.stderr, flush=True)
-    result.notes.append("seconds from barrier to barrier: the build or the load of one extension; one run of each")
-    result.notes.append("stock, warm: a run of ninja that finds nothing to do")
+    """The compilers of ``COMPILERS`` (a list of names), or those that are installed."""
+    columns = ["compiler", "directories", "wall s", "ratio to shared", "compiles"]
+    result = Result(f"Compilers on {_RANKS} ranks", columns)
+    asked = os.environ.get("COMPILERS", "").split() or [n for n, (needs, _) in _COMPILERS.items() if find_spec(needs)]
+    for name in asked:
+        with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
+            shared = 0.0
+            for plan, launcher, directory in _PLANS:
+                found = figures("compilers", *_command(Path(root), name, launcher, directory), timeout=600)
+                shared = shared or found["wall"]
+                ratio, compiles = f"{found['wall'] / shared:.2f}", str(found["compiles"])
+                result.rows.append([_COMPILERS[name][1], plan, f"{found['wall']:.1f}", ratio, compiles])
+                print(f"  {name}, {plan}: {found['wall']:.1f} s", file=sys.stderr, flush=True)
+    result.notes.append("seconds from barrier to barrier, without imports; one run of each")
+    result.notes.append("an extension's warm run in stock: a run of ninja that finds nothing to do")
     return result
 
 
-def _command(root: Path, launcher: str, directory: str) -> tuple[list[str], dict[str, str]]:
-    shell = f"TORCH_EXTENSIONS_DIR={root / directory.replace('{RANK}', '$RANK')} exec {sys.executable} {_JOB}"
+def _command(root: Path, name: str, launcher: str, directory: str) -> tuple[list[str], dict[str, str]]:
+    place = str(root / directory.replace("{RANK}", "$RANK"))
+    places = " ".join(f"{variable}={place}" for variable in _PLACES)
+    shell = f"{places} {'OURS=1' if launcher is _OURS else ''} exec {sys.executable} {_JOB} {name}"
     ranks = ["--standalone", "--nproc-per-node", str(_RANKS), "--no-python", "bash", "-c", shell]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "KCOORD_LOCAL_DIR": str(root / "local")}
     return [sys.executable, "-m", launcher, *ranks], variables

@@ -1,42 +1,166 @@
-"""One rank that has its extension built, cold or warm. Run it with torchrun.
+"""One rank that compiles with COMPILER (``compilers_job.py COMPILER``), cold or warm. Run it with torchrun.
 
-Rank 0 prints one line of JSON: wall seconds from barrier to barrier, and the builds of all ranks together.
+Rank 0 prints one line of JSON: wall seconds from barrier to barrier, and the compiles of all ranks together.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils import cpp_extension
 
-SOURCE = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
-builds = 0
+compiles = 0
+
+
+def count(place: Any, name: str) -> None:
+    """Count the calls of ``place.name``, the compiler's own."""
+    native = getattr(place, name)
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        global compiles
+        compiles += 1
+        return native(*arguments, **keywords)
+
+    setattr(place, name, counted)
+
+
+def extension() -> Callable[[], None]:
+    """``torch.utils.cpp_extension.load_inline`` of one function that includes torch's headers."""
+    from torch.utils import cpp_extension
+
+    count(cpp_extension, "_run_ninja_build")
+    source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+
+    def compile() -> None:
+        module = cpp_extension.load_inline("twice", cpp_sources=[source], functions=["twice"])
+        assert torch.equal(module.twice(torch.ones(2)), torch.full((2,), 2.0))
+
+    return compile
+
+
+def tvm_ffi() -> Callable[[], None]:
+    """``tvm_ffi.cpp.load_inline`` of one function."""
+    import tvm_ffi.cpp
+
+    native = subprocess.run
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        global compiles
+        command = keywords.get("args") or arguments[0]
+        compiles += command[0] == "ninja" and "compdb" not in command
+        return native(*arguments, **keywords)
+
+    subprocess.run = run  # type: ignore[assignment]
+
+    def compile() -> None:
+        source = "int twice(int x) { return 2 * x; }"
+        assert tvm_ffi.cpp.load_inline("twice", cpp_sources=source, functions=["twice"]).twice(4) == 8
+
+    return compile
+
+
+def tilelang() -> Callable[[], None]:
+    """Two GEMMs for ``sm_90a``, and a kernel in C."""
+    import tilelang as compiler
+    import tilelang.language as T
+    from tilelang.jit import JITKernel
+
+    count(JITKernel, "_compile_and_create_adapter")
+
+    def gemm(size: int, block: int) -> Any:
+        @T.prim_func
+        def kernel(
+            a: T.Tensor((size, size), "float16"),
+            b: T.Tensor((size, size), "float16"),
+            c: T.Tensor((size, size), "float16"),
+        ):  # type: ignore[no-untyped-def]
+            with T.Kernel(size // block, size // block, threads=128) as (x, y):
+                left, right = T.alloc_shared((block, 32), "float16"), T.alloc_shared((32, block), "float16")
+                sums = T.alloc_fragment((block, block), "float32")
+                T.clear(sums)
+                for k in T.Pipelined(size // 32, num_stages=2):
+                    T.copy(a[y * block, k * 32], left)
+                    T.copy(b[k * 32, x * block], right)
+                    T.gemm(left, right, sums)
+                T.copy(sums, c[y * block, x * block])
+
+        return kernel
+
+    def scaled(size: int) -> Any:
+        @T.prim_func
+        def kernel(a: T.Tensor((size,), "float32"), b: T.Tensor((size,), "float32")):  # type: ignore[no-untyped-def]
+            with T.Kernel(1) as _:
+                for i in T.serial(size):
+                    b[i] = a[i] * T.float32(2)
+
+        return kernel
+
+    def compile() -> None:
+        for block in (64, 128):
+            where = {"kind": "cuda", "arch": "sm_90a"}
+            compiler.compile(gemm(1024, block), out_idx=[2], target=where, execution_backend="tvm_ffi")
+        kernel = compiler.compile(scaled(16), out_idx=[1], target="c", execution_backend="cython")
+        assert kernel(torch.ones(16)).sum() == 32
+
+    return compile
+
+
+def nvcc() -> Callable[[], None]:
+    """nvcc itself, for a kernel with CUDA's headers, as DeepGEMM runs it: by ``kcoord cc`` in kcoord's runs."""
+    place = Path(os.environ["HOME"])
+    place.mkdir(parents=True, exist_ok=True)
+    lines = ["#include <cuda_fp16.h>"]
+    for each in range(16):
+        body = f"for (int i = 0; i < 16; i++) x[i] = sinf(x[i] + {each}) + cosf(x[i] * {each});"
+        lines.append(f'extern "C" __global__ void k{each}(float *x) {{\n#pragma unroll\n{body} }}')
+    real = shutil.which("nvcc")
+    counting = place / "nvcc"
+    counting.write_text(f'#!/bin/sh\ncase "$*" in *" -M") ;; *) echo >> "$0.$RANK" ;; esac\nexec {real} "$@"\n')
+    counting.chmod(0o755)
+    calls = Path(f"{counting}.{os.environ['RANK']}")
+    calls.unlink(missing_ok=True)
+    is_ours = "OURS" in os.environ
+    launcher = [sys.executable, "-c", "from kcoord.cli import main; main()", "cc", "--"] if is_ours else []
+
+    def compile() -> None:
+        global compiles
+        source, cubin = place / "kernel.cu", place / "kernel.cubin"
+        if cubin.exists() and not is_ours:
+            return  # as DeepGEMM's own cache
+        part = place / f"{os.getpid()}.cu"
+        part.write_text("\n".join(lines))
+        part.replace(source)
+        line = [str(counting), str(source), "-cubin", "-arch=sm_90a", "-o", str(cubin)]
+        subprocess.run([*launcher, *line], check=True)
+        compiles = len(calls.read_text()) if calls.exists() else 0
+
+    return compile
+
+
+COMPILERS = {each.__name__: each for each in (extension, tvm_ffi, tilelang, nvcc)}
 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    native = cpp_extension._run_ninja_build
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        global builds
-        builds += 1
-        return native(*arguments, **keywords)
-
-    cpp_extension._run_ninja_build = counted
+    compile = COMPILERS[sys.argv[1]]()
     dist.barrier()
     begun = time.perf_counter()
-    module = cpp_extension.load_inline("twice", cpp_sources=[SOURCE], functions=["twice"])
-    assert torch.equal(module.twice(torch.ones(2)), torch.full((2,), 2.0))
+    compile()
     dist.barrier()
     wall = time.perf_counter() - begun
-    total = torch.tensor([builds])
+    total = torch.tensor([compiles])
     dist.all_reduce(total)
     if dist.get_rank() == 0:
-        print(json.dumps({"wall": wall, "builds": int(total)}))
+        print(json.dumps({"wall": wall, "compiles": int(total)}))
     dist.destroy_process_group()
 
 

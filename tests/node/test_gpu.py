@@ -172,17 +172,32 @@ def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
     assert traces(second) == {way: count if way == "tensor_parallel" else 0 for way, count in traces(stock).items()}
 
 
-def test_an_extension_with_a_cuda_kernel_is_built_once_and_computes_what_it_should(sandbox: Sandbox) -> None:
-    for node, builds in (("first", 1), ("second", 0)):
+@pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2)])
+def test_a_kernel_is_compiled_once_for_all_gpus_and_computes_what_it_should(
+    sandbox: Sandbox, compiler: str, count: int
+) -> None:
+    if compiler != "extension":
+        pytest.importorskip(compiler)
+    for node, compiles in (("first", count), ("second", 0)):
         done = sandbox.run(
-            *("-m", "kcoord_launch.torchrun", "--standalone", "--nproc-per-node=2", PROGRAMS / "extension.py"),
+            *(
+                "-m",
+                "kcoord_launch.torchrun",
+                "--standalone",
+                "--nproc-per-node=2",
+                PROGRAMS / "gpu_compilers.py",
+                compiler,
+            ),
             timeout=280,
+            HOME=str(sandbox.root / f"{node}-home"),
             KCOORD_LOCAL_DIR=str(sandbox.root / node),
             KCOORD_STORE=str(sandbox.root / "store"),
             KCOORD_STORE_CREATE="1",
             TORCH_EXTENSIONS_DIR=str(sandbox.root / f"{node}-extensions"),
         )
         assert done.returncode == 0, done.stderr
+        assert "please report it" not in done.stderr
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         assert [each["right"] for each in found] == [True, True]
-        assert sum(each["builds"] for each in found) == builds
+        assert sum(each["compiles"] for each in found) == compiles
+        assert found[0].get("choice") == found[1].get("choice")
