@@ -114,6 +114,17 @@ def test_each_rank_takes_its_own_part_of_a_tensor_that_is_spread_over_a_mesh(san
         assert artifacts(sandbox) == 0
 
 
+def test_ranks_that_torchrun_starts_again_load_what_was_published_before(
+    sandbox: Sandbox, true: dict[str, Outcome]
+) -> None:
+    arguments = json.dumps({"models": ["ddp"], "marks": True, "dies": True})
+    launch = (*LAUNCH, "--nproc-per-node=2", "--max-restarts=1", COMPILED, arguments)
+    found = outcomes(sandbox.run(*launch, timeout=LONG, **environment(sandbox, "ranks")))
+    assert {str(result(each)) for each in found} == {str(result(true["ddp"]))}
+    assert len(found) == 2
+    assert 0 < work(found, "ddp")["traces"] < true["ddp"]["traces"]
+
+
 def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[str, Outcome]) -> None:
     def cluster(name: str) -> dict[str, str]:
         return {

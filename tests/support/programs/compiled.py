@@ -1,7 +1,8 @@
 """A rank that trains small models under torch.compile, one after the other, and says what torch had to do for each.
 
 ``compiled.py JSON``: `models` are names of `MODELS`. `marks`: mark inputs as a GPU's compile does. `hold`: the first code
-generation touches ``<hold>.began`` and waits for the file `hold`. `refuse`: the first one raises. `alone`: a world of its own.
+generation touches ``<hold>.began`` and waits for the file `hold`. `refuse`: the first one raises. `dies`: a rank is killed at its
+third one, if torchrun has not restarted it yet. `alone`: a world of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -157,7 +159,9 @@ def kind_of_build(builder: CppBuilder) -> str:
     return "libraries" if is_kernel and builder.get_target_file_path().endswith(".so") else "preparations"
 
 
-def first_code_generation() -> None:
+def before_code_generation() -> None:
+    if wanted.get("dies") and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and counts["codegens"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
     hold = wanted.pop("hold", None)
     if hold:
         Path(f"{hold}.began").touch()
@@ -210,7 +214,7 @@ def train(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    counted(compile_fx, "fx_codegen_and_compile", lambda *_: "codegens", first_code_generation)
+    counted(compile_fx, "fx_codegen_and_compile", lambda *_: "codegens", before_code_generation)
     counted(aot_autograd, "aot_stage1_graph_capture", lambda *_: "traces")
     counted(
         CppBuilder,
