@@ -1,0 +1,56 @@
+"""A FlyDSL kernel's recipe: its traced module, and how it was compiled. Enough to compile it without the script."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kcoord.profiles.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kcoord.backends.flydsl.backend import Traced
+
+
+def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recipe | None:
+    """None for a module that is too large, or that was compiled with what no recipe holds."""
+    from kcoord.backends.flydsl import llvm_options
+
+    if llvm_options.factors():
+        return None
+    call = {
+        "ir": zlib.compress(request.ir.encode()),
+        "arch": request.arch,
+        "hints": dict(request.hints),
+    }
+    try:
+        return Recipe("flydsl", "flydsl", request.function, call, target, seconds, order)
+    except ValueError:
+        return None
+
+
+@contextmanager
+def request_of(recipe: Recipe) -> Iterator[Traced]:
+    """The request, in a context and with the hints of its compile. Raises MLIR's exceptions for a module of another release."""
+    from flydsl._mlir import ir
+    from flydsl.compiler.jit_function import CompilationContext, MlirCompiler
+
+    from kcoord.backends.flydsl.backend import Traced
+
+    call, text = recipe.call, zlib.decompress(recipe.call["ir"]).decode()
+    with ir.Context() as context, CompilationContext.compile_hints(call["hints"]):
+        context.enable_multithreading(False)
+        context.load_all_available_dialects()
+        module = ir.Module.parse(text)
+        native = MlirCompiler.compile.__wrapped__
+        yield Traced(
+            module=module,
+            ir=text,
+            arch=call["arch"],
+            function=recipe.qualname,
+            links=(),
+            hints=call["hints"],
+            fixed="",
+            compile=lambda: native(MlirCompiler, module, arch=call["arch"], func_name=recipe.qualname),
+        )
