@@ -18,8 +18,9 @@ _noted: dict[str, tuple[Any, Any]] = {}
 
 def watch() -> None:
     """Note each function that is registered from now on."""
-    from tvm_ffi import core
+    import tvm_ffi.core
 
+    core: Any = tvm_ffi.core
     native = core._register_global_func
 
     @functools.wraps(native)

@@ -12,7 +12,7 @@ import pytest
 
 from kcoord.artifacts.catalog import local_manifests
 from tests.support.command import KCOORD
-from tests.support.sandbox import PROGRAMS, Sandbox, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="needs tilelang")
 
@@ -45,6 +45,8 @@ def test_a_kernel_of_a_profile_is_compiled_before_the_job(sandbox: Sandbox) -> N
     """vllm#47249: a worker dies while it compiles TileLang's kernels in mid-run."""
     store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
     assert run(sandbox, "compile", **store)["compiles"] == 1
+    recorded = sandbox.root / "store" / "v1" / "profiles"
+    eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
     shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
     store["KCOORD_LOCAL_DIR"] = str(sandbox.root / "new")
     warmed = sandbox.run(*KCOORD, "warmup", "job", **environment(sandbox, "cache", **store))
