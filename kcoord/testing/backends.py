@@ -13,14 +13,16 @@ nothing else; it does not show that a key is complete, beyond the stale rows tha
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -29,6 +31,8 @@ import psutil
 import pytest
 
 from kcoord.artifacts.catalog import local_manifests
+from kcoord.cli.options import agent_status
+from kcoord.settings import Settings
 
 Environ = Mapping[str, str]
 NOTHING: Environ = MappingProxyType({})
@@ -66,10 +70,11 @@ class World:
         outcomes: list[Any] = json.loads(out.splitlines()[-1])
         return outcomes
 
-    def together(self, count: int, *steps: list[Any]) -> list[list[Any]]:
-        """`count` processes that go through `steps` at the same time."""
+    def together(self, count: int, *steps: list[Any], environs: Sequence[Environ] = (NOTHING,)) -> list[list[Any]]:
+        """`count` processes that go through `steps` at the same time, with `environs` in turn."""
         gate = str(self.root / "gate")
-        processes = [self.start(["meet", gate], *steps) for _ in range(count)]
+        turns = itertools.islice(itertools.cycle(environs), count)
+        processes = [self.start(["meet", gate], *steps, environ=environ) for environ in turns]
         until(lambda: len(list(self.root.glob("gate.*"))) == count or any(p.poll() is not None for p in processes))
         Path(gate).touch()
         return [self.outcomes(process)[1:] for process in processes]
@@ -77,17 +82,26 @@ class World:
     def artifacts(self) -> list[Path]:
         return [manifest.parent for manifest in local_manifests(self.local)]
 
-    def close(self) -> None:
-        """End the agent, and whatever else runs with this local directory."""
+    def has_waiters(self) -> bool:
+        """True if a process waits for another that compiles."""
+        status = agent_status(Settings.from_environ(self.environ))
+        return status is not None and any(flight["waiting"] for flight in status["flights"])
+
+    def processes(self) -> list[psutil.Process]:
+        """The agent, and whatever else runs with this local directory."""
         own = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):  # a zombie has no environment
                 if process.environ().get("KCOORD_LOCAL_DIR") == self.environ["KCOORD_LOCAL_DIR"]:
                     own.append(process)
-        for process in own:
+        return own
+
+    def close(self) -> None:
+        """End all of its processes."""
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(own, timeout=10)
+        until(lambda: not self.processes())
 
 
 def until(condition: Any) -> None:
@@ -111,6 +125,8 @@ class BackendSuite:
     """The exception in processes that waited for a failing compile, if it is not the compiler's own."""
     has_target: ClassVar[bool] = False
     """True if `Subject.build` compiles for a GPU, whether there is one or not."""
+    targets: ClassVar[tuple[Environ, ...]] = ()
+    """Variables of two processes, by which `Subject.build` compiles for one GPU and for another."""
     changes: ClassVar[tuple[str, ...]] = ()
     """The stale rows: inputs that `Subject.change` changes."""
 
@@ -151,9 +167,12 @@ class BackendSuite:
 
     def test_an_abandoned_compile_is_taken_over_while_its_process_lives(self, world: World) -> None:
         began, gate = str(world.root / "began"), str(world.root / "gate")
-        first = world.start(["slow", _LONG, began], ["alarm", 20.0], ["build", 1], ["meet", gate])
+        first = world.start(["slow", _LONG, began], ["interruptible"], ["build", 1], ["meet", gate])
         until(lambda: Path(began).exists() or first.poll() is not None)
-        (built,) = world.run(["build", 1])
+        second = world.start(["build", 1])
+        until(lambda: world.has_waiters() or second.poll() is not None)
+        first.send_signal(signal.SIGALRM)
+        (built,) = world.outcomes(second)
         assert (built["compiles"], "code" in built) == (1, True)
         assert first.poll() is None
         Path(gate).touch()
@@ -200,6 +219,17 @@ class BackendSuite:
         (second,) = world.run(["build", 1])
         assert (first["compiles"], second["compiles"]) == (1, 1)
         assert second["code"] == first["code"]
+
+    def test_ranks_of_two_gpus_compile_for_each_once(self, world: World) -> None:
+        if not self.targets:
+            pytest.skip("it compiles for no GPU, or for one")
+        private = {"HOME": str(world.root / "oracle"), "KCOORD_DISABLE": "1"}
+        oracle = [world.run(["build", 1], environ={**target, **private})[0]["code"] for target in self.targets]
+        assert len(set(oracle)) == len(self.targets)
+        outcomes = [built for (built,) in world.together(2 * len(self.targets), ["build", 1], environs=self.targets)]
+        for code in oracle:
+            assert [each["code"] for each in outcomes].count(code) == 2
+            assert sum(each["compiles"] for each in outcomes if each["code"] == code) == 1
 
     def test_a_key_is_the_same_in_every_process_that_asks_for_the_same(self, world: World) -> None:
         """Another hash seed and working directory, and the subject imported rather than run as ``__main__``."""

@@ -75,14 +75,13 @@ class _Run:
     def change(self, name: str) -> None:
         self.subject.change(name)
 
-    def alarm(self, seconds: float) -> None:
-        """Interrupt what is under way after `seconds`, as scripts bound a step."""
+    def interruptible(self) -> None:
+        """From now on SIGALRM interrupts what is under way, as scripts bound a step."""
 
         def raises(number: int, frame: Any) -> None:
             raise TimeoutError("the step took too long")
 
         signal.signal(signal.SIGALRM, raises)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def astray(self) -> None:
         """From now on the compiler's files record a GPU that nobody asked for."""

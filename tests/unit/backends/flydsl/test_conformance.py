@@ -19,6 +19,7 @@ class TestFlyDSL(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "DSLCompileError"
     has_target = True
+    targets = ({"ARCH": "gfx942"}, {"ARCH": "gfx950"})
     changes: ClassVar[tuple[str, ...]] = (
         "an attribute of a global object",
         "a list in a closure",

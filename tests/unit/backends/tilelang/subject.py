@@ -51,7 +51,7 @@ class TileLang(Subject):
         self.count = 0
         self.pause: Callable[[], None] = lambda: None
         counted = (nvcc, "compile_cuda") if IS_FOR_GPU else (JITKernel, "_compile_and_create_adapter")
-        self.where = {"kind": "cuda", "arch": "sm_90a"} if IS_FOR_GPU else "c"
+        self.where = {"kind": "cuda", "arch": os.environ.get("ARCH", "sm_90a")} if IS_FOR_GPU else "c"
         native = getattr(*counted)
 
         def count(*arguments: Any, **keywords: Any) -> Any:

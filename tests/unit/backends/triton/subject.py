@@ -12,6 +12,7 @@ import kcoord
 
 kcoord.install()
 
+from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from kcoord.testing import Subject, main  # noqa: E402
@@ -19,6 +20,8 @@ from kcoord.testing import Subject, main  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parents[3] / "support" / "programs"))
 
 import kernels  # noqa: E402
+
+TARGET = GPUTarget("cuda", int(os.environ.get("ARCH", "90")), 32)
 
 
 class Triton(Subject):
@@ -35,7 +38,7 @@ class Triton(Subject):
         ASTSource.make_ir = counted
 
     def build(self, number: int) -> bytes:
-        code: bytes = kernels.build_scale(number + 2).asm["cubin"]
+        code: bytes = kernels.build_scale(number + 2, target=TARGET).asm["cubin"]
         return code
 
     def refuse(self) -> None:

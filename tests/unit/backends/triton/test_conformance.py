@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -16,6 +17,7 @@ class TestTriton(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CompilationError"
     has_target = True
+    targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"ARCH": "80"}, {"ARCH": "90"})
     changes = ("line information",)
 
     def environment(self, root: Path) -> Mapping[str, str]:
