@@ -18,10 +18,11 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import UNLOADED, Backend
-from kcoord.keys.device import DeviceKey, Scope
+from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
 from kcoord.keys.tools.commands import Inputs
+from kcoord.profiles.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class NinjaBackend(Backend[Library, Any]):
     name = "ninja"
     modules = ("torch.utils.cpp_extension", "flashinfer.jit.core", "tvm_ffi.cpp.extension")
     packages = MappingProxyType({"torch": (2, 8)})
+    recipes = ("ninja",)
     variables = TOOLCHAIN_VARIABLES
     scope = Scope.TARGET
     keeps_handles = False  # each call imports a module anew, as without kcoord
@@ -95,3 +97,13 @@ class NinjaBackend(Backend[Library, Any]):
 
     def load(self, request: Library, artifact: Artifact) -> Any:
         return request.load(artifact.path)
+
+    def recipe(self, request: Library, seconds: float) -> Recipe | None:
+        from kcoord.backends.ninja import recipes
+
+        return recipes.recipe_of(request, seconds)
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        from kcoord.backends.ninja import recipes
+
+        return recipes.replay(self, recipe, waits)

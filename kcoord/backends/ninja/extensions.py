@@ -34,10 +34,11 @@ _PARAMETERS = {
 class Extension(Library):
     """`name` has the version that torch gives an extension which changes in mid-process.
 
-    `arguments` are torch's, for its functions that write the ninja file and build.
+    `arguments` are torch's, for its functions that write the ninja file and build; `place` is its directory for them.
     """
 
     is_python_module: bool
+    place: Path
     arguments: Mapping[str, Any] = field(repr=False)
 
     def build(self, directory: Path) -> None:
@@ -83,7 +84,7 @@ def hook(backend: NinjaBackend) -> None:
                 back()
                 return native(*args, **kwargs)
 
-            request = _request(given.arguments)
+            request = request_of(given.arguments)
             return compile() if request is None else backend.obtain(request, compile)
 
     jit_compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
@@ -106,8 +107,8 @@ def _maybe_write(filename: str, new_content: str) -> None:
 
 
 @fails_open(lambda arguments: None)
-def _request(arguments: dict[str, Any]) -> Any:
-    """None for an extension that torch is left to build."""
+def request_of(arguments: Mapping[str, Any]) -> Extension | None:
+    """Of `_jit_compile`'s arguments. None for an extension that torch is left to build."""
     from torch.utils import cpp_extension as torchs
 
     coordinator = coordinator_in_use()
@@ -126,13 +127,14 @@ def _request(arguments: dict[str, Any]) -> Any:
             **lists, "name": name, "sources": sources, "verbose": arguments["verbose"], "with_cuda": with_cuda,
             "with_sycl": False, "is_standalone": False,
         }  # fmt: skip
-        inputs = _inputs(torchs, asked, Path(arguments["build_directory"]), coordinator.settings.local_dir)
+        place = Path(arguments["build_directory"]).absolute()
+        inputs = _inputs(torchs, asked, place, coordinator.settings.local_dir)
     except (OSError, subprocess.SubprocessError, RuntimeError, ValueError):
         return None  # torch raises it in words of its own
-    return Extension(name, f"{name}{torchs.LIB_EXT}", inputs, arguments["is_python_module"], asked)
+    return Extension(name, f"{name}{torchs.LIB_EXT}", inputs, arguments["is_python_module"], place, asked)
 
 
-def _versioned(versioner: Any, arguments: dict[str, Any], with_cuda: bool) -> str:
+def _versioned(versioner: Any, arguments: Mapping[str, Any], with_cuda: bool) -> str:
     """The extension's name, as torch makes it for one that has changed since this process loaded it."""
     version = versioner.bump_version_if_changed(
         arguments["name"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
-from tests.support.sandbox import Sandbox
+from kcoord.profiles.parts import profile_names
+from kcoord.settings import Settings
+from tests.support.command import kcoord
+from tests.support.sandbox import Sandbox, eventually
 
 pytest.importorskip("torch.utils.cpp_extension")
 
@@ -67,6 +71,43 @@ def load(
 def test_processes_with_directories_of_their_own_build_once(sandbox: Sandbox, source: Path) -> None:
     assert load(sandbox, source, directory="one") == {"numbers": [7], "builds": 1}
     assert load(sandbox, source, directory="two") == {"numbers": [7], "builds": 0}
+
+
+INLINE = """
+import sys
+import kcoord
+kcoord.install()
+from torch.utils import cpp_extension
+builds, native = [], cpp_extension._run_ninja_build
+cpp_extension._run_ninja_build = lambda *given, **named: builds.append(1) or native(*given, **named)
+source = sys.argv[1].replace('#include "number.h"', "#define NUMBER 9")
+module = cpp_extension.load_inline("numbers", [source], no_implicit_headers=True)
+print(module.number(), len(builds))
+"""
+
+
+@pytest.mark.parametrize("program", [INLINE, LOADS], ids=["load_inline", "load"])
+def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, source: Path, program: str) -> None:
+    store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
+    arguments = (program, MODULE) if program is INLINE else (program, "shared", source)
+
+    def train(name: str) -> str:
+        places = {
+            "TORCH_EXTENSIONS_DIR": str(sandbox.root / name),
+            "KCOORD_LOCAL_DIR": str(sandbox.root / f"{name}-local"),
+        }
+        done = sandbox.run("-c", *arguments, **places, **store)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout.splitlines()[-1])
+
+    first = train("first")
+    settings = Settings.from_environ(store)
+    eventually(lambda: profile_names(settings), timeout=60, what="the profile is stored")
+    shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
+    warmed = kcoord(sandbox, "warmup", "job", **store)
+    assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
+    second = train("second")
+    assert (first, second) in (("9 1", "9 0"), ('{"numbers": [7], "builds": 1}', '{"numbers": [7], "builds": 0}'))
 
 
 def test_a_changed_header_is_seen_by_the_process_that_has_the_module_already(sandbox: Sandbox, source: Path) -> None:
