@@ -31,8 +31,9 @@ import psutil
 import pytest
 
 from kcoord.artifacts.catalog import local_manifests
-from kcoord.cli.options import agent_status
+from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
 
 Environ = Mapping[str, str]
 NOTHING: Environ = MappingProxyType({})
@@ -84,7 +85,11 @@ class World:
 
     def has_waiters(self) -> bool:
         """True if a process waits for another that compiles."""
-        status = agent_status(Settings.from_environ(self.environ))
+        client = AgentClient(Settings.from_environ({**self.environ, "KCOORD_SPAWN": "0"}), Notices())
+        try:
+            status = client.status(quietly=True)
+        finally:
+            client.close()
         return status is not None and any(flight["waiting"] for flight in status["flights"])
 
     def processes(self) -> list[psutil.Process]:
