@@ -43,7 +43,8 @@ test-tritons: setup
 	done
 
 # The tests of compilers that users add, on their newest and oldest releases: FOLDER:REQUIREMENT, each on top of .venv.
-COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14 ninja:flashinfer-python==0.7.2.post1
+COMPILERS := tilelang:tilelang==0.1.15 tilelang:tilelang==0.1.14 ninja:flashinfer-python==0.7.2.post1 \
+  cutedsl:nvidia-cutlass-dsl==4.8.1 cutedsl:nvidia-cutlass-dsl==4.4.0 flydsl:flydsl==0.4.2 flydsl:flydsl==0.2.0
 test-compilers: setup
 	for each in $(COMPILERS); do \
 	  place=.venv/compilers/$${each#*:}; \
