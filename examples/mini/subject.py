@@ -11,6 +11,7 @@ from kcoord.testing import Subject, main
 class Mini(Subject):
     def __init__(self):
         kcoord.install()
+        mini.ARCH = os.environ.get("ARCH", mini.ARCH)
         self.count, self.pause = 0, lambda: None
         generate = mini.generate
 

@@ -15,7 +15,7 @@ MINI = ROOT / "examples" / "mini"
 class TestMini(BackendSuite):
     program = MINI / "subject.py"
     error = "CompileError"
-    has_target = True
+    targets = ({"ARCH": "sm_80"}, {"ARCH": "sm_90"})
     changes = ("flags", "architecture")
 
     def environment(self, root: Path) -> Mapping[str, str]:

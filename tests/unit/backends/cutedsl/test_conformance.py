@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(find_spec("nvidia_cutlass_dsl") is None, reason=
 class TestCuTeDSL(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CompilerDiagnosticError"
-    has_target = True
     targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"CUTE_DSL_ARCH": "sm_80"}, {"CUTE_DSL_ARCH": "sm_90a"})
     changes: ClassVar[tuple[str, ...]] = (
         "a global",

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.skipif(bool(rocm.why_not()), reason=rocm.why_not() or "
 class TestFlyDSL(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "DSLCompileError"
-    has_target = True
     targets = ({"ARCH": "gfx942"}, {"ARCH": "gfx950"})
     changes: ClassVar[tuple[str, ...]] = (
         "an attribute of a global object",

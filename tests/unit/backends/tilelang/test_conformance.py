@@ -32,7 +32,6 @@ class TestForTheProcessor(BackendSuite):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 class TestForAGPU(TestForTheProcessor):
     interrupted = "RuntimeError"  # TVM's own, which quotes the other
-    has_target = True
     targets = ({"ARCH": "sm_80"}, {"ARCH": "sm_90a"})
     changes = (*TestForTheProcessor.changes, "a callback", "NVCC_APPEND_FLAGS")
 

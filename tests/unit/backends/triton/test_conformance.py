@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 class TestTriton(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CompilationError"
-    has_target = True
     targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"ARCH": "80"}, {"ARCH": "90"})
     changes = ("line information",)
 
