@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import click
@@ -20,8 +21,12 @@ def command(line: tuple[str, ...]) -> None:
     """
     from kcoord.backends.cc.launcher import run
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # a compiler that runs ends, too
     try:
         sys.exit(run(line))
     except FileNotFoundError as error:
         click.echo(f"kcoord: {error.filename or line[0]}: no such program; put the compiler after --", err=True)
         sys.exit(127)
+    except OSError as error:
+        click.echo(f"kcoord: {line[0]}: {error.strerror}", err=True)
+        sys.exit(126)

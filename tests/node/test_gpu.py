@@ -172,12 +172,12 @@ def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
     assert traces(second) == {way: count if way == "tensor_parallel" else 0 for way, count in traces(stock).items()}
 
 
-@pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2)])
+@pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2), ("cutedsl", 1), ("ninetoothed", 2)])
 def test_a_kernel_is_compiled_once_for_all_gpus_and_computes_what_it_should(
     sandbox: Sandbox, compiler: str, count: int
 ) -> None:
     if compiler != "extension":
-        pytest.importorskip(compiler)
+        pytest.importorskip("nvidia_cutlass_dsl" if compiler == "cutedsl" else compiler)
     for node, compiles in (("first", count), ("second", 0)):
         done = sandbox.run(
             *(

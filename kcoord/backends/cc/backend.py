@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -38,7 +37,7 @@ class Compile:
 
 
 class CompilerBackend(Backend[Compile, int]):
-    """The leader runs the user's own command, which writes its outputs where they belong; the others copy the artifact's."""
+    """The leader compiles into the artifact's directory. All ranks, the leader too, copy the outputs to where they belong."""
 
     name = "cc"
     variables = TOOLCHAIN_VARIABLES
@@ -56,7 +55,7 @@ class CompilerBackend(Backend[Compile, int]):
             "command": inputs.text,
             "files": inputs.files,
             "directory": str(Path.cwd()) if request.command.names_places else "",
-            "cpu": cpu_features() if "native" in inputs.text else (),
+            "cpu": cpu_features() if inputs.is_native else (),
         }
 
     def tools(self, request: Compile) -> Collection[str]:
@@ -66,14 +65,22 @@ class CompilerBackend(Backend[Compile, int]):
         return None
 
     def compile(self, request: Compile, staging: Path) -> int:
-        done = subprocess.run(request.command.line, stderr=subprocess.PIPE)
-        sys.stderr.buffer.write(done.stderr)
-        if done.returncode:
-            raise CompilerFailed(status_of(done.returncode))
-        for number, output in enumerate(request.command.outputs):
-            shutil.copyfile(output, staging / str(number))
-        if done.stderr:
-            (staging / _MESSAGES).write_bytes(done.stderr)
+        """An output that the compiler does not write, though it ends well, is missing: then nothing is published."""
+        command, said, status = request.command, b"", 0
+        rule = () if command.dependencies is None else command.dependencies.flags
+        for number, (line, output) in enumerate(zip(command.canonical, command.outputs, strict=True)):
+            made = staging / str(number)
+            done = subprocess.run([*line, *rule, "-o", str(made)], stderr=subprocess.PIPE)
+            said, status = said + done.stderr, status or status_of(done.returncode)
+            if done.returncode:
+                Path(output).unlink(missing_ok=True)
+            elif made.exists():
+                _write(output, made.read_bytes())
+        sys.stderr.buffer.write(said)
+        if status:
+            raise CompilerFailed(status)
+        if said:
+            (staging / _MESSAGES).write_bytes(said)
         return 0
 
     def required(self, request: Compile) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kcoord.backends.cc.backend import Compile, CompilerBackend, CompilerFailed, status_of
-from kcoord.backends.cc.command import Command, understood
+from kcoord.backends.cc.command import understood
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
-from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
+from kcoord.interruption import let_through
 from kcoord.keys.tools import commands
 
 _backend = CompilerBackend()
@@ -25,6 +25,9 @@ def run(line: Sequence[str]) -> int:
         return _backend.obtain(request, lambda: status_of(subprocess.run(line).returncode))
     except CompilerFailed as error:
         return error.status
+    except OSError as error:  # of an output, which the compiler says in words of its own
+        let_through(error)
+        return status_of(subprocess.run(line).returncode)
 
 
 @fails_open(lambda line: None)
@@ -33,18 +36,9 @@ def _request(line: Sequence[str]) -> Compile | None:
     command = understood(line) if coordinator is not None else None
     if coordinator is None or command is None:
         return None
-    environment = Environment(TOOLCHAIN_VARIABLES).token()
-    here = coordinator.settings.local_dir
+    here, names = coordinator.settings.local_dir, command.names_places
     try:
-        inputs = commands.inputs_of(command.canonical, command.sources, Path.cwd(), _places(command), here, environment)
+        inputs = commands.inputs_of(command.canonical, command.sources, Path.cwd(), here, names)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None  # the compiler says it in words of its own
     return Compile(command, inputs)
-
-
-def _places(command: Command) -> Sequence[str]:
-    """The directories of sources, by which ranks differ; none if the output names them. The longest are first."""
-    if command.names_places:
-        return ()
-    found = {str(Path(source).parent) for source in command.sources} | {str(Path.cwd())}
-    return sorted(found - {"/", "."}, key=len, reverse=True)

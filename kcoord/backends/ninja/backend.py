@@ -73,7 +73,7 @@ class NinjaBackend(Backend[Library, Any]):
             "build": inputs.text,
             "files": inputs.files,
             "abi": host_abi(),
-            "cpu": cpu_features() if "native" in inputs.text else (),
+            "cpu": cpu_features() if inputs.is_native else (),
             **request.factors(),
         }
 

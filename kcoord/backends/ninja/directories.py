@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Ninja = Callable[[Path, Path], None]
 """Runs a ninja file: the directory to run in, and the file."""
 _NAME = "build.ninja"
+_NOT_SHARED = ("embed_cubin", "subninja")
+"""Steps that are no compiles, and files of several libraries."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,14 @@ def _request(package: str, workdir: Path, file: Path, ninja: Ninja) -> Directory
     if coordinator is None:
         return None
     text, place = file.read_text(), file.parent
+    if any(each in text for each in _NOT_SHARED):
+        return None
     try:
-        inputs, output = inputs_of(file, workdir, (workdir, place), coordinator.settings.local_dir)
+        inputs, output = inputs_of(file, workdir, coordinator.settings.local_dir)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None  # ninja says it in words of its own
     target, is_absolute = workdir / output, Path(output).is_absolute()
     would_move = is_absolute and any(Path(path).is_relative_to(place) for path in inputs.paths)
-    if target.parent != (place if is_absolute else workdir) or would_move or "embed_cubin" in text:
+    if target.parent != (place if is_absolute else workdir) or would_move:
         return None
     return Directory(target.stem, target.name, inputs, package, text, place if is_absolute else None, target, ninja)

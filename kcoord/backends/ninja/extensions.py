@@ -30,6 +30,11 @@ _PARAMETERS = {
 }  # fmt: skip
 
 
+_loaded: dict[str, tuple[tuple[str, ...], Path]] = {}
+"""Of each extension in this process, the digests of its sources and headers, and where it is from. One whose files have not
+changed is not loaded from another place: the operators that it registers would be registered again, which ends the process."""
+
+
 @dataclass(frozen=True)
 class Extension(Library):
     """`name` has the version that torch gives an extension which changes in mid-process.
@@ -51,6 +56,7 @@ class Extension(Library):
     def load(self, directory: Path) -> Any:
         from torch.utils import cpp_extension
 
+        _loaded[self.name] = self.inputs.files, directory
         return cpp_extension._import_module_from_library(self.name, str(directory), self.is_python_module)
 
     def factors(self) -> Mapping[str, Any]:
@@ -78,25 +84,43 @@ def hook(backend: NinjaBackend) -> None:
     def jit_compile(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        with _versions(cpp_extension.JIT_EXTENSION_VERSIONER) as back:
+        with _versions(cpp_extension.JIT_EXTENSION_VERSIONER, given.arguments["name"]) as back:
 
             def compile() -> Any:
                 back()
                 return native(*args, **kwargs)
 
             request = request_of(given.arguments)
-            return compile() if request is None else backend.obtain(request, compile)
+            if request is None:
+                return compile()
+            files, place = _loaded.get(request.name, ((), request.place))
+            if files == request.inputs.files and (place / request.file).exists():
+                return request.load(place)
+            return backend.obtain(request, functools.partial(_from, request, compile))
 
     jit_compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     cpp_extension._jit_compile = jit_compile
     cpp_extension._maybe_write = _maybe_write
 
 
+def _from(request: Extension, compile: Callable[[], Any]) -> Any:
+    """Torch's own, which is in its own directory."""
+    made = compile()
+    _loaded[request.name] = request.inputs.files, request.place
+    return made
+
+
 @contextmanager
-def _versions(versioner: Any) -> Iterator[Callable[[], None]]:
-    """A block in which an extension may get its next version; the function that it is given takes that back."""
-    before = dict(versioner.entries)
-    yield lambda: setattr(versioner, "entries", before)
+def _versions(versioner: Any, name: str) -> Iterator[Callable[[], None]]:
+    """A block in which the extension `name` may get its next version; the function that it is given takes that back."""
+    before = versioner.entries.get(name)
+
+    def back() -> None:
+        versioner.entries.pop(name, None)
+        if before is not None:
+            versioner.entries[name] = before
+
+    yield back
 
 
 def _maybe_write(filename: str, new_content: str) -> None:
@@ -152,10 +176,10 @@ def _versioned(versioner: Any, arguments: Mapping[str, Any], with_cuda: bool) ->
 
 
 def _inputs(torchs: Any, asked: dict[str, Any], place: Path, local_dir: Path) -> Inputs:
+    """Torch runs ninja in `place`."""
     with tempfile.TemporaryDirectory(prefix="kcoord-ninja-") as directory:
         flags = torchs._prepare_ldflags(list(asked["extra_ldflags"]), asked["with_cuda"], False, False, False)
         write = torchs._write_ninja_file_to_build_library
         wanted = {**asked, "path": str(Path(directory, "build.ninja")), "extra_ldflags": flags}
         write(**{name: value for name, value in wanted.items() if name in inspect.signature(write).parameters})
-        file, places = Path(directory, "build.ninja"), (Path(directory), place)
-        return inputs_of(file, Path(directory), places, local_dir)[0]
+        return inputs_of(Path(directory, "build.ninja"), place, local_dir)[0]

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
-from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
 
-_environment = Environment(TOOLCHAIN_VARIABLES)
+_DIRECTORIES = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
+_LIBRARIES = (".a", ".o", ".so")
 
 
-def inputs_of(file: Path, directory: Path, places: Iterable[Path], local_dir: Path) -> tuple[Inputs, str]:
-    """Of the ninja `file`, which is run in `directory`, and the output that it makes last. `places` are in no key.
+def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str]:
+    """Of the ninja `file`, which is run in `directory`, and the output that it makes last.
 
-    Raises what `kcoord.keys.tools.commands.inputs_of` raises, OSError if ninja is missing, and ValueError if nothing is built.
+    Raises what `kcoord.keys.tools.commands.inputs_of` raises, OSError if ninja is missing, and ValueError if nothing is built, or
+    if a flag is relative to `directory`.
     """
     listed = commands.output_of(["ninja", "-C", str(directory), "-f", str(file), "-t", "compdb"])
     edges = [edge for edge in json.loads(listed[listed.index("[") :]) if edge["file"]]
     if not edges:
         raise ValueError("the file builds nothing")
     built = [shlex.split(edge["command"]) for edge in edges]
+    made = {edge["output"] for edge in edges}
+    for command in built:
+        for flag, argument in itertools.pairwise(command):
+            if _is_relative(flag, argument, made):
+                raise ValueError(f"{argument} is relative to the directory of the build")
     sources = sorted({edge["file"] for edge in edges if not edge["file"].endswith(".o")})
-    names = sorted(map(str, places), key=len, reverse=True)
-    inputs = commands.inputs_of(built, sources, directory, names, local_dir, _environment.token())
-    return inputs, str(edges[-1]["output"])
+    return commands.inputs_of(built, sources, directory, local_dir), str(edges[-1]["output"])
+
+
+def _is_relative(flag: str, argument: str, made: set[str]) -> bool:
+    """True for a directory or a library that another directory has not, or has another of."""
+    joined = next((each for each in _DIRECTORIES if argument.startswith(each)), "")
+    if argument in _DIRECTORIES:
+        return False
+    if flag in _DIRECTORIES or joined:
+        return not argument.removeprefix(joined).startswith("/")
+    is_library = argument.endswith(_LIBRARIES) and not argument.startswith("-")
+    return is_library and argument not in made and not argument.startswith("/")

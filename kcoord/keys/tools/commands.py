@@ -1,7 +1,8 @@
 """The inputs of compiler commands: sources, headers, libraries that are named, and the compilers themselves.
 
-Headers are named by the compiler (``-M``), once on each machine; they are looked up again when a source, a flag or one of the
-headers has changed. Not seen: a new header that would be found before one of these, as in ccache's direct mode.
+Headers are named by the compiler (``-M``), once on each machine; they are looked up again when the command, its directory, a
+source or one of the headers has changed. Not seen: a new header that would be found before one of these, as in ccache's direct
+mode; libraries in the linker's own directories.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment
 from kcoord.keys.tools.machine_cache import Stamp, cached, is_settled, stamp_of
 
-PLACE = "BUILD"
+_PLACE = "PLACE"
 """Stands for a directory that no output depends on."""
 _ENDS = 120.0  # seconds, for one look at headers
 COMPILES = frozenset(
@@ -28,8 +32,18 @@ COMPILES = frozenset(
 )
 """Flags of host compilers and nvcc by which a source is compiled, and nothing is linked."""
 _LEFT_OUT = COMPILES | {"-MMD", "-MD", "--generate-dependencies-with-compile"}
-_WITH_PATH = {"-MF", "-o"}
+_WRITES = frozenset({"-MF", "-o", "--dependency-output"})
+"""Flags whose value, the next argument, is a file that is written."""
+_INCLUDES = ("-I", "-isystem", "-iquote", "-idirafter", "--include-path", "--system-include")
+"""Flags of the directories of headers, which count by their content."""
+_HOST_COMPILER = ("-ccbin", "--compiler-bindir")
 _TIMED = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
+_READS_MORE = re.compile(rb"\.incbin\b|\.include\s*\\?\"")
+"""Directives of the assembler, whose files ``-M`` does not name."""
+_GPU_THAT_IS_HERE = re.compile(r"(?<!m)arch(?:itecture)?[= ]native\b")
+_NAMES_GPU = ("--offload-arch", "--amdgpu-target")
+
+_environment = Environment(TOOLCHAIN_VARIABLES)
 
 
 @dataclass(frozen=True)
@@ -44,15 +58,17 @@ class _File:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one build. `text` is its commands, with `PLACE` for its directories; `files` the digests of sources and headers.
+    """Of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
 
-    `tools`: the compilers and what they link, by name or path. `paths`: of sources and headers.
+    `files` has a digest of each source, and one of the headers of each compile. `tools`: the compilers and what they link, by
+    name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers.
     """
 
     text: str
     files: tuple[str, ...]
     tools: tuple[str, ...]
     is_timed: bool
+    is_native: bool
     paths: tuple[str, ...] = field(compare=False)
     stamps: tuple[Stamp, ...] = field(compare=False)
 
@@ -65,49 +81,64 @@ def inputs_of(
     commands: Sequence[Sequence[str]],
     sources: Sequence[str],
     directory: Path,
-    places: Iterable[str],
     local_dir: Path,
-    environment: bytes,
+    names_places: bool = False,
 ) -> Inputs:
-    """Of `commands`, which run in `directory`. `places`: the directories that `PLACE` stands for.
+    """Of `commands`, which run in `directory`. `names_places`: their outputs hold the paths of sources and headers.
 
     Raises OSError and `subprocess.SubprocessError` if a compiler or a file is missing, or a source includes what is not there.
     Raises ValueError for what it does not understand.
     """
-    text = "\n".join(shlex.join(command) for command in commands)
-    for place in places:
-        text = text.replace(place, PLACE)
-    read = [_read(source) for source in sources]
-    name = hashlib.sha256(environment)
-    for part in (text, *(file.digest for file in read)):
-        name.update(part.encode() + b"\0")
-
-    def load(rows: Any) -> list[_File] | None:
-        found = [_File(path, (*stamp,), *more) for path, stamp, *more in rows]
-        return found if all(_has_stamp(file.path, file.stamp) for file in found) else None
-
-    def compute(_: Any) -> tuple[list[_File], Any]:
-        begun = time.time_ns()
-        compiles = [command for command in commands if not COMPILES.isdisjoint(command)]
-        headers = dict.fromkeys(header for command in compiles for header in _headers(command, directory))
-        files = [_read(header) for header in headers]
-        rows = [(file.path, file.stamp, file.digest, file.is_timed) for file in files]
-        return files, rows if all(is_settled(file.stamp, begun) for file in files) else None
-
-    read += cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
+    read = {source: _read(str(directory / source)) for source in sources}
+    compiles = [command for command in commands if not COMPILES.isdisjoint(command)]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = list(threads.map(lambda command: _headers(command, read, directory, local_dir), compiles))
+    written = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WRITES}
+    text = "\n".join(shlex.join(each if names_places else _neutral(each, read, written)) for each in commands)
+    flags = " ".join([text, *_environment.read().values()])
+    if _GPU_THAT_IS_HERE.search(flags) or any(map(_is_for_the_gpu_that_is_here, compiles)):
+        raise ValueError("code for the GPU that is here")
+    files = {file.path: file for file in (*read.values(), *itertools.chain(*found))}
     return Inputs(
         text,
-        tuple(file.digest for file in read),
-        tuple(dict.fromkeys(_tools(commands, sources))),
-        any(file.is_timed for file in read),
-        tuple(file.path for file in read),
-        tuple(file.stamp for file in read),
+        (*(file.digest for file in read.values()), *map(_digest_of, found)),
+        tuple(dict.fromkeys(_tools(commands, sources, written))),
+        any(file.is_timed for file in files.values()) or _TIMED.search(text.encode()) is not None,
+        "native" in flags,
+        tuple(files),
+        tuple(file.stamp for file in files.values()),
     )
+
+
+def _is_for_the_gpu_that_is_here(command: Sequence[str]) -> bool:
+    return "hipcc" in Path(command[0]).name and not any(argument.startswith(_NAMES_GPU) for argument in command)
+
+
+def _digest_of(files: Sequence[_File]) -> str:
+    return hashlib.sha256("".join(file.digest for file in files).encode()).hexdigest()
+
+
+def _neutral(command: Sequence[str], sources: Mapping[str, _File], written: set[str]) -> Iterator[str]:
+    """The arguments of `command`, without the directories of sources, headers and outputs."""
+    is_include = False
+    for argument in command:
+        joined = next((flag for flag in _INCLUDES if argument.startswith(flag)), "")
+        if is_include or (joined and argument != joined):
+            yield joined + _PLACE
+        elif argument in sources:
+            yield f"{_PLACE}/{Path(argument).name}@{sources[argument].digest}"
+        elif argument in written:
+            yield f"{_PLACE}/{Path(argument).name}"
+        else:
+            yield argument
+        is_include = argument in _INCLUDES
 
 
 def _read(path: str) -> _File:
     stamp = stamp_of(os.stat(path))  # noqa: PTH116 - of thousands; taken first: a change during the read gives another
     content = Path(path).read_bytes()
+    if _READS_MORE.search(content):
+        raise ValueError(f"{path} includes a file by a directive of the assembler")
     return _File(path, stamp, hashlib.sha256(content).hexdigest(), bool(_TIMED.search(content)))
 
 
@@ -118,39 +149,86 @@ def _has_stamp(path: str, stamp: Stamp) -> bool:
         return False
 
 
-def _headers(command: Sequence[str], directory: Path) -> Iterator[str]:
+def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Path, local_dir: Path) -> list[_File]:
+    """Of one compile, from the machine's cache unless something has changed."""
+    compiler = shutil.which(command[0]) or ""
+    stamp = str(compiler and stamp_of(os.stat(compiler)))  # noqa: PTH116 - as above
+    digests = [sources[argument].digest for argument in command if argument in sources]
+    name = hashlib.sha256(_environment.token())
+    for part in (str(directory.resolve()), compiler, stamp, *command, *digests):
+        name.update(part.encode("utf-8", "surrogateescape") + b"\0")
+
+    def load(rows: Any) -> list[_File] | None:
+        found = [_File(path, (*stamp,), *more) for path, stamp, *more in rows]
+        return found if all(_has_stamp(file.path, file.stamp) for file in found) else None
+
+    def compute(_: Any) -> tuple[list[_File], Any]:
+        begun = time.time_ns()
+        files = [_read(header) for header in dict.fromkeys(_named(command, directory))]
+        rows = [(file.path, file.stamp, file.digest, file.is_timed) for file in files]
+        return files, rows if all(is_settled(file.stamp, begun) for file in files) else None
+
+    return cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
+
+
+def _named(command: Sequence[str], directory: Path) -> Iterator[str]:
     """The files that a compile reads, as the compiler names them; ``-M`` makes it stop before it compiles."""
     arguments, skipped = [], False
     for argument in command:
-        if skipped or argument in _LEFT_OUT or argument in _WITH_PATH:
-            skipped = argument in _WITH_PATH
+        if skipped or argument in _LEFT_OUT or argument in _WRITES:
+            skipped = argument in _WRITES
             continue
         arguments.append(argument)
     rule = output_of([*arguments, "-M"], cwd=directory)
-    _, _, names = rule.replace("\\\n", " ").partition(": ")
+    _, separator, names = rule.replace("\\\n", " ").partition(": ")
+    if not separator:
+        raise ValueError("the compiler prints no rule of its headers")
     for name in shlex.split(names)[1:]:  # less the source
         yield str((directory / name).resolve())
 
 
-def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str]) -> Iterator[str]:
+def _tools(commands: Sequence[Sequence[str]], sources: Sequence[str], written: set[str]) -> Iterator[str]:
     """The compilers, with a wrapper such as ccache, and the files that flags name: libraries, plugins, linker scripts.
 
     Outputs of an earlier build, of these commands, are none of them. Raises ValueError for flags in a file.
     """
-    made = {value for command in commands for flag, value in itertools.pairwise(command) if flag in _WITH_PATH}
+    elsewhere = [Path(each) for each in os.environ.get("LIBRARY_PATH", "").split(":") if each]
     for command in commands:
-        directories = [Path(argument[2:]) for argument in command if argument.startswith("-L")]
+        directories = [Path(value) for value in _values(command, "-L")] + elsewhere
         first = itertools.takewhile(lambda argument: argument == "--" or not argument.startswith("-"), command)
-        yield from (argument for argument in first if argument != "--" and argument not in sources)
+        programs = [argument for argument in first if argument != "--" and argument not in sources]
+        yield from programs
+        if any("nvcc" in Path(program).name for program in programs):
+            yield from _host_compilers(command)
         for argument in command[1:]:
             named = argument.rpartition("=")[2]
             if argument.startswith("@"):
                 raise ValueError(f"flags in a file: {argument}")
             if argument.startswith("-l"):
-                found = (d / f"lib{argument[2:]}{end}" for d in directories for end in (".so", ".a"))
-                yield from (str(path) for path in found if path.is_file())
-            elif named.startswith("/") and named not in made and named not in sources and Path(named).is_file():
+                library = argument[2:]
+                names = (library[1:],) if library.startswith(":") else (f"lib{library}.so", f"lib{library}.a")
+                yield from (str(d / name) for d in directories for name in names if (d / name).is_file())
+            elif named.startswith("/") and named not in written and named not in sources and Path(named).is_file():
                 yield named
+
+
+def _values(command: Sequence[str], *flags: str) -> Iterator[str]:
+    """The values of `flags`, in one argument, also behind ``=``, or in the next one."""
+    for flag, value in itertools.pairwise((*command, "")):
+        if flag in flags:
+            yield value
+        else:
+            yield from (flag.removeprefix(each).removeprefix("=") for each in flags if flag.startswith(each))
+
+
+def _host_compilers(command: Sequence[str]) -> Iterator[str]:
+    """The compilers that nvcc runs for the host: those that are named, and the first ones on ``PATH``."""
+    named = [*_values(command, *_HOST_COMPILER), os.environ.get("NVCC_CCBIN", "")]
+    for place in filter(None, named):
+        yield from (str(each) for each in (Path(place) / "gcc", Path(place) / "g++") if each.is_file())
+        if shutil.which(place) and not Path(place).is_dir():
+            yield place
+    yield from (name for name in ("gcc", "g++") if shutil.which(name))
 
 
 def output_of(command: Sequence[str], cwd: Path | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ void doubled(torch::Tensor x) {
 """
 compiles = 0
 T: Any = None
+cute: Any = None
 
 
 def count(place: Any, name: str) -> None:
@@ -80,6 +82,74 @@ def tilelang() -> dict[str, Any]:
     kernel = gemm(1024)
     a, b = (torch.randn(1024, 1024, device="cuda", dtype=torch.float16) for _ in range(2))
     return {"right": torch.allclose(kernel(a, b), a @ b, atol=0.3, rtol=0.02), "choice": kernel.config}
+
+
+def cutedsl() -> dict[str, Any]:
+    """A kernel of ``cute.compile``, that a rank launches on what it was not compiled with."""
+    global cute
+    import types
+
+    from cutlass import cute
+    from cutlass._mlir import passmanager
+    from cutlass.cute.runtime import from_dlpack
+
+    passes = types.SimpleNamespace(parse=passmanager.PassManager.parse)
+    count(passes, "parse")
+    passmanager.PassManager = passes
+
+    @cute.kernel
+    def scale(source: cute.Tensor, target: cute.Tensor):  # type: ignore[no-untyped-def]
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        at = block * 64 + thread
+        target[at] = source[at] * 3.0
+
+    @cute.jit
+    def run(source: cute.Tensor, target: cute.Tensor):  # type: ignore[no-untyped-def]
+        scale(source, target).launch(grid=(cute.size(source) // 64, 1, 1), block=(64, 1, 1))
+
+    def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.rand(1024, device="cuda")
+        return x, torch.zeros_like(x)
+
+    kernel = cute.compile(run, *map(from_dlpack, tensors()))
+    x, y = tensors()
+    kernel(from_dlpack(x), from_dlpack(y))
+    return {"right": torch.equal(y, 3 * x)}
+
+
+def arranged(source: Any, target: Any) -> Any:
+    return source.tile((256,)), target.tile((256,))
+
+
+def doubled(source, target):  # type: ignore[no-untyped-def] # NineToothed would write the types into its source
+    target = source * 2  # noqa: F841
+
+
+def premake() -> Any:
+    """In the processes of ``ninetoothed.build``, too."""
+    from ninetoothed import Tensor
+
+    return arranged, doubled, (Tensor(1, dtype="fp32"), Tensor(1, dtype="fp32"))
+
+
+def ninetoothed() -> dict[str, Any]:
+    """A kernel for Triton, and a library that nvcc compiles."""
+    import ninetoothed as compiler
+    from triton.compiler import ASTSource
+
+    count(ASTSource, "make_ir")
+    count(sys.modules["ninetoothed.build"], "_generate_launch_func")
+    options = {"num_warps": 4, "num_stages": 2}
+    output = Path(os.environ["HOME"], f"out{os.environ['RANK']}")
+    output.mkdir(parents=True)
+    kernel = compiler.make(*premake(), kernel_name="doubled", **options)
+    library = compiler.build(premake, [((), {}, options)], kernel_name="doubled", output_dir=output)
+    x = torch.rand(1000, device="cuda")
+    by_triton, by_library = torch.zeros_like(x), torch.zeros_like(x)
+    kernel(x, by_triton)
+    library(x, by_library, *options.values())
+    return {"right": torch.equal(by_triton, 2 * x) and torch.equal(by_library, 2 * x)}
 
 
 def main() -> None:

@@ -48,6 +48,16 @@ def test_a_command_that_compiles_sources_is_understood(line: str) -> None:
         "g++ -c a.cpp strange",
         "g++ -B /opt/tools -c a.cpp",
         "g++ -v -c a.cpp",
+        "g++ -c a.cpp -o -",
+        "g++ -c a.cpp -o /dev/null",
+        "g++ -c a.cpp -MD -MF /dev/null",
+        "g++ -c a.cpp -o .",
+        "g++ -c a.cpp -fsyntax-only",
+        "g++ -c a.cpp -fopt-info-vec=notes",
+        "gcc -c a.c -x c++",
+        "gcc -c a.s",
+        "nvcc -c a.cu -Xcompiler --coverage",
+        "nvcc -c a.cu -Xcompiler=-O2,-save-temps",
         "nvcc --keep -c a.cu",
         "nvcc -dlink a.o -o b.o",
         "nvcc --version",
@@ -61,10 +71,10 @@ def test_any_other_command_runs_as_it_is(line: str) -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ("-MD", Dependencies("out/a.d", ("out/a.o",), False)),
-        ("-MMD -MP -MF deps", Dependencies("deps", ("out/a.o",), True)),
-        ("-MD -MT one -MT two", Dependencies("out/a.d", ("one", "two"), False)),
-        ("-MD -MQ $(x)", Dependencies("out/a.d", ("$$(x)",), False)),
+        ("-MD", Dependencies("-MD", "out/a.d", ("out/a.o",), False)),
+        ("-MMD -MP -MF deps", Dependencies("-MMD", "deps", ("out/a.o",), True)),
+        ("-MD -MT one -MT two", Dependencies("-MD", "out/a.d", ("one", "two"), False)),
+        ("-MD -MQ $(x)", Dependencies("-MD", "out/a.d", ("$$(x)",), False)),
         ("", None),
     ],
 )
@@ -76,12 +86,36 @@ def test_the_rule_for_make_is_where_the_compiler_would_write_it(more: str, expec
 
 @pytest.mark.parametrize(
     ("flag", "names"),
-    [("-g", True), ("-g3", True), ("-ggdb", True), ("-lineinfo", True), ("-G", True), ("-g0", False), ("-O2", False)],
+    [
+        ("-g", True),
+        ("-g3", True),
+        ("-ggdb", True),
+        ("-lineinfo", True),
+        ("-G", True),
+        ("-Xcompiler=-O2,-g", True),
+        ("-g0", False),
+        ("-O2", False),
+    ],
 )
 def test_debug_information_names_the_directory(flag: str, names: bool) -> None:
     command = understood(["g++", flag, "-c", "a.cpp"])
     assert command is not None
     assert command.names_places is names
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "runs"),
+    [
+        ("NVCC_APPEND_FLAGS", "--keep", True),
+        ("DEPENDENCIES_OUTPUT", "rules", True),
+        ("NVCC_APPEND_FLAGS", "-O2", False),
+    ],
+)
+def test_a_variable_that_asks_for_more_files_is_as_the_flag(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, runs: bool
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert (understood(["nvcc", "-c", "a.cu"]) is None) is runs
 
 
 def test_outputs_without_a_name_are_those_of_the_compiler() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.catalog import local_manifests
+from tests.support import living
 from tests.support.command import KCOORD
-from tests.support.sandbox import Sandbox
+from tests.support.sandbox import Sandbox, eventually, finish
 
 SOURCE = '#include <cstddef>\n#include "one.h"\nint f() { return ONE; }\n'
 
@@ -124,6 +126,31 @@ def test_debug_information_keeps_directories_apart(sandbox: Sandbox, source: Pat
     for place in (sandbox.root, other):
         assert cc(sandbox, "g++", "-g", "-c", place / "one.cpp", "-o", place / "one.o").returncode == 0
     assert shared(sandbox) == 2
+
+
+def test_a_launcher_that_is_told_to_end_ends_its_compiler(sandbox: Sandbox, source: Path) -> None:
+    compiler, began = sandbox.root / "slow", sandbox.root / "began"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *" -M") exec g++ "$@" ;; esac\ntouch {began}\nexec sleep 600\n')
+    compiler.chmod(0o755)
+    launcher = sandbox.start(*KCOORD, "cc", "--", compiler, "-c", source.name)
+    eventually(began.exists)
+    launcher.terminate()
+    assert finish(launcher).returncode == 128 + signal.SIGTERM
+    assert not [each for each in sandbox.processes() if "sleep" in living.words_of(each)]
+
+
+def test_a_refused_compile_leaves_no_output(sandbox: Sandbox, source: Path) -> None:
+    output = sandbox.root / "one.o"
+    output.write_text("of an earlier compile")
+    source.write_text("int f() { return no_such_name; }\n")
+    assert cc(sandbox, "g++", "-c", source.name).returncode == 1
+    assert not output.exists()
+
+
+def test_an_output_that_cannot_be_written_is_named_by_the_compiler(sandbox: Sandbox, source: Path) -> None:
+    for _ in range(2):
+        done = cc(sandbox, "g++", "-c", source.name, "-o", "no-such-directory/one.o")
+        assert (done.returncode, "no-such-directory/one.o" in done.stderr) == (1, True)
 
 
 def test_a_missing_compiler_is_named(sandbox: Sandbox) -> None:

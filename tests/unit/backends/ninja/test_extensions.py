@@ -115,6 +115,23 @@ def test_a_changed_header_is_seen_by_the_process_that_has_the_module_already(san
     assert load(sandbox, source) == {"numbers": [8], "builds": 0}
 
 
+AGAIN = """
+import os, sys
+import kcoord
+kcoord.install()
+from torch.utils import cpp_extension
+first = cpp_extension.load("numbers", [sys.argv[1]])
+os.environ["CFLAGS"] = "-O1"
+print(first.__file__ == cpp_extension.load("numbers", [sys.argv[1]]).__file__)
+"""
+
+
+def test_an_extension_that_has_not_changed_is_not_loaded_from_another_place(sandbox: Sandbox, source: Path) -> None:
+    """Operators that it registers (``TORCH_LIBRARY``) would be registered twice, which ends the process."""
+    done = sandbox.run("-c", AGAIN, source, TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 def test_a_build_whose_header_is_edited_meanwhile_is_not_shared(sandbox: Sandbox, source: Path) -> None:
     header, before = source.with_name("number.h"), source.with_name("number.h").read_text()
     assert load(sandbox, source, header, kind="edited") == {"numbers": [7], "builds": 1}
@@ -164,11 +181,11 @@ build one.so: link one.o
 """
 
 
-def read(tmp_path: Path, libraries: str = "") -> Inputs:
+def read(tmp_path: Path, libraries: str = "", ninja: str = NINJA) -> Inputs:
     directory = tmp_path / "build"
     directory.mkdir(exist_ok=True)
-    (directory / "build.ninja").write_text(NINJA.format(source=tmp_path / "one.cpp", libraries=libraries))
-    return inputs_of(directory / "build.ninja", directory, [directory, tmp_path / "place"], tmp_path / "local")[0]
+    (directory / "build.ninja").write_text(ninja.format(source=tmp_path / "one.cpp", libraries=libraries))
+    return inputs_of(directory / "build.ninja", directory, tmp_path / "local")[0]
 
 
 @pytest.fixture
@@ -188,7 +205,7 @@ def test_each_file_that_a_build_reads_is_among_its_inputs(written: Path, name: s
     after = read(written)
     assert (before.unchanged(), after.unchanged()) == (False, True)
     assert after.files != before.files
-    assert (after.text, after.tools) == (before.text, before.tools)
+    assert after.tools == before.tools
     assert before.tools[0] == "g++"
 
 
@@ -205,17 +222,26 @@ def test_flags_in_a_file_are_left_to_torch(written: Path) -> None:
         read(written, "@more")
 
 
+@pytest.mark.parametrize("flag", ["-L.", "-L lib", "./libthree.a", "libthree.a", "-I include"])
+def test_flags_that_are_relative_to_the_directory_are_left_to_torch(written: Path, flag: str) -> None:
+    with pytest.raises(ValueError, match="is relative to the directory of the build"):
+        read(written, flag)
+
+
 def test_the_compiler_is_not_asked_for_headers_that_have_not_changed(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kcoord.keys.tools.machine_cache._RACY", 0)
     before = read(written)
-    monkeypatch.setattr(commands, "_headers", lambda *arguments: pytest.fail("it was asked again"))
+    monkeypatch.setattr(commands, "_named", lambda *arguments: pytest.fail("it was asked again"))
     assert read(written) == before
 
 
-def test_the_directory_of_the_build_is_in_no_key(written: Path, tmp_path: Path) -> None:
-    assert str(tmp_path / "build") not in read(written).text
+def test_no_directory_of_sources_headers_and_outputs_is_in_the_key(written: Path, tmp_path: Path) -> None:
+    ninja = NINJA.replace("$flags", f"-I{tmp_path} -isystem {tmp_path}").replace(
+        "one.o", str(tmp_path / "build" / "one.o")
+    )
+    assert str(tmp_path) not in read(written, ninja=ninja).text
 
 
 def test_a_source_that_includes_what_is_not_there_is_left_to_torch(written: Path) -> None:
