@@ -172,13 +172,16 @@ def test_each_way_to_train_has_stocks_losses_and_its_units_are_traced_once(
     assert traces(second) == {way: count if way == "tensor_parallel" else 0 for way, count in traces(stock).items()}
 
 
-@pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2), ("cutedsl", 1), ("ninetoothed", 2)])
+@pytest.mark.parametrize(("compiler", "count"), [("extension", 1), ("tilelang", 2), ("cutedsl", 1), ("ninetoothed", 1)])
 def test_a_kernel_is_compiled_once_for_all_gpus_and_computes_what_it_should(
     sandbox: Sandbox, compiler: str, count: int
 ) -> None:
     if compiler != "extension":
         pytest.importorskip("nvidia_cutlass_dsl" if compiler == "cutedsl" else compiler)
+    home = sandbox.root / "home"  # nodes have the same path, which line information may hold
     for node, compiles in (("first", count), ("second", 0)):
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
         done = sandbox.run(
             *(
                 "-m",
@@ -189,7 +192,7 @@ def test_a_kernel_is_compiled_once_for_all_gpus_and_computes_what_it_should(
                 compiler,
             ),
             timeout=280,
-            HOME=str(sandbox.root / f"{node}-home"),
+            HOME=str(home),
             KCOORD_LOCAL_DIR=str(sandbox.root / node),
             KCOORD_STORE=str(sandbox.root / "store"),
             KCOORD_STORE_CREATE="1",
