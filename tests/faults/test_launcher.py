@@ -22,7 +22,7 @@ import redis
 
 from kcoord.artifacts.store import Store
 from tests.support.agents import Wire, in_thread
-from tests.support.command import KCOORD
+from tests.support.command import KCOORD, as_json
 from tests.support.interpose import Interposer
 from tests.support.living import those_within
 from tests.support.ports import reserve_port
@@ -146,6 +146,11 @@ def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_le
     cluster.nothing_is_left()
 
 
+def has_waiters(cluster: Cluster) -> bool:
+    status = as_json(cluster.sandbox, "status", KCOORD_LOCAL_DIR=str(cluster.local(0)))
+    return any(flight["waiting"] for flight in status["flights"])
+
+
 @both
 def test_two_ctrl_c_in_a_terminal_leave_nothing(cluster: Cluster, launcher: str) -> None:
     """As a person does who is in a hurry. A terminal sends each to the whole foreground."""
@@ -165,6 +170,8 @@ def test_two_ctrl_c_in_a_terminal_leave_nothing(cluster: Cluster, launcher: str)
         )  # fmt: skip
         cluster.jobs.append(job)
         cluster.until_compiling(job)
+        if launcher == "torchrun":  # it forgets ranks if it is interrupted while it starts them
+            eventually(lambda: has_waiters(cluster), 60, "the other rank waits")
         assert os.tcgetpgrp(keyboard) == job.pid, "it has no terminal: the test shows nothing"
         os.write(keyboard, b"\x03")
         time.sleep(0.2)  # a person's pause: it is not waited for anything
