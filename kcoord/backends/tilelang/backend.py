@@ -14,6 +14,9 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
+from kcoord.backends.fail_open import notices
+from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
@@ -22,7 +25,7 @@ from kcoord.keys.packages import identity_of
 from kcoord.profiles.recipe import Recipe
 
 _PACKAGES = ("tilelang", "tvm_ffi", "torch")
-_SHARED = {"tvm_ffi", "cython", "nvrtc"}
+_SHARED = {"tvm_ffi", "cython"}
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,14 @@ class TileLangBackend(Backend[Kernel, Any]):
         hooks.hook(self)
 
     def bypass(self, request: Kernel) -> str:
-        from kcoord.backends.tilelang import callbacks
+        from kcoord.backends.tilelang import callbacks, includes
 
         kind = request.target.kind.name
         if request.execution == "cutedsl":
             return "CuTe DSL compiles it at its first launch, into the directory that it was loaded from"
         if request.execution not in _SHARED or kind not in ("cuda", "c", "llvm"):
             return f"kernels of {request.execution} for {kind} have not been tried"
-        return callbacks.problem()
+        return callbacks.problem() or includes.problem(request, self.trees(request))
 
     def label(self, request: Kernel) -> str:
         return str((request.function.attrs or {}).get("global_symbol", "kernel"))
@@ -99,18 +102,24 @@ class TileLangBackend(Backend[Kernel, Any]):
     def tools(self, request: Kernel) -> tuple[str, ...]:
         from tilelang.contrib import cc, nvcc
 
-        hosts = (cc.get_cc(), cc.get_cplus_compiler())
-        found = (*hosts, nvcc.get_nvcc_compiler()) if request.target.kind.name == "cuda" else hosts
+        found = [cc.get_cc(), cc.get_cplus_compiler()]
+        if request.target.kind.name == "cuda":
+            try:
+                found.append(nvcc.get_nvcc_compiler())
+            except RuntimeError as error:  # the compile says so, too
+                raise KeyFactorError(str(error)) from None
         return tuple(str(tool) for tool in found if tool)
 
     def trees(self, request: Kernel) -> tuple[str, ...]:
-        """The templates, which people edit, wherever they are; CUTLASS if it is not the package's own."""
+        """The templates, which people edit, wherever they are; CUTLASS if it is not the package's own; the flags' directories."""
         import tilelang
         from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
+        from kcoord.backends.tilelang import includes
+
         cutlass = Path(CUTLASS_INCLUDE_DIR).resolve()
         is_own = cutlass.is_relative_to(Path(tilelang.__file__).resolve().parent)
-        return (TILELANG_TEMPLATE_PATH,) if is_own else (TILELANG_TEMPLATE_PATH, str(cutlass))
+        return (TILELANG_TEMPLATE_PATH, *(() if is_own else (str(cutlass),)), *includes.directories(request))
 
     def target(self, request: Kernel) -> GPUTarget | None:
         if request.target.kind.name != "cuda":
@@ -144,12 +153,20 @@ class TileLangBackend(Backend[Kernel, Any]):
             compile_flags=request.flags,
             backend_context=request.context,
         )
-        cache, place = request.cache, str(staging)
-        cache._save_kernel_source_code_to_disk(kernel, place)
-        cache._save_wrapper_kernel_code_to_disk(kernel, place)
-        cache._save_so_cubin_to_disk(kernel, place)
-        (staging / cache.params_path).write_bytes(_packed(kernel.params))
+        self._save(request, kernel, staging)
         return kernel
+
+    def _save(self, request: Kernel, kernel: Any, staging: Path) -> None:
+        """As in TileLang's own cache, an error costs the files and not the job. Those that are required are written last."""
+        cache, place = request.cache, str(staging)
+        try:
+            cache._save_kernel_source_code_to_disk(kernel, place)
+            cache._save_wrapper_kernel_code_to_disk(kernel, place)
+            cache._save_so_cubin_to_disk(kernel, place)
+            (staging / cache.params_path).write_bytes(_packed(kernel.params))
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+            let_through(error)
+            notices.tell(f"{self.label(request)} is not shared, its files cannot be written: {error}")
 
     def required(self, request: Kernel) -> tuple[str, ...]:
         files = {

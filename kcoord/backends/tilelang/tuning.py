@@ -55,12 +55,13 @@ def hook(tuner: Any) -> None:
     def generate_cache_key(self: Any, *args: Any, **kwargs: Any) -> Any:
         key = native_key(self, *args, **kwargs)
         self._kcoord_key = found = None if key is None else _keyed(self, key)
+        self._kcoord_result = _shared(self, found)
         return found or key
 
     @functools.wraps(native_load)
     def load_result(self: Any, key: Any) -> Any:
-        found = _shared(self, key) if isinstance(key, _Key) else None
-        return found or native_load(self, key)
+        """TileLang calls it under a lock of all tuners: it must not wait."""
+        return vars(self).pop("_kcoord_result", None) or native_load(self, key)
 
     @functools.wraps(native_run)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,10 +113,15 @@ def _keyed(tuner: Any, native: str) -> _Key | None:
 
 
 @fails_open(lambda *arguments: None)
-def _shared(tuner: Any, key: _Key) -> Any:
-    """The result of the choice that was made before; None if there is none."""
+def _shared(tuner: Any, key: _Key | None) -> Any:
+    """The result of the choice that was made before; None if there is none, or if TileLang is not to ask for one."""
+    from tilelang.env import env
+
+    asks = env.is_cache_enabled() and not env.is_autotune_cache_disabled()
     coordinator = coordinator_in_use()
-    content = coordinator.choice(key.key) if coordinator is not None else None
+    if key is None or not asks or key in tuner._memory_cache or coordinator is None:
+        return None
+    content = coordinator.choice(key.key)
     return None if content is None else _result(tuner, content)
 
 

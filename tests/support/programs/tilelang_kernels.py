@@ -16,6 +16,8 @@ from tilelang.autotuner import AutoTuner
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.jit import JITKernel
 
+from kcoord.rank.coordinator import Coordinator
+
 mode, factor = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
 compiles: list[int] = []
 measured: list[int] = []
@@ -72,9 +74,36 @@ def tuned(block: int = 1) -> Any:
     return scale
 
 
+locked: list[bool] = []
+native_choice = Coordinator.choice
+
+
+def choice(self: Any, *arguments: Any) -> Any:
+    locked.append(AutoTuner._lock.locked())
+    return native_choice(self, *arguments)
+
+
+Coordinator.choice = choice  # type: ignore[method-assign]
 if mode == "tune":
     AutoTuner._benchmark_target = measure
     kernel = tuned()
+elif mode == "unsavable":
+
+    def unsavable(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        raise ValueError("cannot be saved")
+
+    KernelCache._save_so_cubin_to_disk = unsavable
+    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
+elif mode == "includes":
+
+    @T.prim_func
+    def included(source: T.Tensor((4,), "float32"), target: T.Tensor((4,), "float32")):  # type: ignore[no-untyped-def]
+        with T.Kernel(1) as _:
+            T.import_source('#include "value.h"\n')
+            for i in T.serial(4):
+                target[i] = source[i] * T.call_extern("float32", "value")
+
+    kernel = tilelang.compile(included, out_idx=[1], compile_flags=json.loads(os.environ["FLAGS"]), **PLACE)
 elif mode == "unloadable":
 
     def unloadable(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -84,5 +113,10 @@ elif mode == "unloadable":
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
 else:
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
-found = {"value": float(kernel(torch.ones(4))[0]), "compiles": len(compiles), "measured": len(measured)}
+found = {
+    "value": float(kernel(torch.ones(4))[0]),
+    "compiles": len(compiles),
+    "measured": len(measured),
+    "locked": any(locked),
+}
 print(json.dumps(found))

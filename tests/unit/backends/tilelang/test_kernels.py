@@ -58,9 +58,37 @@ def test_an_artifact_that_does_not_load_is_compiled_for_this_process_and_stays(s
     """TileLang's own cache removes the entry, under the feet of the other ranks."""
     run(sandbox, "compile")
     (manifest,) = local_manifests(sandbox.local)
-    assert run(sandbox, "unloadable") | {"said": ""} == {"value": 3.0, "compiles": 1, "measured": 0, "said": ""}
+    found = run(sandbox, "unloadable")
+    assert (found["value"], found["compiles"]) == (3.0, 1)
     assert list(local_manifests(sandbox.local)) == [manifest]
     assert run(sandbox, "compile")["compiles"] == 0
+
+
+def test_a_kernel_that_cannot_be_written_is_still_the_ranks_own(sandbox: Sandbox) -> None:
+    """TileLang's own cache logs the error, and goes on."""
+    found = run(sandbox, "unsavable")
+    assert (found["value"], "is not shared, its files cannot be written" in found["said"]) == (3.0, True)
+    assert not list(local_manifests(sandbox.local))
+
+
+def test_a_header_of_the_flags_directories_counts_by_its_content(sandbox: Sandbox) -> None:
+    header, values = sandbox.root / "include" / "value.h", []
+    header.parent.mkdir()
+    for number in (2, 2, 3):
+        text = f'extern "C" inline float value() {{ return {number}.0f; }}\n'
+        if not header.exists() or header.read_text() != text:
+            header.write_text(text)
+        found = run(sandbox, "includes", FLAGS=json.dumps([f"-I{header.parent}"]))
+        values.append((found["value"], found["compiles"]))
+    assert values == [(2.0, 1), (2.0, 0), (3.0, 1)]
+
+
+@pytest.mark.parametrize("flag", ["-I.", "-include value.h"])
+def test_a_header_that_no_key_holds_keeps_the_kernel_in_the_process(sandbox: Sandbox, flag: str) -> None:
+    (sandbox.root / "value.h").write_text('#pragma once\nextern "C" inline float value() { return 2.0f; }\n')
+    flags = [flag.replace("value.h", str(sandbox.root / "value.h")), f"-I{sandbox.root}"]
+    assert run(sandbox, "includes", FLAGS=json.dumps(flags))["value"] == 2.0
+    assert not list(local_manifests(sandbox.local))
 
 
 def test_a_callback_that_kcoord_cannot_see_keeps_kernels_private(sandbox: Sandbox) -> None:
@@ -76,6 +104,7 @@ def test_ranks_that_tune_at_once_agree_and_a_later_job_measures_nothing(sandbox:
     assert len({each["value"] for each in found}) == 1
     later = run(sandbox, "tune", cache="later", FAST="1")
     assert (later["value"], later["measured"], later["compiles"]) == (found[0]["value"], 0, 0)
+    assert not any(each["locked"] for each in (*found, later)), "other threads' tuners would wait, too"
 
 
 def test_a_changed_helper_is_tuned_anew_which_tilelangs_own_key_does_not_see(sandbox: Sandbox) -> None:
