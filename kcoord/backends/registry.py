@@ -34,6 +34,7 @@ _BUILT_IN = {
     "ninja": "kcoord.backends.ninja.backend:NinjaBackend",
     "tilelang": "kcoord.backends.tilelang.backend:TileLangBackend",
     "flydsl": "kcoord.backends.flydsl.backend:FlyDSLBackend",
+    "ninetoothed": "kcoord.backends.ninetoothed.backend:NineToothedBackend",
     "cutedsl": "kcoord.backends.cutedsl.backend:CuTeDSLBackend",
 }
 _EXPLICIT = {"python": "kcoord.backends.python.compile_once:PythonBackend"}  # nothing to hook: loaded when it is used

@@ -1,0 +1,134 @@
+"""NineToothed as a `Backend`: libraries that ``build`` and ``make(caller="cuda")`` compile ahead of time.
+
+A request is traced: its key holds the Triton source of each kernel, so all that the script's functions have read. The kernels
+that ``make`` hands to Triton are Triton's backend's; `kcoord.backends.ninetoothed.sources` makes their keys agree.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kcoord.artifacts.local import Artifact
+from kcoord.backends.base import Backend
+from kcoord.backends.ninetoothed import files, recipes
+from kcoord.backends.ninetoothed.gpus import Gpu, gpu
+from kcoord.backends.ninetoothed.traces import digest_of
+from kcoord.backends.triton.variables import VARIABLES
+from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
+from kcoord.keys.device import DeviceKey, GPUTarget
+from kcoord.keys.environment import TOOLCHAIN_VARIABLES
+from kcoord.keys.host import host_abi
+from kcoord.keys.packages import identity_of
+from kcoord.profiles.recipe import Recipe
+
+_AOT = "ninetoothed.aot"
+
+
+@dataclass(eq=False)
+class Library:
+    """A library to build. `output` is the directory that the user named; `given` are the arguments of ``build`` or ``make``.
+
+    ``compile(directory, records)`` is NineToothed's, into another directory; it records in `records` what it traces. Steps note
+    `traces` and `gpu`, which are in the key, and `made`: digests of the traces that were compiled.
+    """
+
+    name: str
+    output: Path
+    given: Mapping[str, Any]
+    trace: Callable[[], list[dict[str, Any]]]
+    compile: Callable[[Path, Path], Any]
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    gpu: Gpu | None = None
+    made: set[str] = field(default_factory=set)
+
+
+class NineToothedBackend(Backend[Library, Any]):
+    """A handle is the function that launches the library's kernel."""
+
+    name = "ninetoothed"
+    modules = ("ninetoothed.make",)  # after torch and Triton, which may install kcoord, and after all that is hooked
+    packages = MappingProxyType({"ninetoothed": (0, 25), "triton": (3, 4)})
+    recipes = ("ninetoothed",)
+    variables = MappingProxyType(
+        {**TOOLCHAIN_VARIABLES, **VARIABLES, "TRITON_DEFAULT_BACKEND": "which of Triton's drivers answers"}
+    )
+    keeps_handles = False  # each call loads anew, as without kcoord
+
+    def hook(self) -> None:
+        from kcoord.backends.ninetoothed import hooks
+
+        hooks.hook(self)
+
+    def label(self, request: Library) -> str:
+        return request.name
+
+    def factors(self, request: Library) -> Mapping[str, Any]:
+        try:
+            request.traces, request.gpu = request.trace(), gpu()
+        except KeyFactorError:
+            raise
+        except Exception as error:  # the script's or NineToothed's, which the compile raises again
+            let_through(error)
+            raise KeyFactorError(f"it cannot be traced: {type(error).__name__}: {error}") from error
+        return {
+            "kernels": request.traces,
+            "gpu": request.gpu.factors,
+            "packages": [identity_of("ninetoothed"), identity_of("triton")],
+            "abi": host_abi(),
+        }
+
+    def tools(self, request: Library) -> Mapping[str, str]:
+        from kcoord.backends.triton.tools import triton_tools
+
+        found = {"nvcc": "nvcc", "gcc": "gcc", "g++": "g++", "NVCC_CCBIN": os.environ.get("NVCC_CCBIN", "")}
+        return {**{label: tool for label, tool in found.items() if tool}, **triton_tools("cuda")}
+
+    def target(self, request: Library) -> GPUTarget | None:
+        return None if request.gpu is None else request.gpu.target
+
+    def device(self, request: Library) -> DeviceKey | None:
+        return None  # NineToothed opens the GPU in other processes
+
+    def compile(self, request: Library, staging: Path) -> Any:
+        aot = sys.modules[_AOT]
+        files.write_header(aot)
+        # Not in `staging`: if its disk is full nvcc fails, and an OSError of the copies is cured.
+        with tempfile.TemporaryDirectory(prefix="kcoord-ninetoothed-") as directory:
+            built, records = Path(directory, "built"), Path(directory, "records")
+            built.mkdir()
+            records.mkdir()
+            handle = request.compile(built, records)
+            request.made = {record.name for record in records.iterdir()}
+            files.collect(aot, request.name, built, staging)
+        files.install(aot, request.name, staging, request.output)
+        return handle
+
+    def required(self, request: Library) -> tuple[str, ...]:
+        return (f"{request.name}.so", f"{request.name}.h")
+
+    def unchanged(self, request: Library) -> bool:
+        """True if the processes that compiled have traced what this one has."""
+        return request.made == {digest_of(each["trace"]) for each in request.traces}
+
+    def load(self, request: Library, artifact: Artifact) -> Any:
+        aot = sys.modules[_AOT]
+        handle = aot._load_launch_func(request.name, artifact.path)
+        files.install(aot, request.name, artifact.path, request.output)
+        return handle
+
+    def recipe(self, request: Library, seconds: float) -> Recipe | None:
+        return recipes.recipe_of(request, str(self.target(request) or ""), seconds)
+
+    def is_portable(self, recipe: Recipe) -> bool:
+        return False  # NineToothed compiles for the GPU that it finds
+
+    def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        return recipes.replay(self, recipe, waits)

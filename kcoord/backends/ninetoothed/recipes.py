@@ -1,0 +1,46 @@
+"""A library's recipe: the import path of its ``premake``, and its configurations. ``make`` is given objects, and has none."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kcoord.profiles.recipe import Recipe
+
+if TYPE_CHECKING:
+    from kcoord.backends.ninetoothed.backend import Library, NineToothedBackend
+
+_CALL = ("configs", "caller", "kernel_name")
+
+
+def recipe_of(request: Library, target: str, seconds: float) -> Recipe | None:
+    """None for a `premake` that cannot be imported, or configurations that are no plain values."""
+    premake = request.given.get("premake")
+    module, qualname = getattr(premake, "__module__", "__main__"), getattr(premake, "__qualname__", "")
+    if module == "__main__":
+        return None
+    call = {name: request.given[name] for name in _CALL}
+    try:
+        return Recipe("ninetoothed", module, qualname, call, target, seconds, time.monotonic_ns())
+    except ValueError:  # also for a function within a function
+        return None
+
+
+def replay(backend: NineToothedBackend, recipe: Recipe, waits: bool) -> str:
+    """As `Backend.replay`. The library's files are shared, and lie in no directory of a user."""
+    import ninetoothed  # noqa: F401 - hooks it
+
+    from kcoord.backends.ninetoothed import hooks
+
+    found: Any = import_module(recipe.module)
+    for name in recipe.qualname.split("."):
+        found = getattr(found, name)
+    with tempfile.TemporaryDirectory(prefix="kcoord-ninetoothed-") as place:
+        native = sys.modules["ninetoothed.build"].build.__wrapped__
+        request = hooks.library_of(native, found, output_dir=place, **recipe.call)
+        if request is None:
+            raise ValueError(f"{recipe.qualname} cannot be built here: kcoord is off")
+        return backend.prepare(request, waits)
