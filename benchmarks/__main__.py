@@ -15,6 +15,7 @@ from benchmarks import (
     live_key,
     many_artifacts,
     scrapes,
+    stale_rows,
     takeover,
     torch_compile,
     warm_hit,
@@ -33,6 +34,7 @@ _ON_REQUEST = {
     "liger": liger.run,  # needs GPUs
     "cluster": cluster.run,  # takes minutes
     "compilers": compilers.run,  # so does this
+    "stale_rows": stale_rows.run,  # so does this
     "cpu_only": cpu_only.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "scrapes": scrapes.run,

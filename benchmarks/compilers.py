@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.result import Result, figures
+from tests.unit.backends.flydsl import rocm
 
 _JOB = Path(__file__).with_name("compilers_job.py")
 _RANKS = 4
@@ -24,10 +25,12 @@ _COMPILERS = {
     "extension": ("torch", "C++ extension of torch"),
     "tvm_ffi": ("tvm_ffi", "tvm_ffi, one function"),
     "tilelang": ("tilelang", "TileLang, 2 GEMMs and a kernel in C"),
+    "cutedsl": ("nvidia_cutlass_dsl", "CuTe DSL, 2 kernels"),
+    "flydsl": ("flydsl", "FlyDSL, 2 kernels"),
     "nvcc": ("torch", "nvcc, by `kcoord cc`"),
 }
 """The package that each needs, and its name in the table."""
-_PLACES = ("HOME", "TORCH_EXTENSIONS_DIR", "TILELANG_CACHE_DIR", "TVM_FFI_CACHE_DIR")
+_PLACES = ("HOME", "TORCH_EXTENSIONS_DIR", "TILELANG_CACHE_DIR", "TVM_FFI_CACHE_DIR", "FLYDSL_RUNTIME_CACHE_DIR")
 """Variables of the directories that the compilers keep files in."""
 
 
@@ -55,5 +58,17 @@ def _command(root: Path, name: str, launcher: str, directory: str) -> tuple[list
     places = " ".join(f"{variable}={place}" for variable in _PLACES)
     shell = f"{places} {'OURS=1' if launcher is _OURS else ''} exec {sys.executable} {_JOB} {name}"
     ranks = ["--standalone", "--nproc-per-node", str(_RANKS), "--no-python", "bash", "-c", shell]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "KCOORD_LOCAL_DIR": str(root / "local")}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "KCOORD_LOCAL_DIR": str(root / "local"),
+        "CUTE_DSL_ARCH": "sm_90a",
+    }
+    if name == "flydsl":
+        rocm_path = root / "rocm"
+        variables |= {
+            "ROCM_PATH": str(rocm_path if rocm_path.exists() else rocm.make(root)),
+            "ARCH": "gfx942",
+            "COMPILE_ONLY": "1",
+        }
     return [sys.executable, "-m", launcher, *ranks], variables

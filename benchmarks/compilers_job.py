@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 compiles = 0
+cute: Any = None  # compilers look for the names of annotations here
+fx: Any = None
 
 
 def count(place: Any, name: str) -> None:
@@ -114,6 +116,78 @@ def tilelang() -> Callable[[], None]:
     return compile
 
 
+def cutedsl() -> Callable[[], None]:
+    """Two kernels of ``cute.compile`` for ``sm_90a``, which asks no cache."""
+    global cute
+    from types import SimpleNamespace
+
+    import cutlass
+    from cutlass import cute
+    from cutlass._mlir import passmanager
+    from cutlass.cute.runtime import make_fake_compact_tensor
+
+    passes = SimpleNamespace(parse=passmanager.PassManager.parse)
+    count(passes, "parse")
+    passmanager.PassManager = passes
+
+    def polynomial(degree: int) -> Any:
+        @cute.kernel
+        def evaluate(source: cute.Tensor, target: cute.Tensor):  # type: ignore[no-untyped-def]
+            thread, _, _ = cute.arch.thread_idx()
+            found = source[thread]
+            for each in cutlass.range_constexpr(degree):
+                found = found * source[thread] + float(each)
+            target[thread] = found
+
+        @cute.jit
+        def run(source: cute.Tensor, target: cute.Tensor):  # type: ignore[no-untyped-def]
+            evaluate(source, target).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+        return run
+
+    def compile() -> None:
+        tensor = make_fake_compact_tensor(cutlass.Float32, (64,))
+        for degree in (1000, 1500):
+            cute.compile(polynomial(degree), tensor, tensor, no_jit_engine=True)
+
+    return compile
+
+
+def flydsl() -> Callable[[], None]:
+    """Two kernels for ``gfx942``."""
+    global fx
+    import flydsl.compiler as flyc
+    import flydsl.expr as fx
+    from flydsl.compiler import jit_function
+
+    count(jit_function, "_run_pipeline")
+
+    def polynomial(degree: int) -> Any:
+        @flyc.kernel
+        def evaluate(source: fx.Tensor, target: fx.Tensor):  # type: ignore[no-untyped-def]
+            thread = fx.thread_idx.x
+            target[thread] = horner(source[thread], degree)
+
+        @flyc.jit
+        def run(source: fx.Tensor, target: fx.Tensor):  # type: ignore[no-untyped-def]
+            evaluate(source, target).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+        return run
+
+    def horner(x: Any, degree: int) -> Any:
+        found = x
+        for each in range(degree):
+            found = found * x + fx.Float32(float(each))
+        return found
+
+    def compile() -> None:
+        x = torch.ones(64)
+        for degree in (3000, 4000):
+            polynomial(degree)(x, x)
+
+    return compile
+
+
 def nvcc() -> Callable[[], None]:
     """nvcc itself, for a kernel with CUDA's headers, as DeepGEMM runs it: by ``kcoord cc`` in kcoord's runs."""
     place = Path(os.environ["HOME"])
@@ -146,7 +220,7 @@ def nvcc() -> Callable[[], None]:
     return compile
 
 
-COMPILERS = {each.__name__: each for each in (extension, tvm_ffi, tilelang, nvcc)}
+COMPILERS = {each.__name__: each for each in (extension, tvm_ffi, tilelang, cutedsl, flydsl, nvcc)}
 
 
 def main() -> None:
