@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -107,7 +108,7 @@ elif mode == "includes":
 elif mode == "unloadable":
 
     def unloadable(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        raise OSError("cannot be loaded")
+        raise OSError(errno.ESTALE, "a server has forgotten the file")
 
     KernelCache._build_kernel = unloadable
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
