@@ -135,7 +135,8 @@ def compile(staging):
     compiled.append(1)
     (staging / "kernel").write_text("ours")
 artifact = coordinator.get_or_compile(kcoord.CacheKey.of("test", "k"), compile, scope=kcoord.Scope.TARGET)
-print((artifact.path / "kernel").read_text(), len(compiled), os.environ.get("KCOORD_LOCAL_DIR"))
+found = (artifact.path / "kernel").read_text(), len(compiled), os.environ.get("KCOORD_LOCAL_DIR")
+sys.stdout.write(" ".join(map(str, found)) + "\\n")  # one call: two of these may share a pipe
 sys.stdout.flush()
 if "parent" in sys.argv:
     subprocess.run([sys.executable, __file__], check=True)
