@@ -197,9 +197,11 @@ def nvcc() -> Callable[[], None]:
         body = f"for (int i = 0; i < 16; i++) x[i] = sinf(x[i] + {each}) + cosf(x[i] * {each});"
         lines.append(f'extern "C" __global__ void k{each}(float *x) {{\n#pragma unroll\n{body} }}')
     real = shutil.which("nvcc")
-    counting = place / "nvcc"
-    counting.write_text(f'#!/bin/sh\ncase "$*" in *" -M") ;; *) echo >> "$0.$RANK" ;; esac\nexec {real} "$@"\n')
-    counting.chmod(0o755)
+    counting = place.parent / "nvcc"
+    part = counting.with_name(f"{os.getpid()}.sh")
+    part.write_text(f'#!/bin/sh\ncase "$*" in *" -M") ;; *) echo >> "$0.$RANK" ;; esac\nexec {real} "$@"\n')
+    part.chmod(0o755)
+    part.replace(counting)
     calls = Path(f"{counting}.{os.environ['RANK']}")
     calls.unlink(missing_ok=True)
     is_ours = "OURS" in os.environ

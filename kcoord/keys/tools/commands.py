@@ -36,6 +36,9 @@ _WRITES = frozenset({"-MF", "-o", "--dependency-output"})
 """Flags whose value, the next argument, is a file that is written."""
 _INCLUDES = ("-I", "-isystem", "-iquote", "-idirafter", "--include-path", "--system-include")
 """Flags of the directories of headers, which count by their content."""
+_OUTPUTS = (".o", ".so", ".d", ".cubin", ".ptx")
+_NINJAS = {"build.ninja", ".ninja_log", ".ninja_deps", ".ninja_lock", "lock"}
+"""Files in a directory that extensions are built in."""
 _HOST_COMPILER = ("-ccbin", "--compiler-bindir")
 _TIMED = re.compile(rb"__(?:DATE|TIME|TIMESTAMP)__")
 _READS_MORE = re.compile(rb"\.incbin\b|\.include\s*\\?\"")
@@ -153,9 +156,14 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
     """Of one compile, from the machine's cache unless something has changed."""
     compiler = shutil.which(command[0]) or ""
     stamp = str(compiler and stamp_of(os.stat(compiler)))  # noqa: PTH116 - as above
-    digests = [sources[argument].digest for argument in command if argument in sources]
+    own = {argument: Path(directory, argument) for argument in command if argument in sources}
+    is_alone = all(each.is_absolute() for each in map(Path, _values(command, *_INCLUDES))) and all(
+        _is_bare(place.parent, {each.name for each in own.values()}) for place in own.values()
+    )
+    places = () if is_alone else (str(directory.resolve()), *map(str, own))
+    arguments = [own[each].name if each in own else each for each in _read_by(command)]
     name = hashlib.sha256(_environment.token())
-    for part in (str(directory.resolve()), compiler, stamp, *command, *digests):
+    for part in (*places, compiler, stamp, *arguments, *(sources[each].digest for each in own)):
         name.update(part.encode("utf-8", "surrogateescape") + b"\0")
 
     def load(rows: Any) -> list[_File] | None:
@@ -171,15 +179,24 @@ def _headers(command: Sequence[str], sources: Mapping[str, _File], directory: Pa
     return cached(local_dir, f"headers-{name.hexdigest()[:32]}", load, compute)
 
 
+def _is_bare(directory: Path, sources: set[str]) -> bool:
+    """True if `directory` has no file that a source beside it could include: then it is as good as any other."""
+    names = {each.name for each in os.scandir(directory) if not each.name.endswith(_OUTPUTS)}
+    return names <= sources | _NINJAS
+
+
+def _read_by(command: Sequence[str]) -> Iterator[str]:
+    """The arguments that say what a compile reads."""
+    skipped = False
+    for argument in command:
+        if not (skipped or argument in _LEFT_OUT or argument in _WRITES):
+            yield argument
+        skipped = argument in _WRITES and not skipped
+
+
 def _named(command: Sequence[str], directory: Path) -> Iterator[str]:
     """The files that a compile reads, as the compiler names them; ``-M`` makes it stop before it compiles."""
-    arguments, skipped = [], False
-    for argument in command:
-        if skipped or argument in _LEFT_OUT or argument in _WRITES:
-            skipped = argument in _WRITES
-            continue
-        arguments.append(argument)
-    rule = output_of([*arguments, "-M"], cwd=directory)
+    rule = output_of([*_read_by(command), "-M"], cwd=directory)
     _, separator, names = rule.replace("\\\n", " ").partition(": ")
     if not separator:
         raise ValueError("the compiler prints no rule of its headers")

@@ -54,6 +54,22 @@ def test_ranks_with_directories_of_their_own_have_one_key(place: Path) -> None:
         assert mine == others
 
 
+def test_a_directory_without_headers_is_as_good_as_any_other(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank writes a source into a directory of its own: one of them asks the compiler for headers."""
+    asked, native = [], commands._named
+    monkeypatch.setattr(commands, "_named", lambda *given: asked.append(1) or native(*given))
+    ranks = [place / name for name in ("rank0", "rank1", "rank2")]
+    for rank in ranks:
+        rank.mkdir()
+        (rank / "k.cpp").write_text('#include "number.h"\nint number = NUMBER;\n')
+    found = [read(rank, f"-I{place}", of=str(rank / "k.cpp")) for rank in ranks[:2]]
+    assert (found[0], len(asked)) == (found[1], 1)
+    (ranks[2] / "number.h").write_text("#define NUMBER 2\n")
+    assert read(ranks[2], f"-I{place}", of=str(ranks[2] / "k.cpp")).files != found[0].files
+    assert read(ranks[0], "-I..", of="k.cpp").files == found[0].files
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize("flag", ["-DTILE={}", '-DROOT="{}"', "-march={}"])
 def test_a_flag_that_looks_like_a_directory_counts(place: Path, flag: str) -> None:
     texts = set()
