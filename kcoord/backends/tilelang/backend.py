@@ -78,7 +78,7 @@ class TileLangBackend(Backend[Kernel, Any]):
             return "CuTe DSL compiles it at its first launch, into the directory that it was loaded from"
         if request.execution not in _SHARED or kind not in ("cuda", "c", "llvm"):
             return f"kernels of {request.execution} for {kind} have not been tried"
-        return callbacks.problem() or includes.problem(request, self.trees(request))
+        return callbacks.problem() or includes.problem(request, self.trees(request), callbacks.factors())
 
     def label(self, request: Kernel) -> str:
         return str((request.function.attrs or {}).get("global_symbol", "kernel"))
@@ -157,13 +157,14 @@ class TileLangBackend(Backend[Kernel, Any]):
         return kernel
 
     def _save(self, request: Kernel, kernel: Any, staging: Path) -> None:
-        """As in TileLang's own cache, an error costs the files and not the job. Those that are required are written last."""
+        """As in TileLang's own cache, an error costs the files and not the job. None that is required is there in part."""
         cache, place = request.cache, str(staging)
         try:
             cache._save_kernel_source_code_to_disk(kernel, place)
             cache._save_wrapper_kernel_code_to_disk(kernel, place)
             cache._save_so_cubin_to_disk(kernel, place)
-            (staging / cache.params_path).write_bytes(_packed(kernel.params))
+            content = _packed(kernel.params)
+            cache._safe_write_file(str(staging / cache.params_path), "wb", lambda file: file.write(content))
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             let_through(error)
             notices.tell(f"{self.label(request)} is not shared, its files cannot be written: {error}")

@@ -123,8 +123,8 @@ def _keyed(backend: TileLangBackend, given: dict[str, Any]) -> _Key | None:
         pass_configs=given["pass_configs"],
         flags=given.get("compile_flags"),
     )
-    reason = backend.bypass(request)
     try:
+        reason = backend.bypass(request)
         key = None if reason else backend.key(request)
     except KeyFactorError as error:
         key, reason = None, str(error)

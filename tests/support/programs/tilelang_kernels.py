@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ import tilelang.language as T
 import torch
 from tilelang.autotuner import AutoTuner
 from tilelang.cache.kernel_cache import KernelCache
+from tilelang.contrib import nvcc
 from tilelang.jit import JITKernel
 
 from kcoord.rank.coordinator import Coordinator
@@ -75,16 +77,32 @@ def tuned(block: int = 1) -> Any:
     return scale
 
 
+def including(code: str) -> Any:
+    @T.prim_func
+    def included(source: T.Tensor((4,), "float32"), target: T.Tensor((4,), "float32")):  # type: ignore[no-untyped-def]
+        with T.Kernel(1) as _:
+            T.import_source(code + "\n")
+            for i in T.serial(4):
+                target[i] = source[i] * T.call_extern("float32", "value")
+
+    return included
+
+
 locked: list[bool] = []
-native_choice = Coordinator.choice
 
 
-def choice(self: Any, *arguments: Any) -> Any:
-    locked.append(AutoTuner._lock.locked())
-    return native_choice(self, *arguments)
+def watched(native: Any) -> Any:
+    def ask(self: Any, *arguments: Any) -> Any:
+        locked.append(AutoTuner._lock.locked())
+        return native(self, *arguments)
+
+    return ask
 
 
-Coordinator.choice = choice  # type: ignore[method-assign]
+for name in ("choice", "offer", "request"):
+    setattr(Coordinator, name, watched(getattr(Coordinator, name)))
+error = ""
+values: list[float] = []
 if mode == "tune":
     AutoTuner._benchmark_target = measure
     kernel = tuned()
@@ -95,16 +113,35 @@ elif mode == "unsavable":
 
     KernelCache._save_so_cubin_to_disk = unsavable
     kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
+elif mode == "full":
+    native_save = KernelCache._save_so_cubin_to_disk
+
+    def saved(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        native_save(self, *arguments, **keywords)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))  # bytes; the library is there, whole
+
+    KernelCache._save_so_cubin_to_disk = saved
+    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+elif mode == "toolless":
+    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
+    nvcc.CUDA_HOME = ""
+    try:
+        tilelang.compile(scaled(4), target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="tvm_ffi")
+    except Exception as raised:  # noqa: BLE001 - TVM's, of any class
+        error = str(raised)
+elif mode == "rewritten":
+
+    def rewritten(code: str, target: Any) -> str:
+        return "#include <value.h>\n" + code
+
+    tilelang.engine.register_c_postproc(rewritten)
+    kernel = tilelang.compile(scaled(3), out_idx=[1], **PLACE)
 elif mode == "includes":
-
-    @T.prim_func
-    def included(source: T.Tensor((4,), "float32"), target: T.Tensor((4,), "float32")):  # type: ignore[no-untyped-def]
-        with T.Kernel(1) as _:
-            T.import_source('#include "value.h"\n')
-            for i in T.serial(4):
-                target[i] = source[i] * T.call_extern("float32", "value")
-
-    kernel = tilelang.compile(included, out_idx=[1], compile_flags=json.loads(os.environ["FLAGS"]), **PLACE)
+    flags = json.loads(os.environ["FLAGS"])
+    for code in json.loads(os.environ["SOURCES"]):
+        kernel = tilelang.compile(including(code), out_idx=[1], compile_flags=flags, **PLACE)
+        values.append(float(kernel(torch.ones(4))[0]))
 elif mode == "unloadable":
 
     def unloadable(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -119,5 +156,7 @@ found = {
     "compiles": len(compiles),
     "measured": len(measured),
     "locked": any(locked),
+    "values": values,
+    "error": error,
 }
 print(json.dumps(found))

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kcoord.artifacts.catalog import local_manifests
+from kcoord.backends.tilelang import includes
+from kcoord.backends.tilelang.backend import Kernel, TileLangBackend
+from kcoord.errors import KeyFactorError
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
@@ -71,24 +76,87 @@ def test_a_kernel_that_cannot_be_written_is_still_the_ranks_own(sandbox: Sandbox
     assert not list(local_manifests(sandbox.local))
 
 
-def test_a_header_of_the_flags_directories_counts_by_its_content(sandbox: Sandbox) -> None:
-    header, values = sandbox.root / "include" / "value.h", []
-    header.parent.mkdir()
-    for number in (2, 2, 3):
-        text = f'extern "C" inline float value() {{ return {number}.0f; }}\n'
-        if not header.exists() or header.read_text() != text:
-            header.write_text(text)
-        found = run(sandbox, "includes", FLAGS=json.dumps([f"-I{header.parent}"]))
-        values.append((found["value"], found["compiles"]))
-    assert values == [(2.0, 1), (2.0, 0), (3.0, 1)]
-
-
-@pytest.mark.parametrize("flag", ["-I.", "-include value.h"])
-def test_a_header_that_no_key_holds_keeps_the_kernel_in_the_process(sandbox: Sandbox, flag: str) -> None:
-    (sandbox.root / "value.h").write_text('#pragma once\nextern "C" inline float value() { return 2.0f; }\n')
-    flags = [flag.replace("value.h", str(sandbox.root / "value.h")), f"-I{sandbox.root}"]
-    assert run(sandbox, "includes", FLAGS=json.dumps(flags))["value"] == 2.0
+def test_a_half_written_file_is_not_shared(sandbox: Sandbox) -> None:
+    assert run(sandbox, "full")["value"] == 3.0
     assert not list(local_manifests(sandbox.local))
+
+
+def test_without_a_cuda_toolkit_tilelang_says_its_own_error(sandbox: Sandbox) -> None:
+    found = run(sandbox, "toolless")
+    assert "Failed to automatically detect CUDA" in found["error"]
+    assert "is compiled by each rank for itself: Failed to automatically detect CUDA" in found["said"]
+
+
+def test_kernels_of_nvrtc_are_not_shared() -> None:
+    """Their key would hold neither libnvrtc nor cuda-bindings."""
+    target = SimpleNamespace(kind=SimpleNamespace(name="cuda"))
+    request = Kernel(None, None, "nvrtc", target, None, None, {}, None)
+    assert TileLangBackend().bypass(request) == "kernels of nvrtc for cuda have not been tried"
+
+
+@pytest.mark.parametrize("flags", [["-I{}"], ["-isystem {}"], "-O1 -I{}"])
+def test_headers_of_the_flags_directories_count_by_their_content(sandbox: Sandbox, flags: list[str] | str) -> None:
+    directory = sandbox.root / "include"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "value.h").write_text('#include <cstdint>\n#include "sub/value.h"\n')
+    sources = ['#include "value.h"\n', "#include <value.h>", '// two lines\n#include "sub/value.h"\n']
+    given = {"FLAGS": json.dumps(flags).replace("{}", str(directory)), "SOURCES": json.dumps(sources)}
+    rows = []
+    for number in (2, 2, 3):
+        text = f'#pragma once\nextern "C" inline float value() {{ return {number}.0f; }}\n'
+        if not (directory / "sub" / "value.h").exists() or number == 3:
+            (directory / "sub" / "value.h").write_text(text)
+        found = run(sandbox, "includes", **given)
+        rows.append((found["values"], found["compiles"]))
+    assert rows == [([2.0] * 3, 3), ([2.0] * 3, 0), ([3.0] * 3, 3)]
+
+
+@pytest.mark.parametrize("flag", ["-I.", "-include {}/value.h", "-iprefix {}", "@{}/flags"])
+def test_a_file_of_the_flags_that_no_key_holds_keeps_kernels_in_the_process(sandbox: Sandbox, flag: str) -> None:
+    (sandbox.root / "value.h").write_text('#pragma once\nextern "C" inline float value() { return 2.0f; }\n')
+    (sandbox.root / "flags").write_text("-O1\n")
+    given = {"FLAGS": json.dumps([flag.replace("{}", str(sandbox.root)), f"-I{sandbox.root}"])}
+    assert run(sandbox, "includes", **given, SOURCES='["#include <value.h>"]')["values"] == [2.0]
+    assert not list(local_manifests(sandbox.local))
+
+
+def test_a_header_outside_of_the_flags_directories_keeps_kernels_in_the_process(sandbox: Sandbox) -> None:
+    (sandbox.root / "include" / ".hidden").mkdir(parents=True)
+    text = '#pragma once\nextern "C" inline float value() { return 2.0f; }\n'
+    for name in ("value.h", "include/.hidden/value.h"):
+        (sandbox.root / name).write_text(text)
+    (sandbox.root / "include" / "by.h").write_text('#include "../value.h"\n')
+    sources = [
+        f'#include "{sandbox.root}/value.h"',
+        f'// two lines\n#include "{sandbox.root}/value.h"\n',
+        f"#include <{sandbox.root}/value.h>",
+        '#include "../value.h"',
+        "/* of\n it */ # /**/ include <../value.h>",
+        '#include \\\n "../value.h"',
+        f'#define HEADER "{sandbox.root}/value.h"\n#include HEADER',
+        '#include ".hidden/value.h"',
+        "#include <by.h>",
+    ]
+    given = {"FLAGS": json.dumps([f"-I{sandbox.root}/include"]), "SOURCES": json.dumps(sources)}
+    assert run(sandbox, "includes", **given)["values"] == [2.0] * len(sources)
+    assert not list(local_manifests(sandbox.local))
+
+
+def test_a_callback_that_includes_a_header_keeps_kernels_in_the_process(sandbox: Sandbox) -> None:
+    (sandbox.root / "value.h").write_text("#pragma once\n")
+    found = run(sandbox, "rewritten", CPATH=str(sandbox.root))
+    assert (found["value"], "it includes value.h" in found["said"]) == (3.0, True)
+    assert not list(local_manifests(sandbox.local))
+
+
+def test_flags_are_split_as_tilelang_and_nvcc_split_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-ccbin=/usr/bin/g++ -isystem /d")
+    target = SimpleNamespace(kind=SimpleNamespace(name="cuda"))
+    configs = {"tl.device_compile_flags": "-I '/a b' --include-path=/c"}
+    request = Kernel(None, None, "tvm_ffi", target, None, None, configs, ["'-I/e'"])
+    assert includes.directories(request) == ["/e", "/a b", "/c", "/d"]
+    with pytest.raises(KeyFactorError, match="No closing quotation"):
+        includes.directories(replace(request, flags="-I'/a"))
 
 
 def test_a_callback_that_kcoord_cannot_see_keeps_kernels_private(sandbox: Sandbox) -> None:
