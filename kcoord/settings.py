@@ -20,7 +20,7 @@ from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
 from kcoord.units import parse_bytes
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 profile_name = values.name
 """Returns a name that a profile may have. Raises ValueError for another."""
 _DEFAULT_NAMESPACE = "default"
@@ -119,8 +119,8 @@ class Settings:
         None, values.name, "name", "Compiles are recorded under this name, and `kcoord-torchrun` compiles the "
         "recorded ones before the job starts.")  # fmt: skip
     ahead: int = _setting(
-        8, values.count_or_none, "count", "The most processes of a node that compile upcoming keys of the profile "
-        "while ranks wait: no more than idle cores, and only with 4 GiB of free memory for each. 0: none.")  # fmt: skip
+        64, values.count_or_none, "count", "The most workers of the node's pool, which compiles upcoming keys before ranks "
+        "ask for them: no more than idle cores, and only with 1 GiB of free memory for each. 0: none.")  # fmt: skip
     metrics: str | None = _setting(
         None, values.address, "host:port", "The address at which the agent serves /metrics to Prometheus. A port "
         "alone: to this host only; 0.0.0.0:PORT in a pod. Unset: no metrics.")  # fmt: skip

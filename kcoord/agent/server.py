@@ -38,7 +38,7 @@ from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.metrics.observed import vitals
-from kcoord.agent.watch.idle_cores import Permits
+from kcoord.agent.pools import Pools
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.choices import store_decided
@@ -127,7 +127,8 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._permits, self._deliveries = Permits(settings.ahead), Deliveries()
+        self._pools = Pools(settings.ahead, self._connections, self._profiles.recorded, notices)
+        self._deliveries = Deliveries()
         self._vitals = functools.partial(
             vitals, self.id, settings.namespace, self._connections, self._flights, self._claims, self._lease_tasks, leases,
             notices, lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
@@ -147,7 +148,9 @@ class Agent:
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
-            messages.Permit: self._permit,
+            messages.Upcoming: self._pools.upcoming,
+            messages.Join: self._pools.join,
+            messages.Take: self._pools.take,
             messages.Status: lambda _, __, ___: messages.Facts(self.status()),
             messages.Stats: self._stats,
             messages.Stop: self._stop,
@@ -185,6 +188,7 @@ class Agent:
             "settings": self._settings.redacted(),
             "notices": self._notices.since(0)[0],
             "flights": self._claims.status(),
+            "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,
             "metrics": self._exporter.bound if self._exporter is not None else None,
@@ -225,7 +229,7 @@ class Agent:
             self._claims.tick()
             self._connections.beat()
             self._chores.pulse()
-            self._permits.look()
+            self._pools.tick()
             self._note_vitals()
             if self._connections or self._lease_tasks.busy:
                 self._last_used = time.monotonic()
@@ -266,12 +270,13 @@ class Agent:
 
     def _gone(self, connection: Connection) -> None:
         self._last_used = time.monotonic()
-        self._permits.gone(connection.id)
+        self._pools.gone(connection.id)
         self.launchers.gone(connection.id)
         self._claims.gone(connection)
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         self._claims.claim(connection, request, message)
+        self._pools.asked(connection.who.job, message.recipe)
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)
 
@@ -291,10 +296,6 @@ class Agent:
         self._statistics.add(connection.who.job, message.counters)
         self._use_notes.used(self._timelines.add(connection.who, message), connection.pid)
         return messages.Done()
-
-    def _permit(self, connection: Connection, _: int, message: messages.Permit) -> messages.Answer:
-        self._connections.must_live(connection)
-        return messages.Permitted(self._permits.ask(connection.id, message.memory))
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
         return messages.Facts(await self._statistics.answer(message.job))

@@ -143,10 +143,26 @@ class ProfileState(Answer, op="profile"):
 
 
 @dataclass(frozen=True)
-class Permitted(Answer, op="permit"):
-    """`granted`: the process may compile one more key ahead."""
+class Granted(Answer, op="granted"):
+    """`granted`: this process is to start the pool of its job."""
 
     granted: bool
+
+
+@dataclass(frozen=True)
+class Joined(Answer, op="joined"):
+    """`workers` is the most that the pool may have; 0: there is another, or nothing to do. `modules`: of its recipes."""
+
+    workers: int
+    modules: list[Any]
+
+
+@dataclass(frozen=True)
+class Work(Answer, op="work"):
+    """The next recipe of a pool's worker, as `Recipe.to_wire` gives it; None: ask again. `over`: there is nothing left to do."""
+
+    recipe: dict[str, Any] | None = None
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -270,10 +286,33 @@ class Profile(Request, op="profile"):
 
 
 @dataclass(frozen=True)
-class Permit(Request, op="permit"):
-    """Ask to compile one more key ahead. `memory`: bytes that are free where the process runs."""
+class Upcoming(Request, op="upcoming"):
+    """Keys that this job will ask for: `recipes`, now, and those of `profile`. Ask to start the pool that compiles them.
+
+    `node` of `nodes` is this node's number in the job, as far as it is known.
+    """
+
+    recipes: list[Any] = dataclasses.field(default_factory=list)
+    profile: str | None = None
+    node: int = 0
+    nodes: int = 1
+
+
+class Join(Request, op="join"):
+    """A pool has started: it is the job's for as long as this connection is open."""
+
+
+@dataclass(frozen=True)
+class Take(Request, op="take"):
+    """A worker of the pool is free. `memory`: bytes that are free where it runs, which may be a container of its own.
+
+    `ended` is how its last recipe ended: ``compiled``, ``loaded``, ``busy``, or ``failed`` and `why`. `last`: it takes no more.
+    """
 
     memory: int
+    ended: str = ""
+    why: str = ""
+    last: bool = False
 
 
 class Status(Request, op="status"):

@@ -23,7 +23,6 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank import client as agent
-from kcoord.rank.ahead import WorkAhead
 from kcoord.rank.client import BUSY as BUSY
 from kcoord.rank.client import AgentClient
 from kcoord.rank.client import Busy as Busy
@@ -31,6 +30,7 @@ from kcoord.rank.compilation import Compilation as Compilation
 from kcoord.rank.compilation import CompilationContext, is_running
 from kcoord.rank.memory import MemoryTier
 from kcoord.rank.own_tiers import OwnTiers
+from kcoord.rank.pool_start import PoolStart
 from kcoord.rank.recorder import Recorder
 from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
@@ -76,7 +76,7 @@ class Coordinator:
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
-        self.ahead = WorkAhead(settings, self.notices)
+        self.pool = PoolStart(settings, self.notices, self._client)
         self._staging = StagingDirectories(self.notices, self._tiers.trusts)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         atexit.register(self.close)
@@ -134,8 +134,8 @@ class Coordinator:
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
-            with self.ahead.during(asked.meanwhile) as waits:
-                answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=waits)
+            meanwhile = self.pool.at_wait(asked.meanwhile)
+            answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=meanwhile)
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun
@@ -356,10 +356,10 @@ class Coordinator:
         self._recorder.close()
         self._client.close()
         self._staging.close()
-        self.ahead.close()
+        self.pool.close()
 
     def forget_after_fork(self) -> None:
         self._recorder.forget_after_fork()
         self._memory.forget_after_fork()
         self._staging.forget_after_fork()
-        self.ahead.forget_after_fork()
+        self.pool.forget_after_fork()

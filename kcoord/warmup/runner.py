@@ -1,6 +1,6 @@
 """Cooperative warm-up: the ranks compile different keys of a profile at once, until each rank has all of them.
 
-Every rank has the same list, longest first, and walks it in an order of its own (`kcoord.warmup.order`). It skips a key that
+Every rank has the same list, longest first, and walks it in an order of its own (`kcoord.profiles.order`). It skips a key that
 another rank is compiling, so the ranks share the work whatever their number and speed, and whichever of them die. No rank looks
 at caches to divide the work. At the end of its list, each rank waits, bounded, for the keys that others are still compiling.
 """
@@ -21,12 +21,12 @@ from kcoord.backends.registry import install, replayer
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
+from kcoord.profiles.order import order
 from kcoord.profiles.parts import profile_names
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.ranks import ranks_of
 from kcoord.telemetry.progress import shown
-from kcoord.warmup.order import order
 from kcoord.warmup.overview import Overview
 from kcoord.warmup.profile_access import readable, recorded
 from kcoord.warmup.tasks import Call, distinct, tasks_of
@@ -80,7 +80,7 @@ def warmup(
         return _warm_up("warm-up", list(profile_or_recipes), parsed, progress, begun)
     name = profile_or_recipes
     if name == coordinator.settings.profile:
-        coordinator.ahead.retire()
+        coordinator.pool.retire()
     return _warm_up(f"warm-up {name}", _recipes(name), parsed, progress, begun)
 
 
@@ -95,7 +95,7 @@ def replay() -> Report | None:
     name = coordinator.settings.profile
     if name is None or not coordinator.usable:
         return None
-    coordinator.ahead.retire()
+    coordinator.pool.retire()
     try:
         if not _read(lambda: name in profile_names(readable(coordinator.settings, name))):
             return None

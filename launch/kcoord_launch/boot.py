@@ -50,7 +50,7 @@ def _run(path: str) -> None:
 
 
 def _warm_up() -> None:
-    """Compile the profile together with the other ranks, before the script begins. A first job has none."""
+    """Compile the profile together with the other ranks, before the script begins, where no cores idle for the node's pool."""
     if not os.environ.get("KCOORD_PROFILE"):
         return
     from kcoord.backends.fail_open import fails_open
@@ -59,8 +59,12 @@ def _warm_up() -> None:
 
 
 def _replay() -> None:
+    from kcoord.rank.connect import connect
+    from kcoord.rank.pool_start import has_cores_to_spare
     from kcoord.warmup.runner import replay
 
+    if connect().settings.ahead and has_cores_to_spare(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+        return
     report = replay()
     if report is not None and os.environ.get("RANK", "0") == "0":
         print(f"kcoord: profile {os.environ['KCOORD_PROFILE']}, rank 0: {report}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from kcoord.settings import FIELDS, unknown_variables, variable
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import applied, job_name
+from kcoord_launch.pool import pool_beside
 from kcoord_launch.supervise import supervised
 
 _FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key")]
@@ -39,12 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     if settings.disable:
         _launch(torchrun, args)
         return 0
+    given = argparse.Namespace(**vars(args))
     # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
     if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
     with (
         supervised(settings, job_name(settings, args.rdzv_id)) as environment,
         applied(environment),
+        pool_beside(given),
     ):
         _launch(torchrun, args)
     return 0

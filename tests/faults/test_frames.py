@@ -60,12 +60,15 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
     "deliver": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
-    "permit": {"memory": 1 << 40},
+    "upcoming": {"recipes": [RECIPE.to_wire()], "profile": "mine", "node": 1, "nodes": 2},
+    "join": {},
+    "take": {"memory": 1 << 40, "ended": "failed", "why": "w", "last": True},
     "status": {},
     "stats": {"job": "wire"},
 }  # fmt: skip
 ANSWERS = (
-    "refused", "done", "lead", "alone", "busy", "ready", "failed", "choice", "permit", "facts"
+    "refused", "done", "lead", "alone", "busy", "ready", "failed", "choice", "granted", "joined", "work",
+    "facts",
 )  # fmt: skip
 
 
@@ -100,7 +103,7 @@ def bystander(node: Node) -> Iterator[Wire]:
 
 
 def served(wire: Wire) -> bool:
-    return wire.ask({"op": "permit", "memory": 1 << 40})["op"] == "permit"
+    return wire.ask({"op": "upcoming"})["op"] == "granted"
 
 
 @pytest.mark.parametrize("op", REQUESTS)
@@ -227,7 +230,7 @@ WELCOME = {"op": "welcome", "version": "0", "pid": 1, "id": "agent"}
 LIES: list[dict[str, Any]] = [
     {"op": "lead", "token": "1.1", "id": 1}, {"op": "ready", "source": "store", "id": 1},
     {"op": "failed", "log": "l", "where": "w", "id": 1}, {"op": "alone", "why": "w", "id": 1}, {"op": "busy", "id": 1},
-    {"op": "permit", "id": 1, "granted": True}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
+    {"op": "granted", "id": 1, "granted": True}, {"op": "refused", "why": "w", "id": 1}, {"op": "refused", "why": "w"},
     {"op": "waiting", "id": 1}, {"op": "choice", "content": b"c", "id": 1}, {"op": "choice", "id": 1}, {"op": "done", "id": 1},
     {"op": "facts", "id": 1, "flights": []}, {"op": "done", "id": 1, "told": ["a notice"]},
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
     ("testing", "cli", "autoload"),
-    ("kcoord_launch",),
+    ("kcoord_launch", "pool"),
     ("agent", "warmup", "report"),
     ("backends", "transfer", "retention"),
     ("rank", "leases"),

@@ -6,7 +6,7 @@ import psutil
 
 from kcoord.cgroups import cores
 
-_MEMORY = 4 << 30  # bytes that must be free for one more: a process with PyTorch, and its compiler
+_MEMORY = 1 << 30  # bytes that must be free for one more: a compiler; the rest of a worker is shared with the others
 
 
 class Permits:

@@ -12,20 +12,29 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
-from kcoord.warmup.tasks import Task
+
+class Timed(Protocol):
+    """A task, or a recipe; `seconds` is the recorded time of its compile, 0 if unknown."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
 
 _BEHIND = 2  # tasks; with 1, ranks begin tasks that their owner is about to begin; with 3, more is left for the end
 _GOLDEN = 0.6180339887  # of a list; steps of this size spread neighbours, who share a node, evenly over it
 
 
-def order(tasks: Sequence[Task], rank: int, world: int) -> list[Task]:
+def order(tasks: Sequence[T], rank: int, world: int) -> list[T]:
     """All `tasks`, which come longest first, in the order of `rank` of `world` ranks."""
-    shares = _shares(tasks, world)
+    shares = dealt(tasks, world)
     others = shares[:rank] + shares[rank + 1 :]
     begin = int(len(others) * (rank * _GOLDEN % 1.0))
     others = others[begin:] + others[:begin]
-    found: list[Task] = []
+    found: list[T] = []
     for n in range(max(map(len, shares)) + _BEHIND):
         found += shares[rank][n : n + 1]
         if n >= _BEHIND:
@@ -33,11 +42,11 @@ def order(tasks: Sequence[Task], rank: int, world: int) -> list[Task]:
     return found
 
 
-def _shares(tasks: Sequence[Task], world: int) -> list[list[Task]]:
-    """The tasks of each rank. A task of unknown seconds counts as the average of the others."""
+def dealt(tasks: Sequence[T], world: int) -> list[list[T]]:
+    """The share of each rank of `tasks`, which come longest first. One of unknown seconds counts as the average of the others."""
     known = [task.seconds for task in tasks if task.seconds > 0]
     usual = sum(known) / len(known) if known else 1.0
-    shares: list[list[Task]] = [[] for _ in range(world)]
+    shares: list[list[T]] = [[] for _ in range(world)]
     loads = [(0.0, rank) for rank in range(world)]
     for task in tasks:
         load, owner = loads[0]

@@ -1,0 +1,202 @@
+"""The agent's side of the node's pools, one for each job: what is upcoming, who starts the pool, and how much it may do.
+
+A pool's worker asks for its next recipe, and waits for the answer until there is one and a core idles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcoord.agent.connections import Connection, Connections
+from kcoord.agent.upcoming import Upcoming
+from kcoord.agent.watch.idle_cores import Permits
+from kcoord.cgroups import cores
+from kcoord.errors import ProtocolError
+from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
+from kcoord.protocol.messages import Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Upcoming as Announced
+from kcoord.settings import profile_name
+from kcoord.telemetry.events import Notices, tell_if_failed
+
+_MOST_POOLS = 64
+_MOST_STARTS = 3  # of a job's pool, whose process may die of what it imports
+_STARTS_WITHIN = 30.0  # seconds; then another process may start it
+_PROFILE_WITHIN = 5.0  # seconds that the pool waits for the profile, which it needs only to know what to import
+_MOST_MODULES = 256
+_ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
+_RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
+_FAILURES_SHOWN = 5
+_ENDS = ("compiled", "loaded", "failed")
+
+
+@dataclass
+class _Pool:
+    upcoming: Upcoming = field(default_factory=Upcoming)
+    profiles: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    modules: dict[str, None] = field(default_factory=dict)
+    process: int = 0  # the connection of the process that forks the workers; 0: there is none
+    starts: int = 0
+    start_granted: float = -math.inf
+    idle: dict[int, tuple[Connection, int, float, int]] = field(default_factory=dict)
+    """Worker's connection → itself, its request, since when, and bytes of memory that are free where it runs."""
+    busy: dict[int, Recipe] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
+    failures: deque[str] = field(default_factory=lambda: deque(maxlen=_FAILURES_SHOWN))
+    used: float = 0.0  # when it last had something to do
+
+
+class Pools:
+    """`most` workers at a time, of all pools. ``recorded(profile)`` are the recipes of a profile."""
+
+    def __init__(
+        self,
+        most: int,
+        connections: Connections,
+        recorded: Callable[[str], Awaitable[list[Recipe]]],
+        notices: Notices,
+    ) -> None:
+        self._most, self._connections, self._recorded, self._notices = most, connections, recorded, notices
+        self._permits = Permits(most)
+        self._pools: dict[str, _Pool] = {}
+
+    def upcoming(self, connection: Connection, _: int, message: Announced) -> Granted:
+        """Add to what the job's pool compiles. Raises `ProtocolError` for what is no recipe, or no name."""
+        try:
+            recipes = [Recipe.from_wire(recipe) for recipe in message.recipes[:MOST_AT_ONCE]]
+            profile = None if message.profile is None else profile_name(message.profile)
+        except ValueError as error:
+            raise ProtocolError(f"this cannot be compiled ahead: {error}") from error
+        job = connection.who.job
+        if not self._most or (job not in self._pools and len(self._pools) >= _MOST_POOLS):
+            return Granted(granted=False)
+        pool = self._pools.setdefault(job, _Pool())
+        pool.upcoming.now(recipes)
+        pool.modules |= dict.fromkeys(recipe.module for recipe in recipes)
+        if profile is not None and profile not in pool.profiles:
+            reading = asyncio.ensure_future(self._read(pool, profile, message.node, message.nodes))
+            reading.add_done_callback(
+                lambda task: tell_if_failed(task, "nothing is compiled ahead", self._notices.tell)
+            )
+            pool.profiles[profile] = reading
+        self._dispatch(pool)
+        now = time.monotonic()
+        useful = pool.upcoming.new or not all(reading.done() for reading in pool.profiles.values())
+        if pool.process or not useful or pool.starts >= _MOST_STARTS or now < pool.start_granted + _STARTS_WITHIN:
+            return Granted(granted=False)
+        pool.start_granted = now
+        return Granted(granted=True)
+
+    async def join(self, connection: Connection, _: int, message: Join) -> Joined:
+        pool = self._pools.get(connection.who.job)
+        if pool is None or pool.process:
+            return Joined(0, [])
+        self._connections.must_live(connection)
+        pool.process, pool.starts = connection.id, pool.starts + 1
+        if reading := set(pool.profiles.values()):
+            await asyncio.wait(reading, timeout=_PROFILE_WITHIN)
+        if not pool.upcoming:
+            return Joined(0, [])
+        pool.used = time.monotonic()
+        # an import may have ended its predecessor
+        modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
+        return Joined(max(1, min(self._most, int(cores()))), modules)
+
+    def take(self, connection: Connection, request: int, message: Take) -> Work | None:
+        """A worker is free: `Connections.answer` gives it its next recipe, now or later."""
+        self._connections.must_live(connection)
+        pool = self._pools.get(connection.who.job)
+        if pool is None:  # a new agent, which does not know what there is to do
+            return Work(over=True)
+        self._ended(pool, connection.id, message.ended, message.why)
+        if message.last:
+            return Work(over=True)
+        pool.idle[connection.id] = connection, request, time.monotonic(), message.memory
+        self._dispatch(pool)
+        return None
+
+    def asked(self, job: str, recipe: str | None) -> None:
+        """A process of the job claims the key of `recipe`."""
+        if recipe is not None and (pool := self._pools.get(job)) is not None:
+            pool.upcoming.asked(recipe)
+
+    def gone(self, connection: int) -> None:
+        self._permits.gone(connection)
+        for pool in self._pools.values():
+            pool.idle.pop(connection, None)
+            if connection == pool.process:
+                pool.process, pool.start_granted = 0, -math.inf
+                self._send_away(pool)
+            if connection in pool.busy:
+                self._ended(pool, connection, "failed", f"{pool.busy[connection].qualname}: its worker ended")
+
+    def tick(self) -> None:
+        """Look at the cores, and at what was busy. Call it about once a second."""
+        self._permits.look()
+        now = time.monotonic()
+        for pool in self._pools.values():
+            if pool.upcoming.new or pool.busy:
+                pool.used = now
+            elif now > pool.used + _RESTS:
+                self._send_away(pool)
+                pool.starts = 0
+            pool.upcoming.again()
+            self._dispatch(pool)
+            for owner, (connection, request, since, _) in list(pool.idle.items()):
+                if now > since + _ASKS_AGAIN:
+                    del pool.idle[owner]
+                    self._connections.answer(connection, request, Work())
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """For people, by job: what each pool is at, and how its compiles ended."""
+        return {
+            job: {
+                "running": bool(pool.process),
+                "starts": pool.starts,
+                "busy": sorted(f"{recipe.module}.{recipe.qualname}" for recipe in pool.busy.values()),
+                "queued": len(pool.upcoming),
+                **{how: pool.ended[how] for how in _ENDS},
+                "failures": list(pool.failures),
+            }
+            for job, pool in self._pools.items()
+        }
+
+    async def _read(self, pool: _Pool, profile: str, node: int, nodes: int) -> None:
+        recipes = await self._recorded(profile)
+        pool.upcoming.later(recipes, node, nodes, cores())
+        by_order = sorted(recipes, key=lambda recipe: recipe.order)
+        pool.modules |= dict.fromkeys(recipe.module for recipe in by_order if recipe.target)
+        self._dispatch(pool)
+
+    def _dispatch(self, pool: _Pool) -> None:
+        """Give recipes to idle workers, as long as there are cores for them."""
+        for owner, (connection, request, _, memory) in list(pool.idle.items()):
+            if not pool.upcoming.ready or not self._permits.ask(owner, memory):
+                self._permits.gone(owner)
+                continue
+            recipe = pool.upcoming.take()
+            assert recipe is not None
+            del pool.idle[owner]
+            pool.busy[owner] = recipe
+            self._connections.answer(connection, request, Work(recipe.to_wire()))
+
+    def _send_away(self, pool: _Pool) -> None:
+        for connection, request, _, _ in pool.idle.values():
+            self._connections.answer(connection, request, Work(over=True))
+        pool.idle.clear()
+
+    def _ended(self, pool: _Pool, owner: int, how: str, why: str) -> None:
+        recipe = pool.busy.pop(owner, None)
+        if recipe is None:
+            return
+        if how == "busy":
+            pool.upcoming.busy(recipe)
+        elif how in _ENDS:
+            pool.ended[how] += 1
+        if how == "failed":
+            pool.failures.append(why[:200])

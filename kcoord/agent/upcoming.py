@@ -1,0 +1,88 @@
+"""The queue of a job's pool: recipes whose keys the job will ask for. No clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kcoord.profiles.order import dealt
+from kcoord.profiles.recipe import Recipe
+
+_MOST = 100_000  # recipes
+_MOST_TRIES = 100  # of a recipe that others are compiling
+
+
+class Upcoming:
+    """Each recipe is taken once; first those that ranks wait to use (`now`), then those of profiles.
+
+    Of a profile, this node's share comes first: compiles that are long by its record at the front, since the last to end decides
+    when all have ended; then the order in which the job asked. The shares of other nodes follow: a node may be slow or absent.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[str, Recipe] = {}
+        self._later: dict[str, Recipe] = {}
+        self._busy: dict[str, Recipe] = {}  # others were at them a moment ago
+        self._again: dict[str, Recipe] = {}  # and some time ago
+        self._tries: dict[
+            str, int
+        ] = {}  # digest of each recipe that was taken or is not needed → how often it was taken
+
+    def __len__(self) -> int:
+        """The recipes that can be taken, at once or after `again`."""
+        return len(self._now) + len(self._later) + len(self._busy) + len(self._again)
+
+    @property
+    def ready(self) -> bool:
+        """True if one can be taken at once."""
+        return bool(self._now or self._later or self._again)
+
+    @property
+    def new(self) -> bool:
+        """True if there is one that was never taken."""
+        return bool(self._now or self._later)
+
+    def now(self, recipes: Iterable[Recipe]) -> None:
+        """Ranks are about to use these, in this order."""
+        for recipe in recipes:
+            if self._is_new(recipe):
+                self._later.pop(recipe.digest, None)
+                self._now[recipe.digest] = recipe
+
+    def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> None:
+        """Add a profile, as the agent of `node` of `nodes` does, each of which compiles on so many `cores`."""
+        longest_first = sorted((r for r in recipes if r.target), key=lambda r: (-r.seconds, r.order, r.digest))
+        shares = dealt(longest_first, max(1, nodes))
+        own = node % len(shares)
+        for share in shares[own:] + shares[:own]:
+            long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
+            for recipe in sorted(share, key=lambda r: (-r.seconds if r.seconds >= long else 0.0, r.order, r.digest)):
+                if self._is_new(recipe):
+                    self._later[recipe.digest] = recipe
+
+    def take(self) -> Recipe | None:
+        for queue in (self._now, self._later, self._again):
+            for digest, recipe in queue.items():
+                del queue[digest]
+                self._tries[digest] = self._tries.get(digest, 0) + 1
+                return recipe
+        return None
+
+    def busy(self, recipe: Recipe) -> None:
+        """Another process, here or on another node, compiles what was taken: its artifact is fetched after `again`, last."""
+        if self._tries.get(recipe.digest, 0) < _MOST_TRIES:
+            self._busy[recipe.digest] = recipe
+
+    def again(self) -> None:
+        """Call it about once a second."""
+        self._again |= self._busy
+        self._busy.clear()
+
+    def asked(self, digest: str) -> None:
+        """A rank asks for the key of this recipe by itself, and compiles it unless somebody does."""
+        for queue in (self._now, self._later):
+            if queue.pop(digest, None) is not None:
+                self._tries[digest] = 1
+
+    def _is_new(self, recipe: Recipe) -> bool:
+        known = recipe.digest in self._tries or recipe.digest in self._now
+        return not known and len(self) + len(self._tries) < _MOST

@@ -1,0 +1,161 @@
+"""The start of the node's pool, by a launcher before its ranks, or by a rank: the agent lets one process of a job do it.
+
+The pool has the interpreter, the modules and the variables of the process that starts it, and ends with that process, which never
+waits for it. It is no child of a rank: a training script may wait for all its children, or be confused by one that it did not
+start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from kcoord.cgroups import cores
+from kcoord.fork import forgets_after_fork
+from kcoord.interruption import let_through
+from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.messages import Granted, Upcoming
+from kcoord.protocol.own_socket import OwnSocket
+from kcoord.rank.client import AgentClient
+from kcoord.settings import Settings, variable
+from kcoord.telemetry.events import Notices
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
+"""Importing a module may touch the GPU, whose memory is the job's."""
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""A pool's process is forked, with no thread but its own."""
+
+_RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
+"""With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:sys.argv.index('--')]; "  # before anything comes from the working directory
+    "from kcoord.pool.process import main; main(int(sys.argv[1]), *sys.argv[sys.argv.index('--') + 1:])"
+)
+# a shell gives its background job no standard input
+_BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
+_START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
+_ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
+
+
+def has_cores_to_spare(ranks: int) -> bool:
+    """True if a pool is worth its start before the ranks: else they compile the profile themselves, and leave no core idle."""
+    return cores() >= 2 * ranks
+
+
+class PoolStart:
+    """Tells the agent which keys are upcoming, and starts the pool that compiles them if the agent says so.
+
+    Thread-safe and fork-safe. Not guaranteed: that a pool starts, or compiles anything.
+    """
+
+    def __init__(self, settings: Settings, notices: Notices, client: AgentClient) -> None:
+        self._settings, self._notices, self._client = settings, notices, client
+        self._wanted = settings.ahead > 0 and not settings.disable
+        self._lock = threading.Lock()  # held while a thread asks, and starts it
+        self._asked = -_ASK_AGAIN
+        self._control: OwnSocket | None = None  # the pool ends when this closes
+        forgets_after_fork(self)
+
+    def at_wait(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
+        """A function to call when a wait begins: it has the rest of the profile compiled, and calls `meanwhile`."""
+        if not self._wanted or self._settings.profile is None:
+            return meanwhile
+
+        def begin() -> None:
+            if time.monotonic() > self._asked + _ASK_AGAIN:
+                self._asked = time.monotonic()
+                self._in_thread([])
+            if meanwhile is not None:
+                meanwhile()
+
+        return begin
+
+    def announce(self, recipes: Sequence[Recipe]) -> None:
+        """This process is about to use `recipes`. Returns at once."""
+        if self._wanted and recipes:
+            self._in_thread(recipes)
+
+    def start(
+        self, recipes: Sequence[Recipe] = (), *, path: Sequence[str] | None = None, node: int = 0, nodes: int = 1
+    ) -> None:
+        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`."""
+        if not self._wanted:
+            return
+        asked = Upcoming([recipe.to_wire() for recipe in recipes], self._settings.profile, node, nodes)
+        answer = self._client.ask(asked, Granted, quietly=True)
+        if answer is None or not answer.granted:
+            return
+        try:
+            self._replace(OwnSocket(self._started(sys.path if path is None else path)))
+        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            let_through(error)
+            self._wanted = False
+            self._notices.tell(f"nothing is compiled ahead: {error}")
+
+    def retire(self) -> None:
+        """Start no pool for the profile: this process replays it itself."""
+        self._asked = float("inf")
+
+    def close(self) -> None:
+        """End the pool, if this process started it, without waiting. Ranks take over its compiles, as after any death."""
+        self._replace(None)
+
+    def forget_after_fork(self) -> None:
+        """The pool is the parent's, which it would outlive if a child kept its control open."""
+        self._lock = threading.Lock()
+        self._replace(None)  # the child's copy only
+
+    def _replace(self, control: OwnSocket | None) -> None:
+        before, self._control = self._control, control
+        if before is not None:
+            before.close()
+
+    def _in_thread(self, recipes: Sequence[Recipe]) -> None:
+        def ask() -> None:
+            with self._lock:
+                self.start(recipes)
+
+        try:
+            threading.Thread(target=ask, name="kcoord-pool", daemon=True).start()
+        except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
+            let_through(error)
+
+    def _started(self, path: Sequence[str]) -> socket.socket:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise RuntimeError("this process knows no Python interpreter to start")
+        entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
+        flags = ["-O"] * sys.flags.optimize
+        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), *entries, "--"]
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                shell = subprocess.Popen(
+                    ["/bin/sh", "-c", _BESIDE, "sh", *program],
+                    env=_environment(self._settings, os.environ),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            try:
+                if shell.wait(_START):
+                    raise RuntimeError(f"{sys.executable} cannot be started")
+            except subprocess.TimeoutExpired:
+                shell.kill()
+                raise
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+
+def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The rank's, with `settings`; but a pool joins no process group, records nothing, and starts no pool."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_RENDEZVOUS)}
+    return {**kept, **settings.to_environ(), **_NO_GPU, **_ONE_THREAD, variable("ahead"): "0", variable("profile"): ""}

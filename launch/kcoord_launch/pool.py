@@ -1,0 +1,49 @@
+"""The pool of a launched job: it compiles the profile while the ranks start, on all cores of all nodes."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from kcoord.rank.client import AgentClient
+from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+
+
+@contextmanager
+def pool_beside(args: Any) -> Iterator[None]:
+    """Start the pool for the ranks of torchrun's `args`, in the environment that they will have; end it after the block."""
+    settings, notices = Settings.from_environ(), Notices()
+    if settings.disable or settings.profile is None or not has_cores_to_spare(_ranks(args)):
+        yield
+        return
+    with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
+        pool.start(path=_path(args), node=_node(args), nodes=_most_nodes(args))
+        yield
+
+
+def _path(args: Any) -> list[str]:
+    """`sys.path` of the ranks, instead of this command's."""
+    first = Path.cwd() if args.module else Path(args.training_script).resolve().parent
+    return [str(first), *sys.path[1:]]
+
+
+def _ranks(args: Any) -> int:
+    """Ranks of this node. For ``auto`` and ``gpu``, one: torchrun looks, and has not yet."""
+    return int(args.nproc_per_node) if str(args.nproc_per_node).isdecimal() else 1
+
+
+def _node(args: Any) -> int:
+    """This node's number; where torchrun has yet to find it, one that few nodes share."""
+    return int(args.node_rank) if args.rdzv_backend == "static" else crc32(platform.node().encode())
+
+
+def _most_nodes(args: Any) -> int:
+    most = str(args.nnodes).rpartition(":")[2]
+    return int(most) if most.isdecimal() else 1

@@ -1,0 +1,527 @@
+"""The node's pool: upcoming keys are compiled before a rank asks for them; and a kernel's launcher, while it is waited for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+import kcoord.rank.pool_start
+from kcoord.artifacts.manifest import Manifest
+from kcoord.pool.worker import compiled
+from kcoord.profiles.parts import load_profile, save_part
+from kcoord.profiles.recipe import Recipe
+from kcoord.protocol import endpoint
+from kcoord.protocol.messages import Granted, Upcoming
+from kcoord.protocol.own_socket import OwnSocket
+from kcoord.rank import spawn
+from kcoord.rank.client import AgentClient, Lead
+from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.support.living import words_of
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, sandboxed
+from tests.support.triton_ranks import RANK, homes, hooked, report
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
+    """A profile of six kernels, and the manifest of the first one that a rank asks for."""
+    with sandboxed() as box:
+        report(box.start(RANK, "--kernels", "6", **hooked(box, 0, KCOORD_PROFILE="six")))
+        report(box.start(RANK, "--kernels", "1", **hooked(box, 0, "one")))
+        settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(box.local)})
+        eventually(lambda: (settings.local_dir / "profiles" / "six").is_dir())
+        eventually(lambda: len(load_profile(settings, "six")) == 6)
+        (first,) = homes(box, "one")
+        yield load_profile(settings, "six"), Manifest.decode((first / "kcoord-manifest.msgpack").read_bytes())
+
+
+_SEES_IDLE_CORES = """
+import sys
+from types import SimpleNamespace
+import psutil
+psutil.cpu_times_percent = lambda: SimpleNamespace(idle=100.0)
+from kcoord.agent import pools
+pools._RESTS = {rests}
+from kcoord.agent.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def start_agent(settings: Settings, rests: float = 30.0) -> None:
+    """One for which this machine's cores idle, whatever else it does. Its pools end after `rests` seconds without work."""
+    path = settings.socket_path
+    endpoint.make_directory(settings)
+    with endpoint.agent_lock(path, 20), endpoint.bind(path) as listener:
+        fd = listener.fileno()
+        program = _SEES_IDLE_CORES.format(rests=rests)
+        command = [sys.executable, "-c", program, "kcoord.agent", "--fd", str(fd), "--daemon"]
+        subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
+
+
+@contextmanager
+def held(sandbox: Sandbox, first: Manifest, rests: float = 30.0) -> Iterator[AgentClient]:
+    """Somebody compiles the first kernel, and does not get on."""
+    settings = Settings.from_environ(sandbox.env())
+    start_agent(settings, rests)
+    home = sandbox.local / "triton" / "held"
+    client = AgentClient(settings, Notices())
+    lead = client.claim(first.key, home)
+    assert isinstance(lead, Lead)
+    try:
+        yield client
+    finally:
+        client.give_up(lead, first.key)
+        client.close()
+
+
+def give(sandbox: Sandbox, recipes: list[Recipe]) -> None:
+    save_part(sandbox.local / "profiles" / "six", recipes)
+
+
+def pool(sandbox: Sandbox) -> list[psutil.Process]:
+    """The pool's process, and its workers."""
+    return [p for p in sandbox.processes() if any("kcoord.pool.process" in word for word in words_of(p))]
+
+
+def kernels(sandbox: Sandbox) -> list[Path]:
+    """Without the launchers that are built where there is a GPU."""
+    return [home for home in homes(sandbox) if list(home.glob("*.cubin"))]
+
+
+def status(sandbox: Sandbox) -> dict[str, Any]:
+    client = AgentClient(Settings.from_environ(sandbox.env()), Notices())
+    found = client.status()
+    client.close()
+    assert found is not None
+    return found
+
+
+def waiting(sandbox: Sandbox) -> int:
+    return sum(len(f["waiting"]) for f in status(sandbox)["flights"])
+
+
+def pool_status(sandbox: Sandbox) -> dict[str, Any]:
+    (found,) = status(sandbox)["pools"].values()
+    return dict(found)
+
+
+def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        six = ["--kernels", "6"]
+        ranks = [sandbox.start(RANK, *six, **hooked(sandbox, n, KCOORD_PROFILE="six")) for n in range(2)]
+        eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
+        eventually(lambda: waiting(sandbox) == 2, 60)
+        eventually(lambda: pool_status(sandbox)["compiled"] == 5)
+        processes = pool(sandbox)
+        assert len({os.getsid(p.pid) for p in processes}) == 1
+        assert {p.nice() for p in processes} == {10}
+        assert {Path(f"/proc/{p.pid}/oom_score_adj").read_text() for p in processes} == {"900\n"}
+    said = [report(rank) for rank in ranks]
+    assert [len(s["compiled"]) for s in said] in ([1, 0], [0, 1])
+    assert sum(len(s["loaded"]) for s in said) == 11
+    eventually(lambda: not pool(sandbox), what="the pool ended with its rank")
+
+
+def test_a_pool_ends_with_a_rank_that_is_killed(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: len(pool(sandbox)) > 1, 60)
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate()
+        eventually(lambda: not pool(sandbox))
+
+
+def test_a_pool_ends_with_its_agent(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first) as client:
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: len(pool(sandbox)) > 1, 60)
+        assert client.stop()
+        assert len(report(rank)["compiled"]) <= 6
+    eventually(lambda: not pool(sandbox))
+
+
+def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first, rests=0.0) as client:
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: len(kernels(sandbox)) == 5, 60)
+        eventually(lambda: not pool(sandbox), 60)
+        assert rank.poll() is None
+        known, new = recipes[1], replace(recipes[1], target="cuda:80")
+        assert client.ask(Upcoming([known.to_wire()]), Granted) == Granted(granted=False)
+        assert client.ask(Upcoming([new.to_wire()]), Granted) == Granted(granted=True)
+    report(rank)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"KCOORD_PROFILE": None}, {"KCOORD_PROFILE": "six", "KCOORD_AHEAD": "0"}],
+    ids=["no profile", "ahead=0"],
+)
+def test_there_is_no_pool_where_none_is_wanted(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], settings: dict[str, str | None]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "1", **hooked(sandbox, 0, **settings))
+        eventually(lambda: waiting(sandbox) == 1, 60)
+        assert not pool(sandbox)
+    assert len(report(rank)["compiled"]) == 1
+
+
+RESTORES_SIGPIPE = """
+import pathlib, signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+sys.path.append(pathlib.Path("an entry that is not text"))
+sys.argv[:2] = [sys.argv[1]]
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_first_job_has_no_profile_yet_and_its_pool_ends_by_itself(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    with held(sandbox, recorded[1]):
+        rank = sandbox.start("-c", RESTORES_SIGPIPE, RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: waiting(sandbox) == 1, 60)
+        eventually(lambda: "default" in status(sandbox)["pools"])
+        eventually(lambda: not pool(sandbox), what="it has nothing to do")
+    assert len(report(rank)["compiled"]) == 2
+
+
+def started(sandbox: Sandbox, path: list[str], **more: str) -> PoolStart:
+    """A pool that this process starts."""
+    environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six", **more).items() if v is not None}
+    settings = Settings.from_environ(sandbox.env(**environment))
+    client = AgentClient(settings, Notices())
+    start = PoolStart(settings, Notices(), client)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        patched.delenv("KCOORD_SPAWN", raising=False)
+        start.start(path=[*path, *sys.path])
+    client.close()
+    return start
+
+
+def test_a_pool_compiles_all_of_a_profile(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
+    give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(PROGRAMS)])
+    eventually(lambda: len(kernels(sandbox)) == 6, 60)
+    ours.close()
+    eventually(lambda: not pool(sandbox))
+
+
+MODULES = {
+    "reads": "import sys\nassert sys.stdin.read() == ''\nopen('read', 'w').close()\n",
+    "thread": "import threading\nthreading.Thread(target=threading.Event().wait).start()\n",
+    "exits": "raise SystemExit(3)\n",
+    "dies": "import os\nos._exit(3)\n",
+}
+
+
+@pytest.mark.parametrize("modules", [["reads", "exits"], ["thread"], ["dies"]], ids="-".join)
+def test_a_module_that_misbehaves_costs_its_own_kernels_only(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], modules: list[str]
+) -> None:
+    for name in modules:
+        (sandbox.root / f"{name}.py").write_text(MODULES[name])
+    bad = [Recipe("triton", name, "f", {}, "cuda:90", 1.0, number) for number, name in enumerate(modules)]
+    give(sandbox, [*bad, *recorded[0]])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)])
+    if modules == ["dies"]:
+        eventually(lambda: (s := pool_status(sandbox))["starts"] and not s["running"], 60, "it took the pool with it")
+        ours.close()
+        ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)])
+    eventually(lambda: len(kernels(sandbox)) == 6, 60)
+    eventually(lambda: pool_status(sandbox)["failed"] == len(modules))
+    ours.close()
+    eventually(lambda: not pool(sandbox))
+
+
+def test_what_cannot_be_compiled_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled({}) == ("failed", "ValueError: a recipe's fields are wrong")
+    recipe = Recipe("triton", "nowhere", "f", {}, "cuda:90", 1.0, 0)
+    assert compiled(recipe.to_wire())[1].startswith("ModuleNotFoundError")
+    here = Recipe("triton", "nowhere", "f", {}, "", 1.0, 0)
+    assert compiled(here.to_wire()) == ("failed", "f: its GPU is the current one, and a pool has none")
+    other = Recipe("nobody", "nowhere", "f", {}, "cuda:90", 1.0, 0)
+    assert compiled(other.to_wire()) == ("failed", "no backend 'nobody'")
+
+
+def a_start(tmp_path: Path) -> PoolStart:
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six", "KCOORD_LOCAL_DIR": str(tmp_path), "KCOORD_SPAWN": "0"})
+    return PoolStart(settings, Notices(), AgentClient(settings, Notices()))
+
+
+def test_a_forked_child_neither_holds_nor_ends_its_parents_pool(tmp_path: Path) -> None:
+    start = a_start(tmp_path)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reads = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        sleeper = subprocess.Popen(reads, stdin=theirs.fileno())
+    start._control = OwnSocket(ours)
+    pipe = start._control.fileno()
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            start.close()
+            try:
+                os.fstat(pipe)
+            except OSError:
+                os.write(writing, b"closed")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert select.select([reading], [], [], 20)[0]
+    assert os.read(reading, 10) == b"closed"
+    assert sleeper.poll() is None
+    start.close()
+    assert sleeper.wait(20) == 0
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_pool_whose_control_the_script_closed_costs_nothing_that_has_its_number_now(tmp_path: Path) -> None:
+    start = a_start(tmp_path)
+    ours, theirs = socket.socketpair()
+    start._control = OwnSocket(ours)
+    number = start._control.fileno()
+    os.close(number)
+    mine, other = socket.socketpair()
+    with theirs, mine, other:
+        assert number in (mine.fileno(), other.fileno())
+        start.close()
+        for end in (mine, other):
+            end.send(b"x")
+        assert [end.recv(100, socket.MSG_DONTWAIT) for end in (mine, other)] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("executable", ["no python", "", None])
+def test_a_pool_that_cannot_start_is_told_once_and_the_rank_waits_on(
+    executable: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable and str(tmp_path / executable))
+    start = a_start(tmp_path)
+    monkeypatch.setattr(start._client, "ask", lambda *asked, **how: Granted(granted=True))
+    for _ in range(2):
+        start.start()
+    assert caplog.text.count("nothing is compiled ahead") == 1
+
+
+WAITS_FOR_ALL = """
+import os, sys
+from kcoord.rank.client import AgentClient
+from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+settings = Settings.from_environ()
+sys.path.insert(0, {programs!r})
+PoolStart(settings, Notices(), AgentClient(settings, Notices())).start()
+print("started", flush=True)
+input()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("no children")
+"""
+
+
+def test_a_script_that_waits_for_all_its_children_does_not_wait_for_the_pool(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
+    environment = sandbox.env(**hooked(sandbox, 0, KCOORD_PROFILE="six"))
+    program = WAITS_FOR_ALL.format(programs=str(PROGRAMS))
+    rank = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    assert rank.stdout.readline() == "started\n"
+    eventually(lambda: pool(sandbox), 60)
+    out, _ = rank.communicate("\n", timeout=60)
+    assert out == "no children\n"
+    eventually(lambda: not pool(sandbox))
+
+
+def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp_path: Path) -> None:
+    settings = Settings.from_environ({"KCOORD_PROFILE": "six"}, local_dir=str(tmp_path), spawn="0", max_wait="7")
+    rank = {"RANK": "3", "MASTER_ADDR": "node", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "PMIX_RANK": "3",
+            "OMPI_COMM_WORLD_RANK": "3", "PATH": "/bin", "KCOORD_PROFILE": "six"}  # fmt: skip
+    found = kcoord.rank.pool_start._environment(settings, rank)
+    assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & found.keys()
+    assert (found["RANK"], found["PATH"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "/bin", "")
+    again = Settings.from_environ(found)
+    assert (again.local_dir, again.spawn, again.max_wait) == (tmp_path, False, 7.0)
+    assert (again.profile, again.ahead) == (None, 0)
+
+
+@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
+def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
+    gate = sandbox.root / "gate"
+    command = ["-m", "kcoord_launch.torchrun", "--kcoord-profile", "six", "--nproc-per-node", "1"]
+    python_path = os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")])
+    job = sandbox.start(*command, RANK, "--kernels", "6", "--gate", gate, PYTHONPATH=python_path, OMP_NUM_THREADS="1")
+    eventually(lambda: len(kernels(sandbox)) == 6, 120)
+    eventually(lambda: list(sandbox.root.glob("gate.*")), 120, "the script has begun, though nobody needs a kernel")
+    gate.touch()
+    said = report(job)
+    assert (len(said["compiled"]), len(said["loaded"])) == (0, 6)
+    eventually(lambda: not pool(sandbox))
+
+
+def test_a_process_that_replays_the_profile_itself_starts_no_pool(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, recipes)
+    program = (
+        f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); import kcoord; print(kcoord.warmup('six', progress=False))"
+    )
+    with held(sandbox, first):
+        rank = sandbox.start("-c", program, **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: waiting(sandbox) == 1, 60, "all is compiled but what is held")
+        assert not pool(sandbox)
+    out, err = rank.communicate(timeout=60)
+    assert (rank.returncode, out[:10]) == (0, "6 compiled"), err
+
+
+# Launchers.
+
+LAUNCHER = """
+import sys, types
+sys.path.insert(0, {programs!r})
+import triton, kernels
+from triton.runtime import build
+
+SOURCE = '''#include <Python.h>
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "launcher", NULL, -1, NULL}};
+PyMODINIT_FUNC PyInit_launcher(void) {{ return PyModule_Create(&module); }} /* %s */'''
+def make_launcher(source):
+    return SOURCE % sorted(source.signature.items())
+class Launcher:
+    def __init__(self, source, metadata):
+        assert metadata.tensordesc_meta is None
+        self.file = build.compile_module_from_src(make_launcher(source), "launcher").__file__
+class Driver:
+    launcher_cls = Launcher
+    def get_current_target(self):
+        return kernels.SM90
+triton.runtime.driver.set_active(Driver())
+kernel = kernels.build_scale(2)
+from kcoord.backends.triton.modules import _counters as _module_counters
+print(_module_counters.read()["compiles"], Launcher(kernel.src, types.SimpleNamespace(tensordesc_meta=None)).file)
+print(_module_counters.read()["compiles"])
+"""
+
+
+def launchers(sandbox: Sandbox) -> list[Path]:
+    return sorted((sandbox.local / "triton").glob("*/launcher*.so"))
+
+
+def test_a_launcher_is_built_while_its_kernel_is_waited_for(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    program = LAUNCHER.format(programs=str(PROGRAMS))
+    with held(sandbox, recorded[1]):
+        rank = sandbox.start("-c", program, **hooked(sandbox, 0))
+        eventually(lambda: launchers(sandbox), 60)
+        assert homes(sandbox) == [launchers(sandbox)[0].parent], "the kernel is not there yet"
+    out, err = rank.communicate(timeout=60)
+    assert rank.returncode == 0, err
+    before, path, after = out.split()
+    assert (before, after) == ("1", "1"), "built once, before it was asked for"
+    assert Path(path) == launchers(sandbox)[0]
+
+
+def test_a_rank_that_waits_for_nobody_builds_no_launcher_ahead(sandbox: Sandbox) -> None:
+    patient = "from kcoord.rank import connection_pool\nconnection_pool._AT_ONCE = 60\n"  # a busy machine answers late
+    program = patient + LAUNCHER.format(programs=str(PROGRAMS))
+    done = sandbox.run("-c", program, **hooked(sandbox, 0))
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.split()
+    assert (before, after) == ("0", "1")
+
+
+def test_no_launcher_is_worth_initializing_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is forked afterwards could not use the GPU."""
+    import triton
+
+    from kcoord.backends.triton import launchers as triton_launchers
+
+    asked: list[str] = []
+    initialized = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    driver = SimpleNamespace(
+        get_current_target=lambda: asked.append("target"), launcher_cls=SimpleNamespace(__module__="b")
+    )
+    source = SimpleNamespace(signature={"x": "*fp32"})
+    monkeypatch.setitem(sys.modules, "torch", initialized)
+    monkeypatch.setitem(sys.modules, "b", SimpleNamespace(make_launcher=1))
+    config = triton.runtime.driver
+    monkeypatch.setattr(config, "_active" if hasattr(config, "_active") else "active", driver)
+    triton_launchers.begin(source, None)
+    assert asked == []
+    initialized.cuda.is_initialized = lambda: True
+    triton_launchers.begin(source, None)
+    assert asked == ["target"]
+
+    built: list[Any] = []
+    kind = SimpleNamespace(__module__="b", is_active=lambda: asked.append("active"))
+    monkeypatch.setitem(triton.backends.backends, "nvidia", SimpleNamespace(driver=kind))
+    monkeypatch.setattr(sys.modules["b"], "CudaLauncher", SimpleNamespace(__module__="b"), raising=False)
+    monkeypatch.setattr(triton_launchers, "_build", lambda *given: built.append(given))
+    monkeypatch.setattr(triton_launchers, "_asked", set())
+    for device in ("/no/such/device", os.devnull):
+        monkeypatch.setitem(triton_launchers._DEVICES, "cuda", (device,))
+        triton_launchers.build(source, SimpleNamespace(backend="cuda", warp_size=32))
+    assert (len(built), asked) == (1, ["target"])
+
+
+def test_a_launcher_of_tensor_descriptors_waits_for_its_kernel() -> None:
+    from kcoord.backends.triton import launchers as triton_launchers
+
+    kinds: dict[str, Any] = {"x": "*fp32", "n": "i32"}
+    builder = SimpleNamespace(__module__="builder")
+    sys.modules["builder"] = SimpleNamespace(make_launcher=1)  # type: ignore[assignment]
+    try:
+        assert triton_launchers._is_known(builder, kinds)
+        assert not triton_launchers._is_known(builder, {**kinds, "d": "tensordesc<fp16[64, 64]>"})
+    finally:
+        del sys.modules["builder"]

@@ -1,0 +1,89 @@
+"""The queue of a pool: each recipe once, in the order that ends a job's cold start soonest."""
+
+from __future__ import annotations
+
+from kcoord.agent.upcoming import Upcoming
+from kcoord.profiles.recipe import Recipe
+
+
+def recipe(name: str, seconds: float = 1.0, order: int = 0, target: str = "cuda:90") -> Recipe:
+    return Recipe("triton", "kernels", name, {}, target, seconds, order)
+
+
+def taken(queue: Upcoming) -> str:
+    found = []
+    while (each := queue.take()) is not None:
+        found.append(each.qualname)
+    return "".join(found)
+
+
+def test_a_profile_is_taken_in_the_order_in_which_the_job_asked() -> None:
+    queue = Upcoming()
+    queue.later([recipe("c", 1.2, 2), recipe("a", 1.1, 0), recipe("b", 1.0, 1)], 0, 1, cores=1)
+    assert taken(queue) == "abc"
+
+
+def test_a_compile_that_is_longer_than_a_cores_share_comes_first() -> None:
+    queue = Upcoming()
+    short = [recipe(name, 1.0, order) for order, name in enumerate("abc")]
+    queue.later([*short, recipe("z", 9.0, 99)], 0, 1, cores=4)
+    assert taken(queue) == "zabc"
+
+
+def test_each_node_begins_with_a_share_of_its_own_and_goes_on_with_the_others() -> None:
+    recipes = [recipe(name, 1.0, order) for order, name in enumerate("abcdef")]
+    orders = []
+    for node in range(3):
+        queue = Upcoming()
+        queue.later(recipes, node, 3, cores=1)
+        orders.append(taken(queue))
+    assert sorted("".join(order[:2] for order in orders)) == sorted("abcdef")
+    assert all(sorted(order) == sorted("abcdef") for order in orders)
+
+
+def test_recipes_of_the_current_device_are_left_to_the_ranks() -> None:
+    queue = Upcoming()
+    queue.later([recipe("a", target="")], 0, 1, cores=1)
+    assert not queue
+
+
+def test_what_a_rank_is_about_to_use_comes_before_a_profile() -> None:
+    queue = Upcoming()
+    queue.later([recipe("a", order=0), recipe("b", order=1)], 0, 1, cores=1)
+    queue.now([recipe("x"), recipe("b")])
+    assert taken(queue) == "xba"
+
+
+def test_each_recipe_is_taken_once_whoever_announces_it_again() -> None:
+    queue = Upcoming()
+    queue.now([recipe("a"), recipe("a")])
+    assert taken(queue) == "a"
+    queue.now([recipe("a")])
+    queue.later([recipe("a")], 0, 1, cores=1)
+    assert taken(queue) == ""
+
+
+def test_a_rank_that_asks_takes_its_recipe_out() -> None:
+    queue = Upcoming()
+    queue.later([recipe("a"), recipe("b", order=1)], 0, 1, cores=1)
+    queue.asked(recipe("a").digest)
+    queue.asked("0" * 64)
+    assert taken(queue) == "b"
+
+
+def test_what_others_compile_is_looked_for_again_last_and_not_for_ever() -> None:
+    queue = Upcoming()
+    queue.now([recipe("a"), recipe("b")])
+    first = queue.take()
+    assert first is not None
+    queue.busy(first)
+    assert (taken(queue), queue.ready, queue.new, len(queue)) == ("b", False, False, 1)
+    times = 1
+    while queue:
+        queue.again()
+        queue.now([recipe("c")] if times == 1 else [])
+        assert queue.ready
+        assert taken(queue) == ("ca" if times == 1 else "a")
+        times += 1
+        queue.busy(first)
+    assert times == 100
