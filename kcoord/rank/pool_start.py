@@ -41,6 +41,7 @@ _PROGRAM = (
 # a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
+_ENOUGH_CORES = 4  # with fewer, a pool that must be started first takes more from the ranks than it gives
 _ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
 
 
@@ -77,9 +78,14 @@ class PoolStart:
 
         return begin
 
+    @property
+    def takes_announcements(self) -> bool:
+        """False where `announce` does nothing: no pool is wanted, or no core would be left for one."""
+        return self._wanted and cores() >= _ENOUGH_CORES
+
     def announce(self, recipes: Sequence[Recipe]) -> None:
         """This process is about to use `recipes`. Returns at once."""
-        if self._wanted and recipes:
+        if recipes and self.takes_announcements:
             self._in_thread(recipes)
 
     def start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -32,7 +33,7 @@ from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.living import words_of
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, sandboxed
+from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
 from tests.support.triton_ranks import RANK, homes, hooked, report
 
 pytest.importorskip("triton")
@@ -405,6 +406,30 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     said = report(job)
     assert (len(said["compiled"]), len(said["loaded"])) == (0, 6)
     eventually(lambda: not pool(sandbox))
+
+
+ON_MANY_CORES = """
+import runpy, sys
+from kcoord.rank import pool_start
+pool_start._ENOUGH_CORES = 1
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_configurations_that_a_rank_is_about_to_measure_are_compiled_at_once(sandbox: Sandbox) -> None:
+    start_agent(Settings.from_environ(sandbox.env()))
+    gate = sandbox.root / "gate"
+    rank = sandbox.start("-c", ON_MANY_CORES, PROGRAMS / "tuned.py", GATE=str(gate), **hooked(sandbox, 0))
+    eventually(lambda: list(sandbox.root.glob("gate.*")), 60, "it measures its first configuration")
+    eventually(lambda: len(kernels(sandbox)) == 3, 60)
+    eventually(lambda: pool_status(sandbox)["compiled"] == 3)
+    gate.touch()
+    done = finish(rank)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["choice"], len(said["measured"]), said["pruned"]) == (64, 3, [7])
+    assert len(kernels(sandbox)) == 3
 
 
 def test_a_process_that_replays_the_profile_itself_starts_no_pool(

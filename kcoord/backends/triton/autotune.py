@@ -37,6 +37,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
+from kcoord.backends.triton.upcoming import recipes_of
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
@@ -111,16 +112,20 @@ class _Tuning:
 
     def _runs(self, config: Any) -> bool:
         """True if `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
-        if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
-            config.pre_hook(self.bound_with(config))
         try:
-            kernel = self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
+            kernel = self.launch(config)
             if not hasattr(kernel, "_init_handles"):
                 return True  # compiled elsewhere, or by a hook of somebody's
             kernel._init_handles()
         except (OutOfResources, CompileTimeAssertionFailure, PTXASError):  # as Triton does when it measures
             return False
         return bool(kernel.metadata.num_warps * self.device.target.warp_size <= kernel.n_max_threads)
+
+    def launch(self, config: Any) -> Any:
+        """The kernel of `config` for this very call, which is not launched in fact."""
+        if config.pre_hook is not None:  # as before each launch: it may set what the compile depends on
+            config.pre_hook(self.bound_with(config))
+        return self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
 
     def _record(self, content: bytes, seconds: float) -> None:
         """Keep the recipe of the choice, if the job has a profile and the kernel can be imported."""
@@ -183,6 +188,8 @@ def _sharing(stock: Any) -> Any:
         if chosen is not None:
             self.cache[tuning_key] = chosen
             return True
+        if tuning is not None:
+            _announce(tuning)
         before = vars(self).get("configs_timings")
         found = False
         if _wants_disk_cache(self):
@@ -233,6 +240,14 @@ def _tuning(
         {"configs": [str(config)[: triton_choice.LONGEST_TEXT] for config in configs]}
     )
     return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, call, device, scope["device_model"])
+
+
+@fails_open(lambda tuning: None)
+def _announce(tuning: _Tuning) -> None:
+    """All configurations are about to be compiled here, one by one: the node's pool may compile them at once."""
+    pool = tuning.coordinator.pool
+    if pool.takes_announcements:
+        pool.announce(recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs]))
 
 
 @fails_open(lambda tuning: None)

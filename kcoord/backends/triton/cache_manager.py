@@ -30,6 +30,7 @@ from kcoord.backends.triton import inputs as triton_inputs
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
+from kcoord.backends.triton import upcoming as triton_upcoming
 from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32
 from kcoord.backends.triton.modules import Module, TritonModules
 from kcoord.files.faults import store_error
@@ -66,6 +67,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             return cast("dict[str, str] | None", FileCacheManager.get_group(self, filename))
         frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
         kernel = self._kernel = self._asked_for(filename, frame.f_locals)
+        if triton_upcoming.listing.active:
+            raise triton_upcoming.Listed(kernel.source, kernel.triton_target, kernel.options)
         replaying = triton_recipes.replaying
         found = _kernels.begin(kernel, waits=replaying.waits, loads=not replaying.active)
         if isinstance(found, Bypassed):
