@@ -31,7 +31,8 @@ SECRET_FILES = {"redis_url_file": "redis_url", "signing_key_file": "signing_key"
 ALTERNATIVES = SECRET_FILES | {inline: file for file, inline in SECRET_FILES.items()}
 """The other one of such a pair."""
 LONGEST_JOB = values.LONGEST_JOB
-profile_name = values.name
+NO_PROFILE = "off"
+"""As a profile's name: none."""
 
 
 def is_profile_name(value: str) -> bool:
@@ -116,8 +117,8 @@ class Settings:
         None, values.job, "name", "The job's name in statistics; the same on all its nodes. Default: the launcher's "
         "job id.")  # fmt: skip
     profile: str | None = _setting(
-        None, values.name, "name", "Compiles are recorded under this name, and `kcoord-torchrun` compiles the "
-        "recorded ones before the job starts.")  # fmt: skip
+        None, values.name, "name", "Compiles are recorded under this name, and later jobs compile the recorded ones before "
+        "they ask for them. Default: a name made from what the job runs. off: nothing is recorded.")  # fmt: skip
     ahead: int = _setting(
         64, values.count_or_none, "count", "The most workers of the node's pool, which compiles upcoming keys before ranks "
         "ask for them: no more than idle cores, and only with 1 GiB of free memory for each. 0: none.")  # fmt: skip
@@ -208,6 +209,11 @@ class Settings:
         if self.store is None or self.namespace == _DEFAULT_NAMESPACE:
             return self.store
         return self.store / "namespaces" / self.namespace
+
+    @property
+    def recorded_as(self) -> str | None:
+        """The name of the profile that is recorded and used, if there is one."""
+        return None if self.profile == NO_PROFILE else self.profile
 
     @property
     def policy(self) -> str:

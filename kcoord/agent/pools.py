@@ -27,7 +27,7 @@ from kcoord.telemetry.events import Notices, tell_if_failed
 _MOST_POOLS = 64
 _MOST_STARTS = 3  # of a job's pool, whose process may die of what it imports
 _STARTS_WITHIN = 30.0  # seconds; then another process may start it
-_PROFILE_WITHIN = 5.0  # seconds that the pool waits for the profile, which it needs only to know what to import
+_PROFILE_WITHIN = 5.0  # seconds; a store that takes longer tells at the next wait what is upcoming
 _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
@@ -65,7 +65,7 @@ class Pools:
         self._permits = Permits(most)
         self._pools: dict[str, _Pool] = {}
 
-    def upcoming(self, connection: Connection, _: int, message: Announced) -> Granted:
+    async def upcoming(self, connection: Connection, _: int, message: Announced) -> Granted:
         """Add to what the job's pool compiles. Raises `ProtocolError` for what is no recipe, or no name."""
         try:
             recipes = [Recipe.from_wire(recipe) for recipe in message.recipes[:MOST_AT_ONCE]]
@@ -85,23 +85,25 @@ class Pools:
             )
             pool.profiles[profile] = reading
         self._dispatch(pool)
+        if unread := [each for each in pool.profiles.values() if not each.done()]:
+            await asyncio.wait(unread, timeout=_PROFILE_WITHIN)
         now = time.monotonic()
-        useful = pool.upcoming.new or not all(reading.done() for reading in pool.profiles.values())
-        if pool.process or not useful or pool.starts >= _MOST_STARTS or now < pool.start_granted + _STARTS_WITHIN:
+        if (
+            pool.process
+            or not pool.upcoming.new
+            or pool.starts >= _MOST_STARTS
+            or now < pool.start_granted + _STARTS_WITHIN
+        ):
             return Granted(granted=False)
         pool.start_granted = now
         return Granted(granted=True)
 
-    async def join(self, connection: Connection, _: int, message: Join) -> Joined:
+    def join(self, connection: Connection, _: int, message: Join) -> Joined:
         pool = self._pools.get(connection.who.job)
         if pool is None or pool.process:
             return Joined(0, [])
         self._connections.must_live(connection)
         pool.process, pool.starts = connection.id, pool.starts + 1
-        if reading := set(pool.profiles.values()):
-            await asyncio.wait(reading, timeout=_PROFILE_WITHIN)
-        if not pool.upcoming:
-            return Joined(0, [])
         pool.used = time.monotonic()
         # an import may have ended its predecessor
         modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []

@@ -45,6 +45,7 @@ from kcoord.artifacts.choices import store_decided
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
+from kcoord.profiles.automatic import is_automatic
 from kcoord.protocol import messages
 from kcoord.protocol.endpoint import log_to_file
 from kcoord.protocol.fields import HEARTBEAT
@@ -119,7 +120,8 @@ class Agent:
         self._choices = Choices(self._lease_tasks, settings.local_dir, settings.agent_timeout, notices)
         self._profiles = Profiles(root, settings.local_dir, notices, trust)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
-        self._requested = RequestedRecorder(root, settings.local_dir, settings.profile, notices)
+        named = None if is_automatic(settings.profile) else settings.recorded_as
+        self._requested = RequestedRecorder(root, settings.local_dir, named, notices)
         self._use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, self.id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
@@ -247,8 +249,8 @@ class Agent:
 
     async def _learn(self) -> None:
         """Take the compile times that the job's profile recorded."""
-        if self._settings.profile is not None:
-            self._expectations.learn_all(await self._profiles.recorded(self._settings.profile))
+        if self._settings.recorded_as is not None:
+            self._expectations.learn_all(await self._profiles.recorded(self._settings.recorded_as))
 
     # Requests.
 

@@ -27,6 +27,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import Environment
 from kcoord.keys.tools.toolchain import tool_factors, tools
 from kcoord.keys.tools.tree import tree_factors
+from kcoord.profiles.automatic import is_automatic
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import ABSENT, Busy, Compilation, Coordinator, Request
@@ -320,6 +321,13 @@ class Backend(ABC, Generic[R, H]):
         coordinator = asked.coordinator
         key = self._behind(request, asked) if asked.is_alias else asked.key
         target = asked.device.target if asked.device is not None else self.target(request)
+        missed = False
+
+        def recipe() -> str | None:
+            nonlocal missed
+            missed = True
+            return self._recipe_digest(request)
+
         wanted = Request(
             key,
             self.home(request, key),
@@ -327,12 +335,13 @@ class Backend(ABC, Generic[R, H]):
             target=target,
             explain=lambda: self.details(request),
             counters=self.counters(request),
-            recipe=lambda: self._recipe_digest(request),
+            recipe=recipe,
             meanwhile=lambda: self.meanwhile(request),
             loads=loads,
         )
         found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
-        if isinstance(found, Artifact):
+        # what is on this node was recorded when it was compiled, unless somebody gave the profile a name of its own
+        if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
             self._record(request, found.manifest.compile_seconds)
         return found
 
@@ -417,14 +426,14 @@ class Backend(ABC, Generic[R, H]):
     @fails_open(lambda self, request: None)
     def _recipe_digest(self, request: R) -> str | None:
         """By it the agent finds the compile time that the job's profile recorded."""
-        recipe = self.recipe(request, 0.0) if connect().settings.profile else None
+        recipe = self.recipe(request, 0.0) if connect().settings.recorded_as else None
         return None if recipe is None else recipe.digest
 
     @fails_open(lambda self, *arguments: None)
     def _record(self, request: R, seconds: float) -> None:
         """Keep the recipe of a compiled or loaded kernel, if the job records a profile."""
         coordinator = connect()
-        if coordinator.settings.profile:
+        if coordinator.settings.recorded_as:
             recipe = self.recipe(request, seconds)
             if recipe is not None:
                 coordinator.record(recipe)

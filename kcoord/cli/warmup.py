@@ -18,7 +18,7 @@ import click
 from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.settings import variable
+from kcoord.settings import NO_PROFILE, variable
 from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
 from kcoord.warmup.profile_access import recorded
@@ -56,7 +56,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
     environment = environ_with(flags)
-    environment.pop(variable("profile"), None)  # a warm-up records nothing
+    environment[variable("profile")] = NO_PROFILE  # a warm-up records nothing
     begun = time.perf_counter()
     processes: list[_Worker] = []
     with _interrupted_by_signals():

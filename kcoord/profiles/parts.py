@@ -11,16 +11,18 @@ functions that are imported and called, so parts in the store are signed as arti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.private import make_private
 from kcoord.files.shared_directory import read_all, save
-from kcoord.profiles.profile_files import FileFormat, profiles_in
+from kcoord.profiles.automatic import is_automatic, nearest, superfluous
+from kcoord.profiles.profile_files import FileFormat, profiles_in, times_of_profiles
 from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -50,6 +52,7 @@ def load_profile(settings: Settings, name: str, notices: Notices | None = None) 
     existing profiles, if there is no such profile. Blocks for as long as the file system does.
     """
     notices = Notices() if notices is None else notices
+    name = nearest_of(_private_roots(settings), name)
     existing = profile_names(settings)  # lists the directory above, which refreshes the names that NFS remembers
     if name not in existing:
         there = f"are {', '.join(existing)}" if existing else "are none yet (KCOORD_PROFILE records one)"
@@ -60,6 +63,23 @@ def load_profile(settings: Settings, name: str, notices: Notices | None = None) 
     if not merged:
         raise KcoordError(f"the profile {name!r} has no part that can be read: record it again")
     return sorted(merged.values(), key=lambda r: (-r.seconds, r.order, r.digest))
+
+
+def nearest_of(roots: Sequence[Path], name: str) -> str:
+    """The profile below `roots` to read for `name`; `name` itself if there is none that is nearer. Raises `StoreError`."""
+    if not is_automatic(name):
+        return name
+    times: dict[str, float] = {}
+    for root in roots:
+        for each, at in times_of_profiles(root).items():
+            times[each] = max(at, times.get(each, at))
+    return nearest(name, times) or name
+
+
+def forget_superfluous(root: Path) -> None:
+    """Remove the oldest of many automatic profiles below `root`, a directory of `roots`. Raises OSError, `StoreError`."""
+    for name in superfluous(times_of_profiles(root)):
+        beneath.remove(root / name, root)
 
 
 def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[Recipe]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,6 +79,15 @@ class FileFormat:
         except (ArtifactInvalid, ValueError) as error:
             skipped(error)
         return []
+
+
+def times_of_profiles(root: Path) -> dict[str, float]:
+    """The profiles that have a directory in `root`, and when each got its last part. Raises `StoreError`."""
+    found = {}
+    for name in profiles_in(root):
+        with suppress(OSError):
+            found[name] = (root / name).stat().st_mtime
+    return found
 
 
 def profiles_in(root: Path, *, follow_symlinks: bool = False) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 from kcoord.keys.environment import Environment
+from kcoord.profiles.automatic import of_this_process
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 from kcoord.settings import FIELDS, Settings, unknown_variables, variable
@@ -37,6 +39,8 @@ def connect(**flags: str | None) -> Coordinator:
         return last[1]
     with _lock:
         settings = Settings.from_environ(**flags)
+        if settings.profile is None:
+            settings = replace(settings, profile=of_this_process(ranks_of().world or 1))
         coordinator = _coordinators.get(settings)
         if coordinator is None:
             coordinator = _coordinators.setdefault(settings, Coordinator(settings))

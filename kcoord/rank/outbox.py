@@ -16,7 +16,7 @@ _FRAME_BYTES = 1 << 20  # a quarter of the largest frame; a recipe's own bound i
 
 
 class Outbox:
-    """Recipes of the profile `settings.profile`. Thread-safe. Not guaranteed: that the last ones of a killed process arrive."""
+    """Recipes for the profile `recorded_as`. Thread-safe. Not guaranteed: that the last ones of a killed process arrive."""
 
     def __init__(self, settings: Settings, client: AgentClient, notices: Notices) -> None:
         self._settings, self._client, self._notices = settings, client, notices
@@ -36,7 +36,7 @@ class Outbox:
 
     def deliver(self) -> bool:
         """Deliver all recipes. False if no agent took them; none is started."""
-        name = self._settings.profile
+        name = self._settings.recorded_as
         if name is None or not self._waiting or not self._delivering.acquire(blocking=False):
             return True  # another thread delivers; the next delivery has the rest
         try:
@@ -50,7 +50,7 @@ class Outbox:
 
     def keep(self) -> None:
         """Write the recipes as a part on this node, without an agent. Only agents write to the store, which may hang."""
-        name, recipes = self._settings.profile, self._snapshot()
+        name, recipes = self._settings.recorded_as, self._snapshot()
         if name is None or not recipes:
             return
         try:

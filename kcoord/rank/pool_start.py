@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kcoord.cgroups import cores
 from kcoord.fork import forgets_after_fork
@@ -22,7 +23,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Granted, Upcoming
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient
-from kcoord.settings import Settings, variable
+from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.events import Notices
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
@@ -66,13 +67,13 @@ class PoolStart:
 
     def at_wait(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
         """A function to call when a wait begins: it has the rest of the profile compiled, and calls `meanwhile`."""
-        if not self._wanted or self._settings.profile is None:
+        if not self._wanted or self._settings.recorded_as is None:
             return meanwhile
 
         def begin() -> None:
             if time.monotonic() > self._asked + _ASK_AGAIN:
                 self._asked = time.monotonic()
-                self._in_thread([])
+                self.start_soon()
             if meanwhile is not None:
                 meanwhile()
 
@@ -86,7 +87,19 @@ class PoolStart:
     def announce(self, recipes: Sequence[Recipe]) -> None:
         """This process is about to use `recipes`. Returns at once."""
         if recipes and self.takes_announcements:
-            self._in_thread(recipes)
+            self.start_soon(recipes)
+
+    def start_soon(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
+        """`start`, in a thread."""
+
+        def ask() -> None:
+            with self._lock:
+                self.start(recipes, **how)
+
+        try:
+            threading.Thread(target=ask, name="kcoord-pool", daemon=True).start()
+        except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
+            let_through(error)
 
     def start(
         self, recipes: Sequence[Recipe] = (), *, path: Sequence[str] | None = None, node: int = 0, nodes: int = 1
@@ -94,7 +107,7 @@ class PoolStart:
         """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`."""
         if not self._wanted:
             return
-        asked = Upcoming([recipe.to_wire() for recipe in recipes], self._settings.profile, node, nodes)
+        asked = Upcoming([recipe.to_wire() for recipe in recipes], self._settings.recorded_as, node, nodes)
         answer = self._client.ask(asked, Granted, quietly=True)
         if answer is None or not answer.granted:
             return
@@ -122,16 +135,6 @@ class PoolStart:
         before, self._control = self._control, control
         if before is not None:
             before.close()
-
-    def _in_thread(self, recipes: Sequence[Recipe]) -> None:
-        def ask() -> None:
-            with self._lock:
-                self.start(recipes)
-
-        try:
-            threading.Thread(target=ask, name="kcoord-pool", daemon=True).start()
-        except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
-            let_through(error)
 
     def _started(self, path: Sequence[str]) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
@@ -164,4 +167,11 @@ class PoolStart:
 def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """The rank's, with `settings`; but a pool joins no process group, records nothing, and starts no pool."""
     kept = {name: value for name, value in environ.items() if not name.startswith(_RENDEZVOUS)}
-    return {**kept, **settings.to_environ(), **_NO_GPU, **_ONE_THREAD, variable("ahead"): "0", variable("profile"): ""}
+    return {
+        **kept,
+        **settings.to_environ(),
+        **_NO_GPU,
+        **_ONE_THREAD,
+        variable("ahead"): "0",
+        variable("profile"): NO_PROFILE,
+    }

@@ -111,7 +111,7 @@ class Recorder:
 
     def record(self, recipe: Recipe) -> None:
         """Keep `recipe` for the profile that this job records, if it records one. Costs microseconds."""
-        if self._settings.profile is not None and self._usable():
+        if self._settings.recorded_as is not None and self._usable():
             self.outbox.put(recipe)
 
     def deliver(self) -> bool:

@@ -10,11 +10,13 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kcoord.errors import AgentUnavailable, StoreError
+from kcoord.profiles.automatic import is_automatic
 from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
-from kcoord.settings import FIELDS, Settings, variable
+from kcoord.settings import FIELDS, NO_PROFILE, Settings, variable
 
 
 def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
@@ -51,9 +53,11 @@ def start_daemon(listener: socket.socket, settings: Settings) -> None:
     Tries once more if a signal kills it while it starts. Raises `AgentUnavailable`.
     """
     log = log_of(settings.socket_path)
+    # it may outlive this job, whose name is not the next one's
+    shared = replace(settings, profile=NO_PROFILE) if is_automatic(settings.profile) else settings
     with open_log(log) as output:
         for _ in range(2):
-            starter = start_process(listener, ["--daemon"], settings, output.fileno())
+            starter = start_process(listener, ["--daemon"], shared, output.fileno())
             try:
                 code = starter.wait(timeout=30)
             except subprocess.TimeoutExpired:

@@ -67,7 +67,7 @@ def prefetch(
     say: Callable[[str], object],
     place_of: PlaceOf = lambda key: local.place_of(key.digest),
 ) -> Fetched:
-    """Fetch the artifacts that the profile `settings.profile` needs, for at most `timeout` seconds, and at most `most` bytes.
+    """Fetch the artifacts that the profile `settings.recorded_as` needs, for at most `timeout` seconds, and at most `most` bytes.
 
     An artifact is in memory for a moment; all together take half of a container's free memory at most, since an init container
     that is killed for its memory fails its pod. A larger artifact is left out.
@@ -126,7 +126,7 @@ class _Prefetch:
             self.stop(str(error))
 
     def _run(self) -> None:
-        root, name = self._settings.store_root, self._settings.profile
+        root, name = self._settings.store_root, self._settings.recorded_as
         if name is None or root is None:
             unset = "KCOORD_PROFILE is not set, so nothing says what is needed"
             self.stop(unset if name is None else "KCOORD_STORE is not set, so there is nothing to fetch from")

@@ -79,7 +79,7 @@ def warmup(
     if not isinstance(profile_or_recipes, str):
         return _warm_up("warm-up", list(profile_or_recipes), parsed, progress, begun)
     name = profile_or_recipes
-    if name == coordinator.settings.profile:
+    if name == coordinator.settings.recorded_as:
         coordinator.pool.retire()
     return _warm_up(f"warm-up {name}", _recipes(name), parsed, progress, begun)
 
@@ -92,7 +92,7 @@ def replay() -> Report | None:
     """
     begun = time.perf_counter()
     coordinator = connect()
-    name = coordinator.settings.profile
+    name = coordinator.settings.recorded_as
     if name is None or not coordinator.usable:
         return None
     coordinator.pool.retire()

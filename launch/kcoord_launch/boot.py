@@ -50,8 +50,8 @@ def _run(path: str) -> None:
 
 
 def _warm_up() -> None:
-    """Compile the profile together with the other ranks, before the script begins, where no cores idle for the node's pool."""
-    if not os.environ.get("KCOORD_PROFILE"):
+    """Compile a named profile together with the other ranks, before the script begins, if no cores idle for the node's pool."""
+    if os.environ.get("KCOORD_PROFILE", "off") == "off":
         return
     from kcoord.backends.fail_open import fails_open
 
@@ -59,11 +59,15 @@ def _warm_up() -> None:
 
 
 def _replay() -> None:
+    from kcoord.profiles.automatic import is_automatic
     from kcoord.rank.connect import connect
     from kcoord.rank.pool_start import has_cores_to_spare
     from kcoord.warmup.runner import replay
 
-    if connect().settings.ahead and has_cores_to_spare(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+    settings = connect().settings
+    if is_automatic(settings.profile):
+        return  # nobody asked for it, and a script may set variables before it imports anything
+    if settings.ahead and has_cores_to_spare(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
         return
     report = replay()
     if report is not None and os.environ.get("RANK", "0") == "0":

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from types import FrameType
 
+from kcoord.profiles.automatic import of_command
+from kcoord.ranks import ranks_of
 from kcoord.settings import Settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import SECRET_VARIABLES, job_name
@@ -31,6 +34,8 @@ def run(settings: Settings, command: list[str]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.disable:
         return _run(command, dict(os.environ))
+    if settings.profile is None:
+        settings = replace(settings, profile=of_command(command, ranks_of().world or 0))
     with supervised(settings, job_name(settings)) as extra:
         return _run(command, {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | extra)
 

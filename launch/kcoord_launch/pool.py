@@ -20,11 +20,11 @@ from kcoord.telemetry.events import Notices
 def pool_beside(args: Any) -> Iterator[None]:
     """Start the pool for the ranks of torchrun's `args`, in the environment that they will have; end it after the block."""
     settings, notices = Settings.from_environ(), Notices()
-    if settings.disable or settings.profile is None or not has_cores_to_spare(_ranks(args)):
+    if settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
         yield
         return
     with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        pool.start(path=_path(args), node=_node(args), nodes=_most_nodes(args))
+        pool.start_soon(path=_path(args), node=_node(args), nodes=most_nodes(args))
         yield
 
 
@@ -34,7 +34,7 @@ def _path(args: Any) -> list[str]:
     return [str(first), *sys.path[1:]]
 
 
-def _ranks(args: Any) -> int:
+def ranks_of_node(args: Any) -> int:
     """Ranks of this node. For ``auto`` and ``gpu``, one: torchrun looks, and has not yet."""
     return int(args.nproc_per_node) if str(args.nproc_per_node).isdecimal() else 1
 
@@ -44,6 +44,6 @@ def _node(args: Any) -> int:
     return int(args.node_rank) if args.rdzv_backend == "static" else crc32(platform.node().encode())
 
 
-def _most_nodes(args: Any) -> int:
+def most_nodes(args: Any) -> int:
     most = str(args.nnodes).rpartition(":")[2]
     return int(most) if most.isdecimal() else 1

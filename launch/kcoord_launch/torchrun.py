@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kcoord.errors import SettingsError
+from kcoord.profiles.automatic import of_module, of_script
 from kcoord.settings import FIELDS, unknown_variables, variable
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import applied, job_name
-from kcoord_launch.pool import pool_beside
+from kcoord_launch.pool import most_nodes, pool_beside, ranks_of_node
 from kcoord_launch.supervise import supervised
 
 _FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key")]
@@ -41,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         _launch(torchrun, args)
         return 0
     given = argparse.Namespace(**vars(args))
+    if settings.profile is None:
+        settings = replace(settings, profile=_profile(args))
     # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
     if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
         _through_boot(args)
@@ -63,6 +67,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
             flag = f"--kcoord-{spec.name.replace('_', '-')}"
             group.add_argument(flag, metavar=spec.metadata["unit"].upper(), help=f"{spec.metadata['doc']} "
                                f"({variable(spec.name)})".replace("%", "%%"))  # fmt: skip
+
+
+def _profile(args: Any) -> str:
+    """The name of the job's profile, by what it runs."""
+    ranks = ranks_of_node(args) * most_nodes(args)
+    return (of_module if args.module else of_script)(args.training_script, ranks)
 
 
 def _through_boot(args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -173,7 +174,7 @@ def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
     with held(sandbox, first, rests=0.0) as client:
         rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: len(kernels(sandbox)) == 5, 60)
-        eventually(lambda: not pool(sandbox), 60)
+        eventually(lambda: not pool(sandbox) and not pool_status(sandbox)["running"], 60)
         assert rank.poll() is None
         known, new = recipes[1], replace(recipes[1], target="cuda:80")
         assert client.ask(Upcoming([known.to_wire()]), Granted) == Granted(granted=False)
@@ -183,7 +184,7 @@ def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"KCOORD_PROFILE": None}, {"KCOORD_PROFILE": "six", "KCOORD_AHEAD": "0"}],
+    [{"KCOORD_PROFILE": "off"}, {"KCOORD_PROFILE": "six", "KCOORD_AHEAD": "0"}],
     ids=["no profile", "ahead=0"],
 )
 def test_there_is_no_pool_where_none_is_wanted(
@@ -387,7 +388,7 @@ def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp
     assert (found["RANK"], found["PATH"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "/bin", "")
     again = Settings.from_environ(found)
     assert (again.local_dir, again.spawn, again.max_wait) == (tmp_path, False, 7.0)
-    assert (again.profile, again.ahead) == (None, 0)
+    assert (again.recorded_as, again.ahead) == (None, 0)
 
 
 @pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
@@ -430,6 +431,26 @@ def test_configurations_that_a_rank_is_about_to_measure_are_compiled_at_once(san
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["choice"], len(said["measured"]), said["pruned"]) == (64, 3, [7])
     assert len(kernels(sandbox)) == 3
+
+
+def test_a_job_that_nobody_gave_a_profile_finds_what_it_compiled_before(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    rank = ["--kernels", "6"]
+    report(sandbox.start(RANK, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None, KCOORD_IDLE_TIMEOUT="0.1")))
+    (profile,) = eventually_one(sandbox.local / "profiles")
+    assert profile.name.startswith("auto-rank.1.")
+    shutil.rmtree(sandbox.local / "triton")
+    eventually(lambda: not sandbox.processes(), what="its agent ended")
+    with held(sandbox, recorded[1]):
+        again = sandbox.start(RANK, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None))
+        eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
+    assert len(report(again)["compiled"]) == 1
+
+
+def eventually_one(directory: Path) -> list[Path]:
+    eventually(lambda: directory.is_dir() and len(list(directory.iterdir())) == 1)
+    return list(directory.iterdir())
 
 
 def test_a_process_that_replays_the_profile_itself_starts_no_pool(

@@ -15,4 +15,5 @@ def is_foreign(name: str) -> bool:
 
 def clean_environ() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not is_foreign(name)}
-    return {**kept, "KCOORD_STORE_CREATE": "1"}  # each test has a store of its own
+    # each test has a store of its own, and records a profile if it says so
+    return {**kept, "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "off"}

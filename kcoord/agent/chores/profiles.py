@@ -13,7 +13,8 @@ from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import fault_of
-from kcoord.profiles.parts import parts, roots, save_part
+from kcoord.profiles.automatic import is_automatic
+from kcoord.profiles.parts import forget_superfluous, nearest_of, parts, roots, save_part
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
 from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
@@ -114,6 +115,7 @@ class Profiles:
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
 
     def _read(self, name: str) -> list[Recipe]:
+        name = nearest_of(self._roots, name)
         found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
         return list(merge(recipe for recipes in found for recipe in recipes).values())
 
@@ -125,8 +127,17 @@ class Profiles:
                 if root != here and self._store is not None:
                     StoreRoot(self._store).find()
                 whole = merge([*recipes, *parts(here / name, self._notices)]) if root != here else merge(recipes)
-                return save_part(root / name, whole.values(), earlier, self._checked_by(root))
+                written = save_part(root / name, whole.values(), earlier, self._checked_by(root))
+                if earlier is None and is_automatic(name):
+                    self._forget(root)
+                return written
             except StoreError as error:
                 about = fault_of(root.parent.parent, error) if root != here else f"profiles in {root}"
                 self._notices.tell(f"a profile is not saved: {error}", about=about)
         return None
+
+    def _forget(self, root: Path) -> None:
+        try:
+            forget_superfluous(root)
+        except (OSError, StoreError) as error:
+            self._notices.tell(f"old profiles are not removed: {error}", about=f"profiles in {root}")

@@ -129,7 +129,7 @@ class _Tuning:
 
     def _record(self, content: bytes, seconds: float) -> None:
         """Keep the recipe of the choice, if the job has a profile and the kernel can be imported."""
-        if self.coordinator.settings.profile is None:
+        if self.coordinator.settings.recorded_as is None:
             return
         function = self.autotuner.base_fn
         module, qualname = function.__module__, function.__qualname__

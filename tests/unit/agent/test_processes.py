@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from kcoord.agent.watch.processes import ProcessWatch
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.peer import peer_of
 from tests.support.agents import SOON, Node
 from tests.support.cluster import start_agent
@@ -140,13 +141,15 @@ def last_words(node: Node, agent: subprocess.Popen[bytes], request: dict[str, ob
     agent.send_signal(signal.SIGCONT)
 
 
-def test_a_permit_that_was_asked_for_in_a_process_s_last_moment_is_not_lost_for_others() -> None:
+def test_what_a_pools_worker_took_in_its_last_moment_is_not_lost_for_others() -> None:
+    recipe = Recipe("triton", "kernels", "scale", {}, "cuda:90", 1.0, 0).to_wire()
     with Node(ahead="1") as node:
         agent = start_agent(node, MUCH_IS_FREE)
-        last_words(node, agent, {"op": "permit", "memory": 64 << 30})
         with node.wire() as wire:
             wire.hello()
-            assert wire.ask({"op": "permit", "memory": 64 << 30})["granted"]
+            assert wire.ask({"op": "upcoming", "recipes": [recipe]})["granted"]
+            last_words(node, agent, {"op": "take", "memory": 64 << 30})
+            assert wire.ask({"op": "take", "memory": 64 << 30})["recipe"] == recipe
 
 
 def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_moment() -> None:
