@@ -9,11 +9,13 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.connections import Connection, Connections
+from kcoord.agent.guesses import guessed, modules_of
 from kcoord.agent.upcoming import Upcoming
 from kcoord.agent.watch.idle_cores import Permits
 from kcoord.cgroups import cores
@@ -23,6 +25,7 @@ from kcoord.protocol.messages import Granted, Join, Joined, Take, Work
 from kcoord.protocol.messages import Upcoming as Announced
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed
+from kcoord.telemetry.spans import KEY_DIGITS
 
 _MOST_POOLS = 64
 _MOST_STARTS = 3  # of a job's pool, whose process may die of what it imports
@@ -32,6 +35,8 @@ _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
 _FAILURES_SHOWN = 5
+_GUESSED_FROM = 20  # profiles
+_GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
 
 
@@ -48,20 +53,26 @@ class _Pool:
     busy: dict[int, Recipe] = field(default_factory=dict)
     ended: Counter[str] = field(default_factory=Counter)
     failures: deque[str] = field(default_factory=lambda: deque(maxlen=_FAILURES_SHOWN))
-    used: float = 0.0  # when it last had something to do
+    active: float = 0.0  # when it last had something to do
+    is_unknown: bool = False  # there is no profile of the job
+    others: list[list[Recipe]] | None = None  # profiles of other jobs, the latest first
+    guessed: int = 0  # recipes
+    workers: set[int] = field(default_factory=set)  # their process ids
+    published: set[str] = field(default_factory=set)  # keys that the pool compiled, and that no rank has used yet
+    used: int = 0  # keys
 
 
 class Pools:
-    """`most` workers at a time, of all pools. ``recorded(profile)`` are the recipes of a profile."""
+    """`most` workers at a time, of all pools."""
 
     def __init__(
         self,
         most: int,
         connections: Connections,
-        recorded: Callable[[str], Awaitable[list[Recipe]]],
+        profiles: Profiles,
         notices: Notices,
     ) -> None:
-        self._most, self._connections, self._recorded, self._notices = most, connections, recorded, notices
+        self._most, self._connections, self._profiles, self._notices = most, connections, profiles, notices
         self._permits = Permits(most)
         self._pools: dict[str, _Pool] = {}
 
@@ -87,6 +98,13 @@ class Pools:
         self._dispatch(pool)
         if unread := [each for each in pool.profiles.values() if not each.done()]:
             await asyncio.wait(unread, timeout=_PROFILE_WITHIN)
+        if profile is not None and pool.is_unknown:
+            if pool.others is None:
+                pool.others = await self._profiles.latest(_GUESSED_FROM)
+            if not message.modules:
+                return Granted(granted=False, modules=modules_of(pool.others))
+            pool.guessed += pool.upcoming.guess(guessed(pool.others, set(map(str, message.modules)), message.target))
+            self._dispatch(pool)
         now = time.monotonic()
         if (
             pool.process
@@ -104,7 +122,7 @@ class Pools:
             return Joined(0, [])
         self._connections.must_live(connection)
         pool.process, pool.starts = connection.id, pool.starts + 1
-        pool.used = time.monotonic()
+        pool.active = time.monotonic()
         # an import may have ended its predecessor
         modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
         return Joined(max(1, min(self._most, int(cores()))), modules)
@@ -118,9 +136,24 @@ class Pools:
         self._ended(pool, connection.id, message.ended, message.why)
         if message.last:
             return Work(over=True)
+        pool.workers.add(connection.who.pid)
         pool.idle[connection.id] = connection, request, time.monotonic(), message.memory
         self._dispatch(pool)
         return None
+
+    def published(self, connection: Connection, digest: str) -> None:
+        """The key `digest` was compiled by this client, which may be a worker."""
+        pool = self._pools.get(connection.who.job)
+        if pool is not None and connection.who.pid in pool.workers:
+            pool.published.add(digest[:KEY_DIGITS])
+
+    def used(self, connection: Connection, digests: Iterable[str]) -> None:
+        """The keys that begin with `digests` were loaded by this client."""
+        pool = self._pools.get(connection.who.job)
+        if pool is not None and pool.published and connection.who.pid not in pool.workers:
+            found = pool.published.intersection(digests)
+            pool.published -= found
+            pool.used += len(found)
 
     def asked(self, job: str, recipe: str | None) -> None:
         """A process of the job claims the key of `recipe`."""
@@ -143,10 +176,12 @@ class Pools:
         now = time.monotonic()
         for pool in self._pools.values():
             if pool.upcoming.new or pool.busy:
-                pool.used = now
-            elif now > pool.used + _RESTS:
+                pool.active = now
+            elif now > pool.active + _RESTS:
                 self._send_away(pool)
                 pool.starts = 0
+            if pool.guessed and not pool.used and pool.ended["compiled"] >= _GUESSES_PAY:
+                pool.upcoming.drop_guesses()
             pool.upcoming.again()
             self._dispatch(pool)
             for owner, (connection, request, since, _) in list(pool.idle.items()):
@@ -162,6 +197,8 @@ class Pools:
                 "starts": pool.starts,
                 "busy": sorted(f"{recipe.module}.{recipe.qualname}" for recipe in pool.busy.values()),
                 "queued": len(pool.upcoming),
+                "guessed": pool.guessed,
+                "used": pool.used,
                 **{how: pool.ended[how] for how in _ENDS},
                 "failures": list(pool.failures),
             }
@@ -169,7 +206,8 @@ class Pools:
         }
 
     async def _read(self, pool: _Pool, profile: str, node: int, nodes: int) -> None:
-        recipes = await self._recorded(profile)
+        recipes = await self._profiles.recorded(profile)
+        pool.is_unknown = not recipes
         pool.upcoming.later(recipes, node, nodes, cores())
         by_order = sorted(recipes, key=lambda recipe: recipe.order)
         pool.modules |= dict.fromkeys(recipe.module for recipe in by_order if recipe.target)

@@ -129,7 +129,7 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._pools = Pools(settings.ahead, self._connections, self._profiles.recorded, notices)
+        self._pools = Pools(settings.ahead, self._connections, self._profiles, notices)
         self._deliveries = Deliveries()
         self._vitals = functools.partial(
             vitals, self.id, settings.namespace, self._connections, self._flights, self._claims, self._lease_tasks, leases,
@@ -142,7 +142,7 @@ class Agent:
         self._beat = min(HEARTBEAT, settings.agent_timeout / 3)
         self._handlers: dict[type[messages.Request], Handler] = {
             messages.Claim: self._claim,
-            messages.Publish: self._claims.publish,
+            messages.Publish: self._publish,
             messages.Fail: self._claims.fail,
             messages.GiveUp: self._claims.give_up,
             messages.Lookup: self._lookup,
@@ -282,6 +282,10 @@ class Agent:
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)
 
+    def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
+        self._pools.published(connection, message.key.digest)
+        return self._claims.publish(connection, request, message)
+
     def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
         self._requested.note(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
         self._use_notes.used([message.digest], connection.pid)
@@ -296,7 +300,9 @@ class Agent:
             message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
         self._observer.counted(message.counters)
         self._statistics.add(connection.who.job, message.counters)
-        self._use_notes.used(self._timelines.add(connection.who, message), connection.pid)
+        used = self._timelines.add(connection.who, message)
+        self._pools.used(connection, used)
+        self._use_notes.used(used, connection.pid)
         return messages.Done()
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:

@@ -12,7 +12,7 @@ _MOST_TRIES = 100  # of a recipe that others are compiling
 
 
 class Upcoming:
-    """Each recipe is taken once; first those that ranks wait to use (`now`), then those of profiles.
+    """Each recipe is taken once; first those that ranks are about to use (`now`), then those of profiles, then guesses.
 
     Of a profile, this node's share comes first: compiles that are long by its record at the front, since the last to end decides
     when all have ended; then the order in which the job asked. The shares of other nodes follow: a node may be slow or absent.
@@ -21,6 +21,7 @@ class Upcoming:
     def __init__(self) -> None:
         self._now: dict[str, Recipe] = {}
         self._later: dict[str, Recipe] = {}
+        self._guessed: dict[str, Recipe] = {}
         self._busy: dict[str, Recipe] = {}  # others were at them a moment ago
         self._again: dict[str, Recipe] = {}  # and some time ago
         self._tries: dict[
@@ -29,23 +30,24 @@ class Upcoming:
 
     def __len__(self) -> int:
         """The recipes that can be taken, at once or after `again`."""
-        return len(self._now) + len(self._later) + len(self._busy) + len(self._again)
+        return sum(map(len, (self._now, self._later, self._guessed, self._busy, self._again)))
 
     @property
     def ready(self) -> bool:
         """True if one can be taken at once."""
-        return bool(self._now or self._later or self._again)
+        return bool(self.new or self._again)
 
     @property
     def new(self) -> bool:
         """True if there is one that was never taken."""
-        return bool(self._now or self._later)
+        return bool(self._now or self._later or self._guessed)
 
     def now(self, recipes: Iterable[Recipe]) -> None:
         """Ranks are about to use these, in this order."""
         for recipe in recipes:
             if self._is_new(recipe):
                 self._later.pop(recipe.digest, None)
+                self._guessed.pop(recipe.digest, None)
                 self._now[recipe.digest] = recipe
 
     def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> None:
@@ -57,10 +59,22 @@ class Upcoming:
             long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
             for recipe in sorted(share, key=lambda r: (-r.seconds if r.seconds >= long else 0.0, r.order, r.digest)):
                 if self._is_new(recipe):
+                    self._guessed.pop(recipe.digest, None)
                     self._later[recipe.digest] = recipe
 
+    def guess(self, recipes: Iterable[Recipe]) -> int:
+        """The job may use these; returns how many are new."""
+        before = len(self._guessed)
+        for recipe in recipes:
+            if self._is_new(recipe) and recipe.digest not in self._later:
+                self._guessed[recipe.digest] = recipe
+        return len(self._guessed) - before
+
+    def drop_guesses(self) -> None:
+        self._guessed.clear()
+
     def take(self) -> Recipe | None:
-        for queue in (self._now, self._later, self._again):
+        for queue in (self._now, self._later, self._guessed, self._again):
             for digest, recipe in queue.items():
                 del queue[digest]
                 self._tries[digest] = self._tries.get(digest, 0) + 1
@@ -79,7 +93,7 @@ class Upcoming:
 
     def asked(self, digest: str) -> None:
         """A rank asks for the key of this recipe by itself, and compiles it unless somebody does."""
-        for queue in (self._now, self._later):
+        for queue in (self._now, self._later, self._guessed):
             if queue.pop(digest, None) is not None:
                 self._tries[digest] = 1
 

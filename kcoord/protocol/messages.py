@@ -144,9 +144,10 @@ class ProfileState(Answer, op="profile"):
 
 @dataclass(frozen=True)
 class Granted(Answer, op="granted"):
-    """`granted`: this process is to start the pool of its job."""
+    """`granted`: this process is to start its job's pool. `modules`: nothing is known of the job, but of these something."""
 
     granted: bool
+    modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -289,13 +290,16 @@ class Profile(Request, op="profile"):
 class Upcoming(Request, op="upcoming"):
     """Keys that this job will ask for: `recipes`, now, and those of `profile`. Ask to start the pool that compiles them.
 
-    `node` of `nodes` is this node's number in the job, as far as it is known.
+    `node` of `nodes` is this node's number in the job, as far as it is known. Of `modules`, which this process has imported, what
+    other jobs compiled for `target` is a guess.
     """
 
     recipes: list[Any] = dataclasses.field(default_factory=list)
     profile: str | None = None
     node: int = 0
     nodes: int = 1
+    modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+    target: str = ""
 
 
 class Join(Request, op="join"):

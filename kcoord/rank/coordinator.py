@@ -134,8 +134,8 @@ class Coordinator:
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
-            meanwhile = self.pool.at_wait(asked.meanwhile)
-            answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=meanwhile)
+            self.pool.missed(asked.target)
+            answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile)
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kcoord.cgroups import cores
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
+from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Granted, Upcoming
 from kcoord.protocol.own_socket import OwnSocket
@@ -65,19 +66,13 @@ class PoolStart:
         self._control: OwnSocket | None = None  # the pool ends when this closes
         forgets_after_fork(self)
 
-    def at_wait(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
-        """A function to call when a wait begins: it has the rest of the profile compiled, and calls `meanwhile`."""
+    def missed(self, target: GPUTarget | None) -> None:
+        """A key for `target` is not on this node: the rest of the profile may be missing, too. Returns at once."""
         if not self._wanted or self._settings.recorded_as is None:
-            return meanwhile
-
-        def begin() -> None:
-            if time.monotonic() > self._asked + _ASK_AGAIN:
-                self._asked = time.monotonic()
-                self.start_soon()
-            if meanwhile is not None:
-                meanwhile()
-
-        return begin
+            return
+        if time.monotonic() > self._asked + _ASK_AGAIN:
+            self._asked = time.monotonic()
+            self.start_soon(target="" if target is None else str(target))
 
     @property
     def takes_announcements(self) -> bool:
@@ -102,13 +97,25 @@ class PoolStart:
             let_through(error)
 
     def start(
-        self, recipes: Sequence[Recipe] = (), *, path: Sequence[str] | None = None, node: int = 0, nodes: int = 1
+        self,
+        recipes: Sequence[Recipe] = (),
+        *,
+        path: Sequence[str] | None = None,
+        node: int = 0,
+        nodes: int = 1,
+        target: str = "",
     ) -> None:
-        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`."""
+        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`.
+
+        Without a profile that is known, the modules that this process has imported are announced for `target`.
+        """
         if not self._wanted:
             return
-        asked = Upcoming([recipe.to_wire() for recipe in recipes], self._settings.recorded_as, node, nodes)
+        profile = self._settings.recorded_as
+        asked = Upcoming([recipe.to_wire() for recipe in recipes], profile, node, nodes)
         answer = self._client.ask(asked, Granted, quietly=True)
+        if answer is not None and (modules := [name for name in answer.modules if name in sys.modules]):
+            answer = self._client.ask(Upcoming(profile=profile, modules=modules, target=target), Granted, quietly=True)
         if answer is None or not answer.granted:
             return
         try:

@@ -448,6 +448,20 @@ def test_a_job_that_nobody_gave_a_profile_finds_what_it_compiled_before(
     assert len(report(again)["compiled"]) == 1
 
 
+def test_the_first_run_of_a_job_is_helped_by_what_others_compiled_of_its_modules(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    elsewhere = [replace(recipes[0], module="not_imported"), replace(recipes[0], target="cuda:80")]
+    give(sandbox, [*recipes, *elsewhere])
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "4", **hooked(sandbox, 0, KCOORD_PROFILE=None))
+        eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
+    assert len(report(rank)["compiled"]) == 1
+    eventually(lambda: pool_status(sandbox)["used"] == 3)
+    assert pool_status(sandbox)["guessed"] == 6
+
+
 def eventually_one(directory: Path) -> list[Path]:
     eventually(lambda: directory.is_dir() and len(list(directory.iterdir())) == 1)
     return list(directory.iterdir())

@@ -15,6 +15,7 @@ from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import fault_of
 from kcoord.profiles.automatic import is_automatic
 from kcoord.profiles.parts import forget_superfluous, nearest_of, parts, roots, save_part
+from kcoord.profiles.profile_files import times_of_profiles
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge
 from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
@@ -72,6 +73,10 @@ class Profiles:
         """The recipes that earlier jobs recorded under `name`, as far as they can be read. Takes as long as the store does."""
         return await self._lane.run(functools.partial(self._read, name))
 
+    async def latest(self, count: int) -> list[list[Recipe]]:
+        """The recipes of the profiles that were written last, the latest first, as far as they can be read."""
+        return await self._lane.run(functools.partial(self._latest, count))
+
     async def bring(self, name: str, patience: float) -> ProfileState:
         """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
         `checked` says that ranks are to read it there, and not in the store. `late`: not within `patience` seconds, ask again.
@@ -118,6 +123,16 @@ class Profiles:
         name = nearest_of(self._roots, name)
         found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
         return list(merge(recipe for recipes in found for recipe in recipes).values())
+
+    def _latest(self, count: int) -> list[list[Recipe]]:
+        times: dict[str, float] = {}
+        for root in self._roots:
+            try:
+                times |= times_of_profiles(root)
+            except StoreError as error:
+                self._notices.tell(f"profiles are not read: {error}", about=f"profiles in {root}")
+        names = sorted(times, key=lambda name: (-times[name], name))
+        return [self._read(name) for name in names[:count]]
 
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
         """Write a part to the store, or if it is refused there to this node, for a later part to bring there. None: neither."""

@@ -54,6 +54,20 @@ def test_what_a_rank_is_about_to_use_comes_before_a_profile() -> None:
     assert taken(queue) == "xba"
 
 
+def test_guesses_come_last_count_once_and_can_be_dropped() -> None:
+    queue = Upcoming()
+    assert queue.guess([recipe("a"), recipe("b"), recipe("c"), recipe("d")]) == 4
+    queue.later([recipe("b")], 0, 1, cores=1)
+    queue.now([recipe("c")])
+    assert queue.guess([recipe("a"), recipe("b"), recipe("c")]) == 0
+    queue.asked(recipe("d").digest)
+    assert taken(queue) == "cba"
+    queue.guess([recipe("e")])
+    assert queue.new
+    queue.drop_guesses()
+    assert not queue
+
+
 def test_each_recipe_is_taken_once_whoever_announces_it_again() -> None:
     queue = Upcoming()
     queue.now([recipe("a"), recipe("a")])
