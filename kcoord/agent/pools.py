@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,16 +63,18 @@ class _Pool:
 
 
 class Pools:
-    """`most` workers at a time, of all pools."""
+    """`most` workers at a time, of all pools. ``count(job, counters)`` adds to the job's statistics."""
 
     def __init__(
         self,
         most: int,
         connections: Connections,
         profiles: Profiles,
+        count: Callable[[str, dict[str, float]], object],
         notices: Notices,
     ) -> None:
         self._most, self._connections, self._profiles, self._notices = most, connections, profiles, notices
+        self._count = count
         self._permits = Permits(most)
         self._pools: dict[str, _Pool] = {}
 
@@ -143,17 +145,22 @@ class Pools:
 
     def published(self, connection: Connection, digest: str) -> None:
         """The key `digest` was compiled by this client, which may be a worker."""
-        pool = self._pools.get(connection.who.job)
-        if pool is not None and connection.who.pid in pool.workers:
-            pool.published.add(digest[:KEY_DIGITS])
+        if self.has_worker(connection):
+            self._count(connection.who.job, {"ahead": 1})
+            self._pools[connection.who.job].published.add(digest[:KEY_DIGITS])
 
-    def used(self, connection: Connection, digests: Iterable[str]) -> None:
-        """The keys that begin with `digests` were loaded by this client."""
+    def has_worker(self, connection: Connection) -> bool:
+        """True if the client is a worker of its job's pool."""
         pool = self._pools.get(connection.who.job)
-        if pool is not None and pool.published and connection.who.pid not in pool.workers:
-            found = pool.published.intersection(digests)
+        return pool is not None and connection.who.pid in pool.workers
+
+    def used(self, job: str, digests: Iterable[str]) -> None:
+        """Ranks of the job have loaded the keys that begin with `digests`."""
+        pool = self._pools.get(job)
+        if pool is not None and (found := pool.published.intersection(digests)):
             pool.published -= found
             pool.used += len(found)
+            self._count(job, {"ahead_used": len(found)})
 
     def asked(self, job: str, recipe: str | None) -> None:
         """A process of the job claims the key of `recipe`."""

@@ -32,6 +32,7 @@ from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
 from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
+from kcoord.agent.cold_starts import ColdStarts
 from kcoord.agent.connections import Connection, Connections, Observer
 from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
@@ -129,7 +130,8 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._pools = Pools(settings.ahead, self._connections, self._profiles, notices)
+        self._pools = Pools(settings.ahead, self._connections, self._profiles, self._statistics.add, notices)
+        self._cold_starts = ColdStarts()
         self._deliveries = Deliveries()
         self._vitals = functools.partial(
             vitals, self.id, settings.namespace, self._connections, self._flights, self._claims, self._lease_tasks, leases,
@@ -300,13 +302,17 @@ class Agent:
             message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
         self._observer.counted(message.counters)
         self._statistics.add(connection.who.job, message.counters)
-        used = self._timelines.add(connection.who, message)
-        self._pools.used(connection, used)
+        spans = self._timelines.add(connection.who, message)
+        used = [span.key for span in spans]
+        if not self._pools.has_worker(connection):
+            self._cold_starts.add(connection.who, spans)
+            self._pools.used(connection.who.job, used)
         self._use_notes.used(used, connection.pid)
         return messages.Done()
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
-        return messages.Facts(await self._statistics.answer(message.job))
+        cold = self._cold_starts.of(message.job)
+        return messages.Facts(await self._statistics.answer(message.job) | ({"cold_start": cold} if cold else {}))
 
     def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
         self.stop()

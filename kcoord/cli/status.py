@@ -56,7 +56,21 @@ def _picture(status: dict[str, Any]) -> Group:
         leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
         table.add_row(printable(flight["name"]), flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
+    lines += [
+        printable(_pool_line(job, pool))
+        for job, pool in status.get("pools", {}).items()
+        if pool["running"] or pool["compiled"]
+    ]
     return Group(*lines, *(printable(f"! {notice}") for notice in status["notices"]))
+
+
+def _pool_line(job: str, pool: dict[str, Any]) -> str:
+    line = (
+        f"pool of {job}: {len(pool['busy'])} cores busy, {pool['queued']} keys to compile, {pool['compiled']} compiled ahead, "
+        f"{pool['used']} of them used"
+    )
+    line += f", {pool['guessed']} of the keys guessed" if pool["guessed"] else ""
+    return line + (f", {pool['failed']} failed (the last: {pool['failures'][-1]})" if pool["failures"] else "")
 
 
 def _coordinators(status: dict[str, Any]) -> str:

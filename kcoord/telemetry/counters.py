@@ -11,8 +11,9 @@ from collections.abc import Mapping
 OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
 """memory: a loaded handle; local: on this node already; store: fetched; waits: another rank compiled it meanwhile."""
 
-COUNTERS = ("requests", *OUTCOMES, "alone", "compile_seconds", "wait_seconds", "saved_seconds")
-"""``alone``: compiles and failures that nobody coordinated. ``saved_seconds``: the recorded compile seconds of each artifact that
+COUNTERS = ("requests", *OUTCOMES, "alone", "ahead", "ahead_used", "compile_seconds", "wait_seconds", "saved_seconds")
+"""``alone``: compiles and failures that nobody coordinated. ``ahead``: compiles of the node's pool, and how many of these kernels
+ranks have loaded since. ``saved_seconds``: the recorded compile seconds of each artifact that
 was loaded instead of compiled."""
 
 
@@ -70,6 +71,8 @@ def summary(sums: Mapping[str, float]) -> str:
         f"{c['requests']} kernels asked for, {c['compiles']} compiled in {c['compile_seconds']:.1f} s, "
         f"{loaded} loaded, {c['saved_seconds']:.1f} s of compiling saved"
     )
+    if c["ahead"]:
+        line += f", {c['ahead']} compiled ahead ({c['ahead_used']} of them used)"
     if c["failures"]:
         line += f", {c['failures']} failed"
     if c["alone"]:

@@ -149,14 +149,14 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
 
     A failure is one line, and the job runs without kcoord: then the variables turn it off.
     """
-    settings = replace(settings, job=job, socket=settings.socket_path)
+    settings, launched = replace(settings, job=job, socket=settings.socket_path), time.time()
     if not settings.spawn:  # a sidecar or a service starts the agent, and restarts it
         if why := await_agent(settings, settings.agent_timeout):
             say(f"{why}; none is started (KCOORD_SPAWN=0), and ranks compile for themselves until there is one")
         try:
             yield rank_environment(settings)
         finally:
-            _say_summary(settings, job)
+            _say_summary(settings, job, launched)
         return
     supervisor = Supervisor(settings)
     failure: Exception | None = None
@@ -173,14 +173,21 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
     finally:
         try:
             if supervisor.leave():
-                _say_summary(settings, job)
+                _say_summary(settings, job, launched)
         finally:
             supervisor.stop()
 
 
-def _say_summary(settings: Settings, job: str) -> None:
+def _say_summary(settings: Settings, job: str, launched: float) -> None:
     with closing(AgentClient(replace(settings, spawn=False), Notices())) as client:
         stats = client.stats(job)
     if stats is not None:
         more = f"; more: kcoord report {shlex.quote(job)}" if stats["counters"]["requests"] else ""
         say(summary(stats["counters"]) + more)
+        cold = stats.get("cold_start")
+        if cold is not None:
+            after = cold["ended"] - launched
+            say(
+                f"the last new kernel was there {after:.1f} s after the launch; compiling and waiting took "
+                f"{min(after, cold['seconds']):.1f} s of the slowest rank's, the rest is the script's own"
+            )

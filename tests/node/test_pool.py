@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 import pytest
 
-import kcoord.rank.pool_start
 from kcoord.artifacts.manifest import Manifest
 from kcoord.pool.worker import compiled
 from kcoord.profiles.parts import load_profile, save_part
@@ -30,9 +29,10 @@ from kcoord.protocol.messages import Granted, Upcoming
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Lead
-from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from tests.support.command import kcoord
 from tests.support.living import words_of
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
 from tests.support.triton_ranks import RANK, homes, hooked, report
@@ -134,6 +134,9 @@ def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
         eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
         eventually(lambda: waiting(sandbox) == 2, 60)
         eventually(lambda: pool_status(sandbox)["compiled"] == 5)
+        shown = kcoord(sandbox, "status", "--once").stdout
+        assert "pool of default: 0 cores busy, " in shown
+        assert "5 compiled ahead, 0 of them used" in shown
         processes = pool(sandbox)
         assert len({os.getsid(p.pid) for p in processes}) == 1
         assert {p.nice() for p in processes} == {10}
@@ -345,7 +348,7 @@ def test_a_pool_that_cannot_start_is_told_once_and_the_rank_waits_on(
 WAITS_FOR_ALL = """
 import os, sys
 from kcoord.rank.client import AgentClient
-from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
+from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 settings = Settings.from_environ()
@@ -383,7 +386,7 @@ def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp
     settings = Settings.from_environ({"KCOORD_PROFILE": "six"}, local_dir=str(tmp_path), spawn="0", max_wait="7")
     rank = {"RANK": "3", "MASTER_ADDR": "node", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "PMIX_RANK": "3",
             "OMPI_COMM_WORLD_RANK": "3", "PATH": "/bin", "KCOORD_PROFILE": "six"}  # fmt: skip
-    found = kcoord.rank.pool_start._environment(settings, rank)
+    found = _environment(settings, rank)
     assert not {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & found.keys()
     assert (found["RANK"], found["PATH"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "/bin", "")
     again = Settings.from_environ(found)
@@ -406,6 +409,7 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     gate.touch()
     said = report(job)
     assert (len(said["compiled"]), len(said["loaded"])) == (0, 6)
+    assert "6 compiled ahead (6 of them used)" in said["stderr"]
     eventually(lambda: not pool(sandbox))
 
 

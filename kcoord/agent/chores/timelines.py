@@ -66,11 +66,11 @@ class Timelines:
         )  # fmt: skip
         self.chores = [self._saving, self._sharing]
 
-    def add(self, who: Identity, message: Deliver) -> list[str]:
-        """Keep the spans of a delivery; what is no span is left out, and counted. Returns their keys."""
+    def add(self, who: Identity, message: Deliver) -> list[Span]:
+        """Keep the spans of a delivery, and return them; what is no span is left out, and counted."""
         spans, refused = checked(message.spans)
         self._append(who, spans, message.dropped + refused)
-        return [span.key for span in spans]
+        return spans
 
     def lost(self, who: Identity, digest: str, name: str, seconds: float) -> None:
         """The process `who` ended while it compiled `name`, which is ``backend:kernel``, for so long."""
