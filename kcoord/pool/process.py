@@ -7,6 +7,7 @@ do. All its processes run at a low priority, and are the first that the kernel e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import select
@@ -26,6 +27,7 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
 from kcoord.settings import Settings
 
+_PR_SET_PDEATHSIG = 1
 _NICE = 10
 _FIRST_TO_END = "900"  # of 1000, for the kernel that is out of memory
 
@@ -98,6 +100,7 @@ class _Workers:
 def _be_worker(settings: Settings, busy: int) -> None:
     code = 1
     try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # what kills the pool's process ends its workers
         os.set_blocking(busy, False)
         code = work(settings, lambda begins: _say(busy, b"+" if begins else b"-"))
         connect().close()  # delivers counters and spans

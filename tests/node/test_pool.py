@@ -27,7 +27,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import endpoint
 from kcoord.protocol.messages import Granted, Upcoming
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank import spawn
+from kcoord.rank import pool_start, spawn
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
 from kcoord.settings import Settings
@@ -275,6 +275,70 @@ def test_a_module_that_misbehaves_costs_its_own_kernels_only(
     eventually(lambda: not pool(sandbox))
 
 
+SLOWLY = """
+import os, time
+import kcoord
+here = os.path.dirname(__file__)
+
+@kcoord.compile_once(scope=kcoord.Scope.TARGET)
+def build(width, *, staging, target):
+    open(f"{here}/began-{os.getpid()}", "w").close()
+    while not os.path.exists(f"{here}/go"):
+        time.sleep(0.005)
+    (staging / "kernel").write_text(str(width))
+"""
+
+
+def slow(sandbox: Sandbox, count: int) -> PoolStart:
+    """A pool that has begun `count` compiles, which last until there is a file ``go``."""
+    (sandbox.root / "slowly.py").write_text(SLOWLY)
+    calls = [{"args": (width,), "kwargs": {}} for width in range(count)]
+    give(sandbox, [Recipe("python", "slowly", "build", call, "cuda:90", 1.0, n) for n, call in enumerate(calls)])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(sandbox.root)])
+    eventually(lambda: list(sandbox.root.glob("began-*")), 60)
+    return ours
+
+
+def test_a_worker_that_is_killed_leaves_its_key_to_a_rank_and_the_rest_to_other_workers(sandbox: Sandbox) -> None:
+    ours = slow(sandbox, 3)
+    (victim, *_) = sandbox.root.glob("began-*")
+    os.kill(int(victim.name.removeprefix("began-")), signal.SIGKILL)
+    eventually(lambda: pool_status(sandbox)["failed"] == 1)
+    assert "its worker ended" in pool_status(sandbox)["failures"][0]
+    (sandbox.root / "go").touch()
+    eventually(lambda: pool_status(sandbox)["compiled"] == 2, 60)
+    program = (
+        "import kcoord, slowly; print(kcoord.warmup([(slowly.build, (n,)) for n in range(3)], targets=['cuda:90']))"
+    )
+    done = sandbox.run("-c", program, PYTHONPATH=os.pathsep.join([str(sandbox.root), os.environ.get("PYTHONPATH", "")]))
+    assert "1 compiled, 2 loaded" in done.stdout, done.stderr
+    ours.close()
+
+
+def test_the_workers_of_a_pool_whose_process_is_killed_end_at_once(sandbox: Sandbox) -> None:
+    ours = slow(sandbox, 2)
+    processes = {p.pid: p for p in pool(sandbox)}
+    (parent,) = [p for p in processes.values() if p.ppid() not in processes]
+    parent.kill()
+    eventually(lambda: not pool(sandbox), what="though their compiles last")
+    eventually(lambda: not pool_status(sandbox)["running"])
+    ours.close()
+
+
+def test_a_worker_that_has_grown_makes_room_for_another(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grows = "from kcoord.pool import worker; worker._GROWN = -1 << 40; from kcoord.pool.process"
+    monkeypatch.setattr(pool_start, "_PROGRAM", pool_start._PROGRAM.replace("from kcoord.pool.process", grows))
+    give(sandbox, recorded[0])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(PROGRAMS)])
+    eventually(lambda: pool_status(sandbox)["compiled"] == 6, 60)
+    assert pool_status(sandbox)["failed"] == 0
+    ours.close()
+
+
 def test_what_cannot_be_compiled_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled({}) == ("failed", "ValueError: a recipe's fields are wrong")
     recipe = Recipe("triton", "nowhere", "f", {}, "cuda:90", 1.0, 0)
@@ -348,7 +412,7 @@ def test_a_pool_that_cannot_start_is_told_once_and_the_rank_waits_on(
 WAITS_FOR_ALL = """
 import os, sys
 from kcoord.rank.client import AgentClient
-from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
+from kcoord.rank.pool_start import PoolStart
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 settings = Settings.from_environ()
