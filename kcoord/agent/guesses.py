@@ -13,7 +13,9 @@ _MOST = 256
 
 def modules_of(profiles: Iterable[Collection[Recipe]]) -> list[str]:
     """The modules of the recipes, each once."""
-    return list(dict.fromkeys(recipe.module for recipes in profiles for recipe in recipes))
+    found = dict.fromkeys(recipe.module for recipes in profiles for recipe in recipes)
+    found.pop("__main__", None)  # another script's
+    return list(found)
 
 
 def guessed(profiles: Sequence[Collection[Recipe]], modules: Collection[str], target: str) -> list[Recipe]:

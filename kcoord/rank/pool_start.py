@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kcoord.cgroups import cores
@@ -29,6 +30,9 @@ from kcoord.telemetry.events import Notices
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
 """Importing a module may touch the GPU, whose memory is the job's."""
+
+SCRIPT = "_KCOORD_SCRIPT"
+"""The variable of a pool that names the job's script."""
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """A pool's process is forked, with no thread but its own."""
@@ -101,11 +105,12 @@ class PoolStart:
         recipes: Sequence[Recipe] = (),
         *,
         path: Sequence[str] | None = None,
+        script: str | None = None,
         node: int = 0,
         nodes: int = 1,
         target: str = "",
     ) -> None:
-        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`.
+        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`, for `script`.
 
         Without a profile that is known, the modules that this process has imported are announced for `target`.
         """
@@ -119,7 +124,7 @@ class PoolStart:
         if answer is None or not answer.granted:
             return
         try:
-            self._replace(OwnSocket(self._started(sys.path if path is None else path)))
+            self._replace(OwnSocket(self._started(sys.path if path is None else path, script or _script())))
         except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             let_through(error)
             self._wanted = False
@@ -143,7 +148,7 @@ class PoolStart:
         if before is not None:
             before.close()
 
-    def _started(self, path: Sequence[str]) -> socket.socket:
+    def _started(self, path: Sequence[str], script: str) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeError("this process knows no Python interpreter to start")
         entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
@@ -154,7 +159,7 @@ class PoolStart:
             with theirs:
                 shell = subprocess.Popen(
                     ["/bin/sh", "-c", _BESIDE, "sh", *program],
-                    env=_environment(self._settings, os.environ),
+                    env=_environment(self._settings, os.environ) | {SCRIPT: script},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -182,3 +187,9 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
         variable("ahead"): "0",
         variable("profile"): NO_PROFILE,
     }
+
+
+def _script() -> str:
+    """The path of the script that this process runs; empty in a shell."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return str(Path.cwd() / file) if isinstance(file, str) else ""

@@ -24,7 +24,8 @@ def pool_beside(args: Any) -> Iterator[None]:
         yield
         return
     with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        pool.start_soon(path=_path(args), node=_node(args), nodes=most_nodes(args))
+        script = "" if args.module else str(Path(args.training_script).resolve())
+        pool.start_soon(script=script, path=_path(args), node=_node(args), nodes=most_nodes(args))
         yield
 
 

@@ -223,17 +223,17 @@ def test_a_first_job_has_no_profile_yet_and_its_pool_ends_by_itself(
     assert len(report(rank)["compiled"]) == 2
 
 
-def started(sandbox: Sandbox, path: list[str], **more: str) -> PoolStart:
+def started(sandbox: Sandbox, path: list[str], script: str | None = None, **more: str) -> PoolStart:
     """A pool that this process starts."""
     environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six", **more).items() if v is not None}
     settings = Settings.from_environ(sandbox.env(**environment))
     client = AgentClient(settings, Notices())
     start = PoolStart(settings, Notices(), client)
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in environment.items():
+        for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)
         patched.delenv("KCOORD_SPAWN", raising=False)
-        start.start(path=[*path, *sys.path])
+        start.start(path=[*path, *sys.path], script=script)
     client.close()
     return start
 

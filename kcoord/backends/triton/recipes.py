@@ -17,7 +17,8 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.triton import launchers as triton_launchers
-from kcoord.errors import KcoordError
+from kcoord.backends.triton.script import kernel_of_script
+from kcoord.backends.triton.unreplayable import Unreplayable
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.function.lookup import jit_function
 from kcoord.profiles.recipe import Recipe
@@ -41,10 +42,6 @@ class _Replaying(threading.local):
 
 
 replaying = _Replaying()
-
-
-class Unreplayable(KcoordError):
-    """A recipe that does not lead to a kernel here. The message says why."""
 
 
 def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int) -> Recipe | None:
@@ -102,17 +99,26 @@ def _place(function: Any) -> tuple[str, str]:
     module, qualname = function.fn.__module__, function.fn.__qualname__
     if sys.modules.get(module) is None:  # another module of this name must not be run in the middle of a job
         raise Unreplayable(f"{module} was not imported under this name")
-    if _resolve(module, qualname) is not function:
+    if _attribute(sys.modules[module], module, qualname) is not function:
         raise Unreplayable(f"{module}.{qualname} is another kernel")
     return module, qualname
 
 
 def _resolve(module: str, qualname: str) -> Any:
-    if module == "__main__" or "<locals>" in qualname:
-        raise Unreplayable(f"{module}.{qualname} cannot be imported: move it out of the script, or of the function")
-    found: Any = import_module(module)
+    if module == "__main__":
+        return _kernel(kernel_of_script(qualname), module, qualname)
+    return _attribute(import_module(module), module, qualname)
+
+
+def _attribute(found: Any, module: str, qualname: str) -> Any:
+    if "<locals>" in qualname:
+        raise Unreplayable(f"{module}.{qualname} cannot be imported: move it out of the function")
     for name in qualname.split("."):
         found = getattr(found, name, None)
+    return _kernel(found, module, qualname)
+
+
+def _kernel(found: Any, module: str, qualname: str) -> Any:
     function = jit_function(found)
     if not isinstance(function, JITFunction):
         raise Unreplayable(f"{module}.{qualname} is no kernel")
