@@ -7,24 +7,90 @@ sees its own group as the root of ``/sys/fs/cgroup``.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_SHORTEST = 0.2  # seconds between two looks at the cores; the kernel counts in hundredths
 
 
 def cores() -> float:
     """Cores that this process may keep busy: its affinity, or less where a group has a quota."""
-    found = float(len(os.sched_getaffinity(0)))
+    return min([float(len(os.sched_getaffinity(0))), *_quotas().values()])
+
+
+NO_QUOTA = 1e6
+"""Cores that are left of a quota where there is none."""
+
+
+class IdleCores:
+    """The cores that are not busy where this process runs. Low-priority processes (``nice``) keep none busy."""
+
+    def __init__(self) -> None:
+        self._before = _Usage.now()
+        self._found = float(len(os.sched_getaffinity(0))), min(_quotas().values(), default=NO_QUOTA)
+
+    def look(self) -> tuple[float, float]:
+        """Idle cores of this process's affinity, and cores left of its groups' quotas, since the last look but one.
+
+        A quota counts the use of low-priority processes as well.
+        """
+        now = _Usage.now()
+        seconds = now.at - self._before.at
+        if seconds >= _SHORTEST:
+            idle = max(0.0, now.idle - self._before.idle) / seconds
+            quotas = zip(_quotas().values(), now.used, self._before.used, strict=False)
+            left = [quota - (used - before) / seconds for quota, used, before in quotas]
+            self._found = min(idle, float(len(os.sched_getaffinity(0)))), max(0.0, min(left, default=NO_QUOTA))
+            self._before = now
+        return self._found
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """Seconds: of idle cores, and of the cores used by each group that has a quota."""
+
+    at: float
+    idle: float
+    used: tuple[float, ...]
+
+    @classmethod
+    def now(cls) -> _Usage:
+        try:
+            every = psutil.cpu_times(percpu=True)
+        except OSError:
+            every = []
+        here = os.sched_getaffinity(0)
+        mine = [times for cpu, times in enumerate(every) if cpu in here] if len(every) == os.cpu_count() else every
+        idle = sum(t.idle + getattr(t, "iowait", 0.0) + getattr(t, "nice", 0.0) for t in mine)
+        return cls(time.monotonic(), idle, tuple(map(_used, _quotas())))
+
+
+def _quotas() -> dict[Path, float]:
+    """The groups with a quota, and how many cores it is."""
+    found = {}
     for group in _groups("cpu"):
         quota = _numbers(group, "cpu.max")
         quota = quota or _numbers(group, "cpu.cfs_quota_us") + _numbers(group, "cpu.cfs_period_us")
         if len(quota) == 2 and min(quota) > 0:
-            found = min(found, quota[0] / quota[1])
+            found[group] = quota[0] / quota[1]
     return found
+
+
+def _used(group: Path) -> float:
+    """Seconds of CPU that `group` has used; 0 where it does not say."""
+    try:
+        stat = dict(line.split(maxsplit=1) for line in (group / "cpu.stat").read_text().splitlines() if " " in line)
+    except OSError:
+        stat = {}
+    if stat.get("usage_usec", "").isdecimal():
+        return int(stat["usage_usec"]) / 1e6
+    return next(iter(_numbers(group, "cpuacct.usage")), 0) / 1e9
 
 
 def free_memory() -> int:

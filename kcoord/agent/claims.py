@@ -19,12 +19,14 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
 _NAMES_REMEMBERED = 20_000
 _UNKNOWN = "?:?"
+_STARVED = 30.0  # seconds
 
 Lost = Callable[[Identity, str, str, float], None]
 """``lost(who, digest, name, seconds)``: the process `who` ended after it had compiled ``backend:kernel`` for so long."""
@@ -50,8 +52,8 @@ class Claims:
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
         self.hedged, self.stalled_ones = 0, 0
 
-    def claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
-        """Begin a claim. `_reply` answers it, now or later."""
+    def claim(self, connection: Connection, request: int, message: messages.Claim, ahead: Recipe | None = None) -> None:
+        """Begin a claim. `_reply` answers it, now or later. `ahead`: a pool's worker makes it, to compile this recipe."""
         self._connections.must_live(connection)
         home = str(message.home)
         self._remember(message.digest, message.label)
@@ -59,7 +61,7 @@ class Claims:
         now, who = time.monotonic(), connection.label(platform.node())
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
-            functools.partial(self._expectations.slow_after, message.digest, message.recipe),
+            functools.partial(self._slow_after, message.digest, message.recipe if ahead is None else ahead.digest, ahead),
         )  # fmt: skip
         self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
@@ -141,6 +143,11 @@ class Claims:
             }
             for f in self._flights
         ]
+
+    def _slow_after(self, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
+        """A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too."""
+        known = self._expectations.slow_after(digest, recipe)
+        return known if ahead is None else min(known, _STARVED)
 
     def _remember(self, digest: str, name: str) -> None:
         self._names.pop(digest, None)

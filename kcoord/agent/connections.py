@@ -90,6 +90,10 @@ class Connections:
     def __contains__(self, connection: Connection) -> bool:
         return connection.id in self._open
 
+    def has_job(self, job: str) -> bool:
+        """True if a client of this job is connected."""
+        return any(connection.who.job == job for connection in self._open.values())
+
     def must_live(self, connection: Connection) -> None:
         """Raises `ProtocolError` if the process has ended. Requests that it sent before are still read, and a lead, a permit or
         an attendance ends with its process: granted after that, it would never end.

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from kcoord.profiles.recipe import Recipe
 
 _OF_EACH = 8  # specializations of a kernel
 _MOST = 256
+_WITHIN = 5.0  # seconds that the profiles of other jobs may take to be read
+
+
+class Guesses:
+    """The guesses for one job, made once. ``latest()`` returns the recipes of other jobs' profiles, the latest first."""
+
+    def __init__(self, latest: Callable[[], Awaitable[list[list[Recipe]]]]) -> None:
+        self._latest = latest
+        self._reading: asyncio.Future[list[list[Recipe]]] | None = None
+        self._made = False
+
+    async def modules(self) -> list[str]:
+        """The modules of which something is known, for a rank to say which it has imported."""
+        return modules_of(await self._profiles())
+
+    async def of(self, modules: Collection[str], target: str) -> list[Recipe]:
+        """The guesses; empty from the second time on."""
+        profiles = await self._profiles()
+        self._made, self._reading = True, None  # the profiles may be large
+        return guessed(profiles, modules, target)
+
+    async def _profiles(self) -> list[list[Recipe]]:
+        """Read them once for all ranks that ask, as soon as they are there; empty if they take long, or cannot be read."""
+        if self._made:
+            return []
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._latest())
+        done, _ = await asyncio.wait({self._reading}, timeout=_WITHIN)
+        return next((task.result() for task in done if task.exception() is None), [])
 
 
 def modules_of(profiles: Iterable[Collection[Recipe]]) -> list[str]:

@@ -15,14 +15,12 @@ from typing import Any
 
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.connections import Connection, Connections
-from kcoord.agent.guesses import guessed, modules_of
+from kcoord.agent.guesses import Guesses
 from kcoord.agent.upcoming import Upcoming
 from kcoord.agent.watch.idle_cores import Permits
-from kcoord.cgroups import cores
-from kcoord.errors import ProtocolError
+from kcoord.errors import KcoordError, ProtocolError
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
-from kcoord.protocol.messages import Granted, Join, Joined, Take, Work
-from kcoord.protocol.messages import Upcoming as Announced
+from kcoord.protocol.messages import Announce, Granted, Join, Joined, Take, Work
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.spans import KEY_DIGITS
@@ -30,93 +28,93 @@ from kcoord.telemetry.spans import KEY_DIGITS
 _MOST_POOLS = 64
 _MOST_STARTS = 3  # of a job's pool, whose process may die of what it imports
 _STARTS_WITHIN = 30.0  # seconds; then another process may start it
-_PROFILE_WITHIN = 5.0  # seconds; a store that takes longer tells at the next wait what is upcoming
+_PROFILE_WITHIN = 5.0  # seconds; a store that takes longer tells at the next miss what is upcoming
 _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
+_LOOKS_AGAIN = 1.0  # seconds; one that was refused for want of cores looks at them again
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
+_FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no process left
 _FAILURES_SHOWN = 5
-_GUESSED_FROM = 20  # profiles
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
 
 
 @dataclass
+class _Idle:
+    """A worker that waits for the answer to its `request`."""
+
+    connection: Connection
+    request: int
+    take: Take
+    since: float
+
+
+@dataclass
 class _Pool:
+    guesses: Guesses
     upcoming: Upcoming = field(default_factory=Upcoming)
     profiles: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    is_unknown: bool = False  # there is no profile of the job
     modules: dict[str, None] = field(default_factory=dict)
     process: int = 0  # the connection of the process that forks the workers; 0: there is none
     starts: int = 0
     start_granted: float = -math.inf
-    idle: dict[int, tuple[Connection, int, float, int]] = field(default_factory=dict)
-    """Worker's connection → itself, its request, since when, and bytes of memory that are free where it runs."""
-    busy: dict[int, Recipe] = field(default_factory=dict)
+    workers: set[int] = field(default_factory=set)  # their process ids
+    idle: dict[int, _Idle] = field(default_factory=dict)  # by connection
+    busy: dict[int, tuple[int, Recipe]] = field(default_factory=dict)  # connection → process id, and what it compiles
+    served: int = 0  # grows with each recipe that any pool is given
+    active: float = 0.0  # when it last had something to do
     ended: Counter[str] = field(default_factory=Counter)
     failures: deque[str] = field(default_factory=lambda: deque(maxlen=_FAILURES_SHOWN))
-    active: float = 0.0  # when it last had something to do
-    is_unknown: bool = False  # there is no profile of the job
-    others: list[list[Recipe]] | None = None  # profiles of other jobs, the latest first
     guessed: int = 0  # recipes
-    workers: set[int] = field(default_factory=set)  # their process ids
     published: set[str] = field(default_factory=set)  # keys that the pool compiled, and that no rank has used yet
     used: int = 0  # keys
 
 
 class Pools:
-    """`most` workers at a time, of all pools. ``count(job, counters)`` adds to the job's statistics."""
+    """`most` workers at a time, of all pools.
+
+    ``learn(recipes)`` takes the compile times of a profile; ``count(job, counters)`` adds to the job's statistics.
+    """
 
     def __init__(
         self,
         most: int,
         connections: Connections,
         profiles: Profiles,
+        learn: Callable[[Iterable[Recipe]], object],
         count: Callable[[str, dict[str, float]], object],
         notices: Notices,
     ) -> None:
         self._most, self._connections, self._profiles, self._notices = most, connections, profiles, notices
-        self._count = count
+        self._learn, self._count = learn, count
         self._permits = Permits(most)
         self._pools: dict[str, _Pool] = {}
+        self._given = 0  # recipes
 
-    async def upcoming(self, connection: Connection, _: int, message: Announced) -> Granted:
+    # What is upcoming, and who starts the pool.
+
+    async def announce(self, connection: Connection, _: int, message: Announce) -> Granted:
         """Add to what the job's pool compiles. Raises `ProtocolError` for what is no recipe, or no name."""
         try:
             recipes = [Recipe.from_wire(recipe) for recipe in message.recipes[:MOST_AT_ONCE]]
             profile = None if message.profile is None else profile_name(message.profile)
         except ValueError as error:
             raise ProtocolError(f"this cannot be compiled ahead: {error}") from error
-        job = connection.who.job
-        if not self._most or (job not in self._pools and len(self._pools) >= _MOST_POOLS):
+        pool = self._pool(connection.who.job)
+        if pool is None:
             return Granted(granted=False)
-        pool = self._pools.setdefault(job, _Pool())
         pool.upcoming.now(recipes)
         pool.modules |= dict.fromkeys(recipe.module for recipe in recipes)
-        if profile is not None and profile not in pool.profiles:
-            reading = asyncio.ensure_future(self._read(pool, profile, message.node, message.nodes))
-            reading.add_done_callback(
-                lambda task: tell_if_failed(task, "nothing is compiled ahead", self._notices.tell)
-            )
-            pool.profiles[profile] = reading
-        self._dispatch(pool)
-        if unread := [each for each in pool.profiles.values() if not each.done()]:
-            await asyncio.wait(unread, timeout=_PROFILE_WITHIN)
-        if profile is not None and pool.is_unknown:
-            if pool.others is None:
-                pool.others = await self._profiles.latest(_GUESSED_FROM)
-            if not message.modules:
-                return Granted(granted=False, modules=modules_of(pool.others))
-            pool.guessed += pool.upcoming.guess(guessed(pool.others, set(map(str, message.modules)), message.target))
-            self._dispatch(pool)
-        now = time.monotonic()
-        if (
-            pool.process
-            or not pool.upcoming.new
-            or pool.starts >= _MOST_STARTS
-            or now < pool.start_granted + _STARTS_WITHIN
-        ):
-            return Granted(granted=False)
-        pool.start_granted = now
-        return Granted(granted=True)
+        if profile is not None:
+            await self._bring(pool, profile, message)
+            if pool.is_unknown:
+                if not message.modules:
+                    return Granted(granted=False, modules=await pool.guesses.modules())
+                guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
+                pool.guessed += pool.upcoming.guess(guesses)
+        self._dispatch()
+        return Granted(self._may_start(pool))
 
     def join(self, connection: Connection, _: int, message: Join) -> Joined:
         pool = self._pools.get(connection.who.job)
@@ -127,7 +125,55 @@ class Pools:
         pool.active = time.monotonic()
         # an import may have ended its predecessor
         modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
-        return Joined(max(1, min(self._most, int(cores()))), modules)
+        return Joined(self._most, modules)
+
+    def asked(self, job: str, recipe: str | None) -> None:
+        """A process of the job claims the key of `recipe`."""
+        if recipe is not None and (pool := self._pools.get(job)) is not None:
+            pool.upcoming.asked(recipe)
+
+    def _pool(self, job: str) -> _Pool | None:
+        """The job's pool. None: there is to be none."""
+        if job not in self._pools and self._most and len(self._pools) < _MOST_POOLS:
+            self._pools[job] = _Pool(Guesses(self._profiles.latest), active=time.monotonic())
+        return self._pools.get(job)
+
+    def _may_start(self, pool: _Pool) -> bool:
+        """True once, for whoever asks first."""
+        now = time.monotonic()
+        under_way = bool(pool.process) or now < pool.start_granted + _STARTS_WITHIN
+        if under_way or not pool.upcoming.new or pool.starts >= _MOST_STARTS:
+            return False
+        pool.start_granted = now
+        return True
+
+    async def _bring(self, pool: _Pool, profile: str, message: Announce) -> None:
+        """Add the recipes of `profile`, once, as soon as they are there."""
+        reading = pool.profiles.get(profile)
+        if reading is None:
+            reading = pool.profiles[profile] = asyncio.ensure_future(self._read(pool, profile, message))
+            reading.add_done_callback(lambda task: self._read_ended(pool, profile, task))
+        await asyncio.wait({reading}, timeout=_PROFILE_WITHIN)
+
+    async def _read(self, pool: _Pool, profile: str, message: Announce) -> None:
+        recipes = await self._profiles.recorded(profile)
+        pool.is_unknown = not recipes
+        self._learn(recipes)
+        pool.upcoming.later(recipes, message.node, message.nodes, message.cores)
+        by_order = sorted(recipes, key=lambda recipe: recipe.order)
+        pool.modules |= dict.fromkeys(recipe.module for recipe in by_order if recipe.target)
+        self._dispatch()
+
+    def _read_ended(self, pool: _Pool, profile: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            del pool.profiles[profile]  # it is read again when somebody asks
+        if isinstance(error, KcoordError):
+            self._notices.tell(f"nothing is compiled ahead: {error}")
+        else:
+            tell_if_failed(task, "nothing is compiled ahead", self._notices.tell)
+
+    # The workers.
 
     def take(self, connection: Connection, request: int, message: Take) -> Work | None:
         """A worker is free: `Connections.answer` gives it its next recipe, now or later."""
@@ -136,23 +182,30 @@ class Pools:
         if pool is None:  # a new agent, which does not know what there is to do
             return Work(over=True)
         self._ended(pool, connection.id, message.ended, message.why)
+        self._permits.gone(connection.id)  # another pool's turn may have come
         if message.last:
             return Work(over=True)
         pool.workers.add(connection.who.pid)
-        pool.idle[connection.id] = connection, request, time.monotonic(), message.memory
-        self._dispatch(pool)
+        pool.idle[connection.id] = _Idle(connection, request, message, time.monotonic())
+        self._dispatch()
         return None
+
+    def has_worker(self, connection: Connection) -> bool:
+        """True if the client is a worker of its job's pool."""
+        pool = self._pools.get(connection.who.job)
+        return pool is not None and connection.who.pid in pool.workers
+
+    def compiling(self, connection: Connection) -> Recipe | None:
+        """The recipe at which this client is as a worker."""
+        pool = self._pools.get(connection.who.job)
+        at = pool.busy.values() if pool is not None else ()
+        return next((recipe for pid, recipe in at if pid == connection.who.pid), None)
 
     def published(self, connection: Connection, digest: str) -> None:
         """The key `digest` was compiled by this client, which may be a worker."""
         if self.has_worker(connection):
             self._count(connection.who.job, {"ahead": 1})
             self._pools[connection.who.job].published.add(digest[:KEY_DIGITS])
-
-    def has_worker(self, connection: Connection) -> bool:
-        """True if the client is a worker of its job's pool."""
-        pool = self._pools.get(connection.who.job)
-        return pool is not None and connection.who.pid in pool.workers
 
     def used(self, job: str, digests: Iterable[str]) -> None:
         """Ranks of the job have loaded the keys that begin with `digests`."""
@@ -162,11 +215,6 @@ class Pools:
             pool.used += len(found)
             self._count(job, {"ahead_used": len(found)})
 
-    def asked(self, job: str, recipe: str | None) -> None:
-        """A process of the job claims the key of `recipe`."""
-        if recipe is not None and (pool := self._pools.get(job)) is not None:
-            pool.upcoming.asked(recipe)
-
     def gone(self, connection: int) -> None:
         self._permits.gone(connection)
         for pool in self._pools.values():
@@ -175,13 +223,14 @@ class Pools:
                 pool.process, pool.start_granted = 0, -math.inf
                 self._send_away(pool)
             if connection in pool.busy:
-                self._ended(pool, connection, "failed", f"{pool.busy[connection].qualname}: its worker ended")
+                _, recipe = pool.busy[connection]
+                self._ended(pool, connection, "failed", f"{recipe.qualname}: its worker ended")
 
     def tick(self) -> None:
-        """Look at the cores, and at what was busy. Call it about once a second."""
+        """Call it about once a second."""
         self._permits.look()
         now = time.monotonic()
-        for pool in self._pools.values():
+        for job, pool in list(self._pools.items()):
             if pool.upcoming.new or pool.busy:
                 pool.active = now
             elif now > pool.active + _RESTS:
@@ -190,11 +239,14 @@ class Pools:
             if pool.guessed and not pool.used and pool.ended["compiled"] >= _GUESSES_PAY:
                 pool.upcoming.drop_guesses()
             pool.upcoming.again()
-            self._dispatch(pool)
-            for owner, (connection, request, since, _) in list(pool.idle.items()):
-                if now > since + _ASKS_AGAIN:
+            patience = _LOOKS_AGAIN if pool.upcoming.ready else _ASKS_AGAIN
+            for owner, idle in list(pool.idle.items()):
+                if now > idle.since + patience:
                     del pool.idle[owner]
-                    self._connections.answer(connection, request, Work())
+                    self._connections.answer(idle.connection, idle.request, Work())
+            if not pool.process and now > pool.active + _FORGOTTEN and not self._connections.has_job(job):
+                del self._pools[job]
+        self._dispatch()
 
     def status(self) -> dict[str, dict[str, Any]]:
         """For people, by job: what each pool is at, and how its compiles ended."""
@@ -202,7 +254,7 @@ class Pools:
             job: {
                 "running": bool(pool.process),
                 "starts": pool.starts,
-                "busy": sorted(f"{recipe.module}.{recipe.qualname}" for recipe in pool.busy.values()),
+                "busy": sorted(f"{recipe.module}.{recipe.qualname}" for _, recipe in pool.busy.values()),
                 "queued": len(pool.upcoming),
                 "guessed": pool.guessed,
                 "used": pool.used,
@@ -212,33 +264,28 @@ class Pools:
             for job, pool in self._pools.items()
         }
 
-    async def _read(self, pool: _Pool, profile: str, node: int, nodes: int) -> None:
-        recipes = await self._profiles.recorded(profile)
-        pool.is_unknown = not recipes
-        pool.upcoming.later(recipes, node, nodes, cores())
-        by_order = sorted(recipes, key=lambda recipe: recipe.order)
-        pool.modules |= dict.fromkeys(recipe.module for recipe in by_order if recipe.target)
-        self._dispatch(pool)
-
-    def _dispatch(self, pool: _Pool) -> None:
-        """Give recipes to idle workers, as long as there are cores for them."""
-        for owner, (connection, request, _, memory) in list(pool.idle.items()):
-            if not pool.upcoming.ready or not self._permits.ask(owner, memory):
-                self._permits.gone(owner)
-                continue
-            recipe = pool.upcoming.take()
-            assert recipe is not None
-            del pool.idle[owner]
-            pool.busy[owner] = recipe
-            self._connections.answer(connection, request, Work(recipe.to_wire()))
+    def _dispatch(self) -> None:
+        """Give recipes to idle workers, as long as there are cores for them: first what ranks are about to use, then in turns."""
+        for pool in sorted(self._pools.values(), key=lambda pool: (not pool.upcoming.urgent, pool.served)):
+            for owner, idle in list(pool.idle.items()):
+                take = idle.take
+                if not pool.upcoming.ready or not self._permits.ask(owner, take.memory, take.idle, take.left):
+                    break
+                recipe = pool.upcoming.take()
+                assert recipe is not None
+                self._given += 1
+                pool.served = self._given
+                del pool.idle[owner]
+                pool.busy[owner] = idle.connection.who.pid, recipe
+                self._connections.answer(idle.connection, idle.request, Work(recipe.to_wire()))
 
     def _send_away(self, pool: _Pool) -> None:
-        for connection, request, _, _ in pool.idle.values():
-            self._connections.answer(connection, request, Work(over=True))
+        for idle in pool.idle.values():
+            self._connections.answer(idle.connection, idle.request, Work(over=True))
         pool.idle.clear()
 
     def _ended(self, pool: _Pool, owner: int, how: str, why: str) -> None:
-        recipe = pool.busy.pop(owner, None)
+        _, recipe = pool.busy.pop(owner, (0, None))
         if recipe is None:
             return
         if how == "busy":

@@ -130,7 +130,14 @@ class Agent:
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
-        self._pools = Pools(settings.ahead, self._connections, self._profiles, self._statistics.add, notices)
+        self._pools = Pools(
+            settings.ahead,
+            self._connections,
+            self._profiles,
+            self._expectations.learn_all,
+            self._statistics.add,
+            notices,
+        )
         self._cold_starts = ColdStarts()
         self._deliveries = Deliveries()
         self._vitals = functools.partial(
@@ -152,7 +159,7 @@ class Agent:
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
-            messages.Upcoming: self._pools.upcoming,
+            messages.Announce: self._pools.announce,
             messages.Join: self._pools.join,
             messages.Take: self._pools.take,
             messages.Status: lambda _, __, ___: messages.Facts(self.status()),
@@ -279,7 +286,8 @@ class Agent:
         self._claims.gone(connection)
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
-        self._claims.claim(connection, request, message)
+        ahead = self._pools.compiling(connection)
+        self._claims.claim(connection, request, message, ahead)
         self._pools.asked(connection.who.job, message.recipe)
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)

@@ -8,7 +8,8 @@ from kcoord.profiles.order import dealt
 from kcoord.profiles.recipe import Recipe
 
 _MOST = 100_000  # recipes
-_MOST_TRIES = 100  # of a recipe that others are compiling
+_MOST_TRIES = 12  # of a recipe that others are compiling: some five minutes
+_LONGEST_PAUSE = 32  # rounds between two of them
 
 
 class Upcoming:
@@ -22,7 +23,8 @@ class Upcoming:
         self._now: dict[str, Recipe] = {}
         self._later: dict[str, Recipe] = {}
         self._guessed: dict[str, Recipe] = {}
-        self._busy: dict[str, Recipe] = {}  # others were at them a moment ago
+        self._busy: dict[str, tuple[Recipe, int]] = {}  # others were at them; and the round in which to look again
+        self._round = 0
         self._again: dict[str, Recipe] = {}  # and some time ago
         self._tries: dict[
             str, int
@@ -30,12 +32,17 @@ class Upcoming:
 
     def __len__(self) -> int:
         """The recipes that can be taken, at once or after `again`."""
-        return sum(map(len, (self._now, self._later, self._guessed, self._busy, self._again)))
+        return len(self._now) + len(self._later) + len(self._guessed) + len(self._busy) + len(self._again)
 
     @property
     def ready(self) -> bool:
         """True if one can be taken at once."""
         return bool(self.new or self._again)
+
+    @property
+    def urgent(self) -> bool:
+        """True if there is one that a rank is about to use."""
+        return bool(self._now)
 
     @property
     def new(self) -> bool:
@@ -53,7 +60,7 @@ class Upcoming:
     def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> None:
         """Add a profile, as the agent of `node` of `nodes` does, each of which compiles on so many `cores`."""
         longest_first = sorted((r for r in recipes if r.target), key=lambda r: (-r.seconds, r.order, r.digest))
-        shares = dealt(longest_first, max(1, nodes))
+        shares = dealt(longest_first, max(1, min(nodes, len(longest_first))))
         own = node % len(shares)
         for share in shares[own:] + shares[:own]:
             long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
@@ -83,13 +90,15 @@ class Upcoming:
 
     def busy(self, recipe: Recipe) -> None:
         """Another process, here or on another node, compiles what was taken: its artifact is fetched after `again`, last."""
-        if self._tries.get(recipe.digest, 0) < _MOST_TRIES:
-            self._busy[recipe.digest] = recipe
+        tries = self._tries.get(recipe.digest, 1)
+        if tries < _MOST_TRIES:
+            self._busy[recipe.digest] = recipe, self._round + min(2 ** (tries - 1), _LONGEST_PAUSE)
 
     def again(self) -> None:
         """Call it about once a second."""
-        self._again |= self._busy
-        self._busy.clear()
+        self._round += 1
+        due = [digest for digest, (_, at) in self._busy.items() if at <= self._round]
+        self._again |= {digest: self._busy.pop(digest)[0] for digest in due}
 
     def asked(self, digest: str) -> None:
         """A rank asks for the key of this recipe by itself, and compiles it unless somebody does."""

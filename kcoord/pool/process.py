@@ -1,7 +1,7 @@
-"""The pool's process: imports the compilers and the kernels' modules once, and forks a worker for each core that has work.
+"""The pool's processes: one that watches; one that imports the compilers and the kernels' modules, and forks; and its workers.
 
-It ends with the process that started it, whose end of its standard input closes; with the agent; or when there is nothing left to
-do. All its processes run at a low priority, and are the first that the kernel ends where memory is short.
+All of them end with the process that started the pool, whose end of its standard input closes; with the agent; or when there is
+nothing left to do. They run at a low priority, and are the first that the kernel ends where memory is short.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import gc
 import os
 import select
 import signal
-import sys
-import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import install
+from kcoord.cgroups import IdleCores, cores
 from kcoord.errors import KcoordError
 from kcoord.interruption import let_through
 from kcoord.pool.worker import OVER, work
@@ -27,61 +27,93 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
 from kcoord.settings import Settings
 
+_ANEW = 4
+"""The exit code of a process that cannot fork any more, since its modules have started threads: another one imports none."""
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _FIRST_TO_END = "900"  # of 1000, for the kernel that is out of memory
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""While modules are imported: a process with threads cannot be forked."""
 
 
-def main(starter: int, again: str = "") -> None:
-    """Run a pool for the process `starter`, then end this process. `again`: it was started anew to import no modules."""
+def main(starter: int) -> None:
+    """Run a pool for the process `starter`, then end this process and all that it began."""
     control = _taken_stdin()
-    with contextlib.suppress(PermissionError):  # it leads a group already
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of compilers
+    with contextlib.suppress(OSError):  # refused, or it leads a group already
         os.setsid()
-    if not again:
-        _be_modest()
-    with contextlib.suppress(KcoordError):
-        settings = Settings.from_environ()
-        client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
-        joined = client.ask(Join(), Joined, quietly=True, start=False)
-        if joined is not None and joined.workers > 0:
-            install()
-            if not again:
-                _import(joined.modules)
-            if threading.active_count() > 1:
-                _start_anew(control)  # a fork would copy the locks that a thread holds
-            gc.collect()
-            gc.freeze()
-            _Workers(settings, joined.workers).serve([control, *_pidfd_of(starter)])
-    # with the workers, and their compilers; not by an exit, in which imported modules may wait for their threads
-    os.killpg(0, signal.SIGKILL)
+    _be_modest()
+    try:
+        imports = True
+        while True:
+            ours, theirs = os.pipe()
+            child = _forked(lambda: _Forks(theirs, imports=imports).serve(), (ours, control))  # noqa: B023
+            os.close(theirs)
+            ready, _, _ = select.select([control, *_pidfd_of(starter), ours], [], [])
+            os.close(ours)
+            if ours not in ready:
+                break
+            _, status = os.waitpid(child, 0)
+            if os.waitstatus_to_exitcode(status) != _ANEW or not imports:
+                break
+            imports = False
+    finally:
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # workers, their compilers, and this process
+        os._exit(0)
 
 
-class _Workers:
-    """At most `most` workers: as many as are busy, and one more, which waits for work."""
+class _Forks:
+    """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends."""
 
-    def __init__(self, settings: Settings, most: int) -> None:
-        self._settings, self._most = settings, most
+    def __init__(self, alive: int, *, imports: bool) -> None:
+        self._alive, self._imports = alive, imports
         self._busy: dict[int, bool] = {}  # by the descriptor on which each worker says so, until it closes
         self._pids: dict[int, int] = {}
         self._over = False
 
-    def serve(self, until: list[int]) -> None:
-        """Return when one of the descriptors `until` can be read, or the last worker has ended because there is nothing to do."""
+    def serve(self) -> int:
+        """Return the exit code when the last worker has ended because there is nothing to do."""
+        settings, idle = Settings.from_environ(), IdleCores()
+        client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
+        joined = client.ask(Join(), Joined, quietly=True, start=False)
+        if joined is None or joined.workers < 1:
+            return OVER
+        most = max(1, min(joined.workers, int(cores())))
+        install()
+        if self._imports:
+            _import(joined.modules)
+        if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a fork would copy the locks that a thread holds
+            return _ANEW
+        gc.collect()
+        gc.freeze()
         while not self._over or self._busy:
-            if not self._over and len(self._busy) < self._most and all(self._busy.values()):
-                self._fork()
-            ready, _, _ = select.select([*until, *self._busy], [], [])
-            if not set(ready).isdisjoint(until):
-                break
+            if not self._over and len(self._busy) < most and all(self._busy.values()):
+                try:
+                    self._fork(settings, idle)
+                except OSError:  # this user may have no more processes
+                    most = len(self._busy)
+                    self._over = not most
+            ready, _, _ = select.select(list(self._busy), [], [], 0 if self._over and not self._busy else None)
             for worker in ready:
                 self._heard(worker)
+        return OVER
 
-    def _fork(self) -> None:
+    def _fork(self, settings: Settings, idle: IdleCores) -> None:
         ours, theirs = os.pipe()
-        pid = os.fork()
-        if not pid:
-            _be_worker(self._settings, theirs)
-        os.close(theirs)
+
+        def be_worker() -> int:
+            code = work(settings, idle, lambda begins: _say(theirs, b"+" if begins else b"-"))
+            connect().close()  # delivers counters and spans
+            return code
+
+        try:
+            pid = _forked(be_worker, (ours, self._alive, *self._busy))
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
         self._busy[ours], self._pids[ours] = False, pid
 
     def _heard(self, worker: int) -> None:
@@ -97,43 +129,52 @@ class _Workers:
         )  # a recipe may end its worker, and no other
 
 
-def _be_worker(settings: Settings, busy: int) -> None:
+def _forked(run: Callable[[], int], not_theirs: tuple[int, ...]) -> int:
+    """Run ``run()`` in a child, without the descriptors `not_theirs`; its result is the exit code. Returns the child's id.
+
+    The child ends with this process, however that ends.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # what kills the pool's process ends its workers
-        os.set_blocking(busy, False)
-        code = work(settings, lambda begins: _say(busy, b"+" if begins else b"-"))
-        connect().close()  # delivers counters and spans
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            for descriptor in not_theirs:
+                os.close(descriptor)
+            code = run()
     except KcoordError:
         code = OVER
     finally:
-        os._exit(code)
+        os._exit(code)  # skips the exit of imported modules, which may wait for their threads
 
 
 def _say(busy: int, state: bytes) -> None:
-    try:
-        os.write(busy, state)
-    except BrokenPipeError:
-        os._exit(0)  # the pool's process was killed
+    os.write(busy, state)
 
 
 def _be_modest() -> None:
     os.nice(_NICE)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_END)
+    for file, value in (("autogroup", str(_NICE)), ("oom_score_adj", _FIRST_TO_END)):
+        # with autogroups, a session has a share of the cores, and nice counts within it alone (sched(7))
+        with contextlib.suppress(OSError):
+            Path("/proc/self", file).write_text(value)
 
 
 def _import(modules: list[object]) -> None:
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
     for name in modules:
         try:
             import_module(str(name))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything; the worker says so
             let_through(error)
-
-
-def _start_anew(control: int) -> None:
-    os.dup2(control, 0)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "again"])
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def _taken_stdin() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from kcoord.backends.fail_open import notices
-from kcoord.cgroups import free_memory
+from kcoord.cgroups import IdleCores, free_memory
 from kcoord.interruption import let_through
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Take, Work
@@ -23,7 +23,7 @@ _AGENT_RETURNS = 20.0  # seconds; a launcher restarts an agent that died
 _ASK_AGAIN = 0.5  # seconds
 
 
-def work(settings: Settings, busy: Callable[[bool], None]) -> int:
+def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], None]) -> int:
     """Compile what the agent gives, until it says that it is over, or this process has grown. Returns the exit code.
 
     ``busy(True)`` is called when a compile begins, ``busy(False)`` when it ends.
@@ -32,7 +32,7 @@ def work(settings: Settings, busy: Callable[[bool], None]) -> int:
     ended = why = ""
     heard = time.monotonic()
     while True:
-        given = client.ask(Take(free_memory(), ended, why), Work, quietly=True, start=False)
+        given = client.ask(Take(free_memory(), *cores.look(), ended, why), Work, quietly=True, start=False)
         if given is None:
             if time.monotonic() - heard > _AGENT_RETURNS:
                 return OVER
@@ -46,7 +46,7 @@ def work(settings: Settings, busy: Callable[[bool], None]) -> int:
             ended, why = compiled(given.recipe)
             busy(False)
             if psutil.Process().memory_info().rss > size + _GROWN:
-                client.ask(Take(0, ended, why, last=True), Work, quietly=True, start=False)
+                client.ask(Take(0, 0, 0, ended, why, last=True), Work, quietly=True, start=False)
                 return 0
 
 

@@ -49,6 +49,14 @@ def seconds(message: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
+def number(message: Mapping[str, Any], name: str) -> float:
+    """A count that need not be whole; at most a million."""
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e6:
+        raise ProtocolError(f"the field {name!r} must be a number")
+    return float(value)
+
+
 def digest(message: Mapping[str, Any], name: str) -> str:
     """A key's digest."""
     found = field(message, name, str)

@@ -287,17 +287,18 @@ class Profile(Request, op="profile"):
 
 
 @dataclass(frozen=True)
-class Upcoming(Request, op="upcoming"):
+class Announce(Request, op="announce"):
     """Keys that this job will ask for: `recipes`, now, and those of `profile`. Ask to start the pool that compiles them.
 
-    `node` of `nodes` is this node's number in the job, as far as it is known. Of `modules`, which this process has imported, what
-    other jobs compiled for `target` is a guess.
+    `node` of `nodes` is this node's number in the job, as far as it is known; `cores` are those of each. Of `modules`, which this
+    process has imported, what other jobs compiled for `target` is a guess.
     """
 
     recipes: list[Any] = dataclasses.field(default_factory=list)
     profile: str | None = None
     node: int = 0
     nodes: int = 1
+    cores: Annotated[float, fields.number] = 1.0
     modules: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
     target: str = ""
 
@@ -308,12 +309,15 @@ class Join(Request, op="join"):
 
 @dataclass(frozen=True)
 class Take(Request, op="take"):
-    """A worker of the pool is free. `memory`: bytes that are free where it runs, which may be a container of its own.
+    """A worker of the pool is free. `memory`: bytes that are free where it runs, which may be a container of its own; `idle` and
+    `left`: cores there, as `kcoord.cgroups.IdleCores` counts them.
 
     `ended` is how its last recipe ended: ``compiled``, ``loaded``, ``busy``, or ``failed`` and `why`. `last`: it takes no more.
     """
 
     memory: int
+    idle: Annotated[float, fields.number]
+    left: Annotated[float, fields.number]
     ended: str = ""
     why: str = ""
     last: bool = False

@@ -7,6 +7,7 @@ start.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -18,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.cgroups import cores
+from kcoord.errors import KcoordError
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol.messages import Granted, Upcoming
+from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient
 from kcoord.settings import NO_PROFILE, Settings, variable
@@ -34,19 +36,18 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBL
 SCRIPT = "_KCOORD_SCRIPT"
 """The variable of a pool that names the job's script."""
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-"""A pool's process is forked, with no thread but its own."""
-
 _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
 """With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
 
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:sys.argv.index('--')]; "  # before anything comes from the working directory
-    "from kcoord.pool.process import main; main(int(sys.argv[1]), *sys.argv[sys.argv.index('--') + 1:])"
+    "import sys; sys.path[:] = sys.argv[2:]; "  # before anything is imported from the working directory
+    "from kcoord.pool.process import main; main(int(sys.argv[1]))"
 )
 # a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
+_MOST_BYTES = 1 << 20  # of the recipes in one message
+_QUESTIONS, _PAUSE = 10, 0.5  # seconds between two, as long as there is no agent
 _ENOUGH_CORES = 4  # with fewer, a pool that must be started first takes more from the ranks than it gives
 _ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
 
@@ -100,35 +101,40 @@ class PoolStart:
         except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
             let_through(error)
 
-    def start(
-        self,
-        recipes: Sequence[Recipe] = (),
-        *,
-        path: Sequence[str] | None = None,
-        script: str | None = None,
-        node: int = 0,
-        nodes: int = 1,
-        target: str = "",
-    ) -> None:
-        """Announce the profile, and `recipes`; start the pool if this process is to, with `path` as its `sys.path`, for `script`.
+    def start(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
+        """Announce the profile, and `recipes`, with the fields `how` of `Announce`; start the pool if this process is to.
 
-        Without a profile that is known, the modules that this process has imported are announced for `target`.
+        `path` is the pool's `sys.path`, and `script` its script, if they are not this process's. Without a profile that is known,
+        the modules that this process has imported are announced.
         """
         if not self._wanted:
             return
-        profile = self._settings.recorded_as
-        asked = Upcoming([recipe.to_wire() for recipe in recipes], profile, node, nodes)
-        answer = self._client.ask(asked, Granted, quietly=True)
-        if answer is not None and (modules := [name for name in answer.modules if name in sys.modules]):
-            answer = self._client.ask(Upcoming(profile=profile, modules=modules, target=target), Granted, quietly=True)
-        if answer is None or not answer.granted:
-            return
+        path, script = how.pop("path", None), how.pop("script", None)
         try:
-            self._replace(OwnSocket(self._started(sys.path if path is None else path, script or _script())))
-        except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
+            if self._announced(recipes, how):
+                self._replace(OwnSocket(self._started(sys.path if path is None else path, script or _script())))
+        except (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             let_through(error)
             self._wanted = False
             self._notices.tell(f"nothing is compiled ahead: {error}")
+
+    def _announced(self, recipes: Sequence[Recipe], how: dict[str, Any]) -> bool:
+        """True if this process is to start the pool."""
+        profile, sizes = self._settings.recorded_as, itertools.accumulate(recipe.size for recipe in recipes)
+        first = [recipe.to_wire() for recipe, size in zip(recipes, sizes, strict=True) if size < _MOST_BYTES]
+        answer = self._ask(Announce(first, profile, cores=cores(), **how))
+        if answer is not None and (modules := [name for name in answer.modules if name in sys.modules]):
+            answer = self._ask(Announce(profile=profile, modules=modules, cores=cores(), **how))
+        return answer is not None and answer.granted
+
+    def _ask(self, announced: Announce) -> Granted | None:
+        """The agent's answer. It is not started for this, nor found dead: a claim may be starting it meanwhile."""
+        for _ in range(_QUESTIONS):
+            answer = self._client.ask(announced, Granted, quietly=True, start=False)
+            if answer is not None:
+                return answer
+            time.sleep(_PAUSE)
+        return None
 
     def retire(self) -> None:
         """Start no pool for the profile: this process replays it itself."""
@@ -153,7 +159,7 @@ class PoolStart:
             raise RuntimeError("this process knows no Python interpreter to start")
         entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
         flags = ["-O"] * sys.flags.optimize
-        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), *entries, "--"]
+        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), *entries]
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -183,7 +189,6 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
         **kept,
         **settings.to_environ(),
         **_NO_GPU,
-        **_ONE_THREAD,
         variable("ahead"): "0",
         variable("profile"): NO_PROFILE,
     }

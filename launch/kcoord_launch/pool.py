@@ -14,23 +14,30 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord_launch.console import say
 
 
 @contextmanager
 def pool_beside(args: Any) -> Iterator[None]:
     """Start the pool for the ranks of torchrun's `args`, in the environment that they will have; end it after the block."""
     settings, notices = Settings.from_environ(), Notices()
-    if settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
+    where: dict[str, Any] = {}
+    try:
+        where = {"path": _path(args), "script": "" if args.module else str(Path(args.training_script).resolve())}
+    except OSError as error:  # the working directory is gone
+        say(f"nothing is compiled ahead: {error}")
+    if not where or settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
         yield
         return
     with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        script = "" if args.module else str(Path(args.training_script).resolve())
-        pool.start_soon(script=script, path=_path(args), node=_node(args), nodes=most_nodes(args))
+        pool.start_soon(**where, node=_node(args), nodes=most_nodes(args))
         yield
 
 
 def _path(args: Any) -> list[str]:
     """`sys.path` of the ranks, instead of this command's."""
+    if getattr(sys.flags, "safe_path", False):
+        return sys.path
     first = Path.cwd() if args.module else Path(args.training_script).resolve().parent
     return [str(first), *sys.path[1:]]
 

@@ -60,9 +60,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
     "deliver": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
-    "upcoming": {"recipes": [RECIPE.to_wire()], "profile": "mine", "node": 1, "nodes": 2},
+    "announce": {"recipes": [RECIPE.to_wire()], "profile": "mine", "node": 1, "nodes": 2},
     "join": {},
-    "take": {"memory": 1 << 40, "ended": "failed", "why": "w", "last": True},
+    "take": {"memory": 1 << 40, "idle": 8.0, "left": 1e6, "ended": "failed", "why": "w", "last": True},
     "status": {},
     "stats": {"job": "wire"},
 }  # fmt: skip
@@ -103,7 +103,7 @@ def bystander(node: Node) -> Iterator[Wire]:
 
 
 def served(wire: Wire) -> bool:
-    return wire.ask({"op": "upcoming"})["op"] == "granted"
+    return wire.ask({"op": "announce"})["op"] == "granted"
 
 
 @pytest.mark.parametrize("op", REQUESTS)

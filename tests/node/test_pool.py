@@ -25,7 +25,7 @@ from kcoord.pool.worker import compiled
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import endpoint
-from kcoord.protocol.messages import Granted, Upcoming
+from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import pool_start, spawn
 from kcoord.rank.client import AgentClient, Lead
@@ -55,10 +55,10 @@ def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
 
 _SEES_IDLE_CORES = """
 import sys
-from types import SimpleNamespace
-import psutil
-psutil.cpu_times_percent = lambda: SimpleNamespace(idle=100.0)
 from kcoord.agent import pools
+from kcoord.agent.watch.idle_cores import Permits
+ask = Permits.ask
+Permits.ask = lambda self, owner, memory, idle, left: ask(self, owner, memory, 8.0, 8.0)
 pools._RESTS = {rests}
 from kcoord.agent.__main__ import main
 sys.exit(main(sys.argv[2:]))
@@ -180,8 +180,8 @@ def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
         eventually(lambda: not pool(sandbox) and not pool_status(sandbox)["running"], 60)
         assert rank.poll() is None
         known, new = recipes[1], replace(recipes[1], target="cuda:80")
-        assert client.ask(Upcoming([known.to_wire()]), Granted) == Granted(granted=False)
-        assert client.ask(Upcoming([new.to_wire()]), Granted) == Granted(granted=True)
+        assert client.ask(Announce([known.to_wire()]), Granted) == Granted(granted=False)
+        assert client.ask(Announce([new.to_wire()]), Granted) == Granted(granted=True)
     report(rank)
 
 
@@ -252,7 +252,18 @@ MODULES = {
     "thread": "import threading\nthreading.Thread(target=threading.Event().wait).start()\n",
     "exits": "raise SystemExit(3)\n",
     "dies": "import os\nos._exit(3)\n",
+    "hangs": "import time\nopen('hangs', 'w').close()\ntime.sleep(1000)\n",
 }
+
+
+def test_a_pool_whose_module_hangs_ends_with_its_starter(sandbox: Sandbox) -> None:
+    (sandbox.root / "hangs.py").write_text(MODULES["hangs"].replace("'hangs'", f"'{sandbox.root}/hangs'"))
+    give(sandbox, [Recipe("triton", "hangs", "f", {}, "cuda:90", 1.0, 0)])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(sandbox.root)])
+    eventually((sandbox.root / "hangs").exists, 60)
+    ours.close()
+    eventually(lambda: not pool(sandbox))
 
 
 @pytest.mark.parametrize("modules", [["reads", "exits"], ["thread"], ["dies"]], ids="-".join)

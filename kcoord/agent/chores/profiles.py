@@ -24,6 +24,7 @@ from kcoord.telemetry.events import Notices
 _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory
 _EVERY = 1.0  # seconds between two parts
+_MOST_LATEST, _MOST_RECIPES_OF_LATEST = 20, 10_000
 
 
 @dataclass
@@ -73,9 +74,9 @@ class Profiles:
         """The recipes that earlier jobs recorded under `name`, as far as they can be read. Takes as long as the store does."""
         return await self._lane.run(functools.partial(self._read, name))
 
-    async def latest(self, count: int) -> list[list[Recipe]]:
-        """The recipes of the profiles that were written last, the latest first, as far as they can be read."""
-        return await self._lane.run(functools.partial(self._latest, count))
+    async def latest(self) -> list[list[Recipe]]:
+        """The recipes of the profiles that were written last, the latest first, as far as they can be read; a bounded number."""
+        return await self._lane.run(self._latest)
 
     async def bring(self, name: str, patience: float) -> ProfileState:
         """The answer to `Profile`. Where signatures are required, the part of the profile that verifies is copied to this node:
@@ -120,19 +121,24 @@ class Profiles:
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
 
     def _read(self, name: str) -> list[Recipe]:
-        name = nearest_of(self._roots, name)
+        return self._read_exactly(nearest_of(self._roots, name))
+
+    def _read_exactly(self, name: str) -> list[Recipe]:
         found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
         return list(merge(recipe for recipes in found for recipe in recipes).values())
 
-    def _latest(self, count: int) -> list[list[Recipe]]:
+    def _latest(self) -> list[list[Recipe]]:
         times: dict[str, float] = {}
         for root in self._roots:
             try:
                 times |= times_of_profiles(root)
             except StoreError as error:
                 self._notices.tell(f"profiles are not read: {error}", about=f"profiles in {root}")
-        names = sorted(times, key=lambda name: (-times[name], name))
-        return [self._read(name) for name in names[:count]]
+        found: list[list[Recipe]] = []
+        for name in sorted(times, key=lambda name: (-times[name], name))[:_MOST_LATEST]:
+            if sum(map(len, found)) < _MOST_RECIPES_OF_LATEST:
+                found.append(self._read_exactly(name))
+        return found
 
     def _write(self, name: str, recipes: list[Recipe], earlier: Path | None) -> Path | None:
         """Write a part to the store, or if it is refused there to this node, for a later part to bring there. None: neither."""

@@ -246,7 +246,10 @@ def _tuning(
 def _announce(tuning: _Tuning) -> None:
     """All configurations are about to be compiled here, one by one: the node's pool may compile them at once."""
     pool = tuning.coordinator.pool
-    if pool.takes_announcements:
+    quiet = not any(config.pre_hook for config in tuning.configs) and not getattr(
+        tuning.autotuner.fn, "pre_run_hooks", ()
+    )
+    if quiet and pool.takes_announcements:  # a hook of the user's may wait for other ranks
         pool.announce(recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs]))
 
 

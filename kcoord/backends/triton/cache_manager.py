@@ -63,12 +63,12 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
     @fails_open(lambda self, filename: None)
     def get_group(self, filename: str) -> dict[str, str] | None:
         """All of the kernel's files, or None: then the caller compiles, as the leader or because it must."""
+        frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
+        if triton_upcoming.listing.active:
+            raise triton_upcoming.Listed(*(frame.f_locals.get(name) for name in ("src", "target", "options")))
         if self._coordinator is None:
             return cast("dict[str, str] | None", FileCacheManager.get_group(self, filename))
-        frame = sys._getframe(2)  # Triton's compile: 0 is this function, 1 its guard
         kernel = self._kernel = self._asked_for(filename, frame.f_locals)
-        if triton_upcoming.listing.active:
-            raise triton_upcoming.Listed(kernel.source, kernel.triton_target, kernel.options)
         replaying = triton_recipes.replaying
         found = _kernels.begin(kernel, waits=replaying.waits, loads=not replaying.active)
         if isinstance(found, Bypassed):

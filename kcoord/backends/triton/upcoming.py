@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from triton.compiler.errors import CompileTimeAssertionFailure
-
 from kcoord.backends.triton.recipes import recipe_of
+from kcoord.interruption import let_through
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
 
 
@@ -45,8 +44,9 @@ def recipes_of(launches: Sequence[Callable[[], object]]) -> list[Recipe]:
             if recipe is None:
                 return []  # nor the others
             found.append(recipe)
-        except CompileTimeAssertionFailure:
-            continue  # it fails when it is measured, too
+        except Exception as error:  # noqa: BLE001 - the tuner meets it, too, when it measures
+            let_through(error)
+            return found
         finally:
             listing.active = before
     return found

@@ -147,9 +147,9 @@ def test_what_a_pools_worker_took_in_its_last_moment_is_not_lost_for_others() ->
         agent = start_agent(node, MUCH_IS_FREE)
         with node.wire() as wire:
             wire.hello()
-            assert wire.ask({"op": "upcoming", "recipes": [recipe]})["granted"]
-            last_words(node, agent, {"op": "take", "memory": 64 << 30})
-            assert wire.ask({"op": "take", "memory": 64 << 30})["recipe"] == recipe
+            assert wire.ask({"op": "announce", "recipes": [recipe]})["granted"]
+            last_words(node, agent, {"op": "take", "memory": 64 << 30, "idle": 9, "left": 9})
+            assert wire.ask({"op": "take", "memory": 64 << 30, "idle": 9, "left": 9})["recipe"] == recipe
 
 
 def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_moment() -> None:

@@ -1,0 +1,256 @@
+"""The agent's side of pools: who starts one, what a worker gets, and what ends with whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kcoord.agent import pools as pools_module
+from kcoord.agent.pools import Pools
+from kcoord.errors import ProtocolError, StoreError
+from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.identity import Identity
+from kcoord.protocol.messages import Announce, Granted, Join, Take, Work
+from kcoord.telemetry.events import Notices
+
+MUCH = 64 << 30
+
+
+def recipe(name: str, module: str = "kernels") -> Recipe:
+    return Recipe("triton", module, name, {}, "cuda:90", 1.0, 0)
+
+
+class Client:
+    number = 0
+
+    def __init__(self, job: str = "job") -> None:
+        Client.number += 1
+        self.id, self.who = Client.number, Identity(Client.number, None, None, job)
+
+
+class Connections:
+    def __init__(self) -> None:
+        self.answers: list[tuple[Any, Work]] = []
+        self.jobs: set[str] = set()
+
+    def answer(self, connection: Any, request: int, answer: Any) -> None:
+        self.answers.append((connection, answer))
+
+    def must_live(self, connection: Any) -> None:
+        pass
+
+    def has_job(self, job: str) -> bool:
+        return job in self.jobs
+
+
+class Profiles:
+    """Of this job, by name; and of other jobs."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, list[Recipe]] = {}
+        self.others: list[list[Recipe]] = []
+        self.reads: list[str] = []
+        self.fails = False
+
+    async def recorded(self, name: str) -> list[Recipe]:
+        self.reads.append(name)
+        if self.fails:
+            raise StoreError("it cannot be read")
+        return self.own.get(name, [])
+
+    async def latest(self) -> list[list[Recipe]]:
+        self.reads.append("others")
+        return self.others
+
+
+@pytest.fixture(autouse=True)
+def _loop() -> Iterator[None]:
+    World.loop = asyncio.new_event_loop()
+    yield
+    World.loop.close()
+
+
+class World:
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, most: int = 2) -> None:
+        self.connections, self.profiles = Connections(), Profiles()
+        self.counted: list[tuple[str, dict[str, float]]] = []
+        self.learned: list[Recipe] = []
+        self.pools = Pools(
+            most, self.connections, self.profiles, self.learned.extend,  # type: ignore[arg-type]
+            lambda job, counters: self.counted.append((job, counters)), Notices(),
+        )  # fmt: skip
+
+    def announce(self, client: Client, *recipes: Recipe, **how: Any) -> Granted:
+        message = Announce([each.to_wire() for each in recipes], **how)
+        return self.run(self.pools.announce(client, 1, message))  # type: ignore[arg-type]
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def take(self, worker: Client, idle: float = 8.0, **how: Any) -> Work | None:
+        """The answer, if there is one at once."""
+        before = len(self.connections.answers)
+        answer = self.pools.take(worker, 1, Take(MUCH, idle, 1e6, **how))  # type: ignore[arg-type]
+        if answer is not None:
+            return answer
+        return next((work for whom, work in self.connections.answers[before:] if whom is worker), None)
+
+    def taken(self, worker: Client, idle: float = 8.0, **how: Any) -> str | None:
+        work = self.take(worker, idle, **how)
+        return work.recipe["qualname"] if work is not None and work.recipe is not None else None
+
+    def status(self, job: str = "job") -> dict[str, Any]:
+        return self.pools.status()[job]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [1000.0]
+    monkeypatch.setattr(pools_module.time, "monotonic", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    return passes
+
+
+def test_one_process_of_a_job_starts_its_pool(clock: Callable[[float], None]) -> None:
+    world = World()
+    first, second, other = Client(), Client(), Client("another job")
+    assert [world.announce(each, recipe("f")).granted for each in (first, second, other)] == [True, False, True]
+    assert world.pools.join(first, 1, Join()).workers == 2  # type: ignore[arg-type]
+    assert world.pools.join(second, 1, Join()).workers == 0, "there is one"  # type: ignore[arg-type]
+    clock(60)
+    assert not world.announce(second, recipe("g")).granted
+    world.pools.gone(first.id)
+    assert world.announce(second).granted, "it has ended, and something is left"
+    clock(60)
+    assert world.announce(first).granted, "whoever was to start it did not"
+
+
+def test_a_pool_whose_process_dies_again_and_again_is_started_no_more() -> None:
+    world = World()
+    granted = []
+    for _ in range(5):
+        granted.append(world.announce(Client(), recipe("f")).granted)
+        process = Client()
+        modules = world.pools.join(process, 1, Join()).modules  # type: ignore[arg-type]
+        assert modules == (["kernels"] if len(granted) == 1 else []), "an import may have ended it"
+        world.pools.gone(process.id)
+    assert granted == [True, True, True, False, False]
+
+
+def test_without_workers_there_is_no_pool() -> None:
+    assert not World(most=0).announce(Client(), recipe("f")).granted
+
+
+def test_what_is_no_recipe_is_refused() -> None:
+    world = World()
+    for message in (Announce([{"a": 1}]), Announce(profile="../x")):
+        with pytest.raises(ProtocolError):
+            world.run(world.pools.announce(Client(), 1, message))  # type: ignore[arg-type]
+
+
+def test_a_profile_is_read_once_and_again_after_it_could_not_be_read() -> None:
+    world = World()
+    world.profiles.own["mine"], world.profiles.fails = [recipe("f")], True
+    assert not world.announce(Client(), profile="mine").granted
+    world.profiles.fails = False
+    assert world.announce(Client(), profile="mine").granted
+    world.announce(Client(), profile="mine")
+    assert world.profiles.reads == ["mine", "mine"]
+    assert world.learned == [recipe("f")], "what its compiles took"
+
+
+def test_a_job_without_a_profile_is_asked_once_for_the_modules_that_it_has_imported() -> None:
+    world = World()
+    world.profiles.others = [[recipe("f"), recipe("g", "other")]]
+    assert world.announce(Client(), profile="mine").modules == ["kernels", "other"]
+    assert world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90").granted
+    assert world.announce(Client(), profile="mine").modules == []
+    assert world.profiles.reads == ["mine", "others"]
+    assert world.status()["guessed"] == 1
+
+
+def test_guesses_that_do_not_pay_are_dropped_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools_module, "_GUESSES_PAY", 2)
+    world, worker = World(), Client()
+    world.profiles.others = [[recipe(name) for name in "abcd"]]
+    world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90")
+    assert [world.taken(worker, ended=ended) for ended in ("", "compiled")] == ["a", "b"]
+    world.take(worker, ended="compiled", last=True)
+    world.pools.tick()
+    world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90")
+    assert world.taken(worker) is None
+
+
+def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
+    world, worker, rank = World(), Client(), Client()
+    world.announce(rank, recipe("f"))
+    world.take(worker)
+    assert world.pools.compiling(worker) == recipe("f")  # type: ignore[arg-type]
+    assert world.pools.compiling(rank) is None  # type: ignore[arg-type]
+    world.pools.published(worker, "a" * 64)  # type: ignore[arg-type]
+    world.pools.published(rank, "b" * 64)  # type: ignore[arg-type]
+    for _ in range(2):
+        world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16])
+    assert world.counted == [("job", {"ahead": 1}), ("job", {"ahead_used": 1})]
+
+
+def test_a_worker_gets_nothing_while_no_core_idles_and_looks_again_soon(clock: Callable[[float], None]) -> None:
+    world, worker = World(), Client()
+    world.announce(Client(), recipe("f"))
+    assert world.take(worker, idle=0.3) is None
+    clock(1.1)
+    world.pools.tick()
+    assert world.connections.answers[-1] == (worker, Work())
+    assert world.taken(worker, idle=1.0) == "f"
+
+
+def test_a_job_with_much_to_compile_does_not_starve_another() -> None:
+    world = World(most=1)
+    world.announce(Client(), *map(recipe, "abc"))
+    worker = Client()
+    assert world.taken(worker) == "a"
+    world.announce(Client("late"), recipe("z"))
+    late = Client("late")
+    assert world.taken(late) is None
+    assert world.taken(worker, ended="compiled") is None
+    assert world.connections.answers[-1][0] is late, "its turn has come"
+
+
+def test_a_pool_that_rests_is_sent_away_and_forgotten_with_its_job(clock: Callable[[float], None]) -> None:
+    world, process, worker = World(), Client(), Client()
+    world.announce(process, recipe("f"), profile="mine")
+    world.pools.join(process, 1, Join())  # type: ignore[arg-type]
+    world.connections.jobs.add("job")
+    world.take(worker)
+    assert world.take(worker, ended="compiled") is None
+    clock(31)
+    world.pools.tick()
+    assert world.connections.answers[-1] == (worker, Work(over=True))
+    world.pools.gone(process.id)
+    world.pools.tick()
+    assert world.status()["compiled"] == 1
+    world.connections.jobs.clear()
+    world.pools.tick()
+    assert world.pools.status() == {}
+    assert world.announce(Client(), recipe("f")).granted, "a later job of this name begins anew"
+
+
+def test_a_worker_that_ends_in_the_middle_is_a_failure_and_its_core_is_free() -> None:
+    world, worker = World(most=1), Client()
+    world.announce(Client(), recipe("f"), recipe("g"))
+    world.take(worker)
+    world.pools.gone(worker.id)
+    assert world.status()["failures"] == ["f: its worker ended"]
+    assert world.taken(Client()) == "g"
+
+
+def test_a_worker_of_a_job_that_a_new_agent_does_not_know_ends() -> None:
+    assert World().take(Client()) == Work(over=True)
