@@ -10,6 +10,7 @@ from benchmarks import (
     cold_start,
     compilers,
     cpu_only,
+    first_step,
     footprint,
     liger,
     live_key,
@@ -36,6 +37,7 @@ _ON_REQUEST = {
     "compilers": compilers.run,  # so does this
     "stale_rows": stale_rows.run,  # so does this
     "cpu_only": cpu_only.run,  # and this
+    "first_step": first_step.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "scrapes": scrapes.run,
     "torch_compile": torch_compile.run,  # takes minutes

@@ -123,7 +123,8 @@ class PoolStart:
         profile, sizes = self._settings.recorded_as, itertools.accumulate(recipe.size for recipe in recipes)
         first = [recipe.to_wire() for recipe, size in zip(recipes, sizes, strict=True) if size < _MOST_BYTES]
         answer = self._ask(Announce(first, profile, cores=cores(), **how))
-        if answer is not None and (modules := [name for name in answer.modules if name in sys.modules]):
+        modules = [name for name in answer.modules if name in sys.modules] if answer is not None else []
+        if modules and self.takes_announcements:
             answer = self._ask(Announce(profile=profile, modules=modules, cores=cores(), **how))
         return answer is not None and answer.granted
 

@@ -79,8 +79,7 @@ def warmup(
     if not isinstance(profile_or_recipes, str):
         return _warm_up("warm-up", list(profile_or_recipes), parsed, progress, begun)
     name = profile_or_recipes
-    if name == coordinator.settings.recorded_as:
-        coordinator.pool.retire()
+    coordinator.pool.retire()
     return _warm_up(f"warm-up {name}", _recipes(name), parsed, progress, begun)
 
 

@@ -534,7 +534,7 @@ def test_the_first_run_of_a_job_is_helped_by_what_others_compiled_of_its_modules
     elsewhere = [replace(recipes[0], module="not_imported"), replace(recipes[0], target="cuda:80")]
     give(sandbox, [*recipes, *elsewhere])
     with held(sandbox, first):
-        rank = sandbox.start(RANK, "--kernels", "4", **hooked(sandbox, 0, KCOORD_PROFILE=None))
+        rank = sandbox.start("-c", ON_MANY_CORES, RANK, "--kernels", "4", **hooked(sandbox, 0, KCOORD_PROFILE="mine"))
         eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
     assert len(report(rank)["compiled"]) == 1
     eventually(lambda: pool_status(sandbox)["used"] == 3)
