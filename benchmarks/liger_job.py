@@ -2,7 +2,8 @@
 
 ``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, ``profile`` replays the profile "liger" with
 `kcoord.warmup` first, ``together`` runs all on every rank. Rank 0 prints one line of JSON: wall seconds (the slowest rank's),
-compiles and loads summed over the ranks, unique kernels.
+seconds since the launch (``LAUNCHED``), compiles and loads summed over the ranks, unique kernels. ``WIDTHS`` are those of the
+operations.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def operations(device: torch.device) -> list[Operation]:
             step(liger.liger_fused_linear_cross_entropy, fused),
         ]
 
-    widths, types = (1024, 2048, 4096, 8192), (torch.bfloat16, torch.float32)
+    widths = [int(width) for width in os.environ.get("WIDTHS", "1024,2048,4096,8192").split(",")]
+    types = (torch.bfloat16, torch.float32)
     return [o for dtype in types for width in widths for o in of(width, dtype)]
 
 
@@ -125,7 +127,14 @@ def main() -> None:
     dist.all_gather_object(found, (compiled, len(loaded)))
     if rank == 0:
         hashes = [h for each, _ in found for h in each]
-        line = {"wall": wall, "compiles": len(hashes), "unique": len(set(hashes)), "loads": sum(n for _, n in found)}
+        whole = time.time() - float(os.environ.get("LAUNCHED", "nan"))
+        line = {
+            "wall": wall,
+            "whole": whole,
+            "compiles": len(hashes),
+            "unique": len(set(hashes)),
+            "loads": sum(n for _, n in found),
+        }
         print(json.dumps(line), flush=True)
     dist.destroy_process_group()
 
