@@ -18,7 +18,7 @@ from typing import Any
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_error
+from kcoord.files.faults import fault_of, store_error
 from kcoord.files.private import make_private
 from kcoord.files.shared_directory import read_all, save
 from kcoord.profiles.automatic import is_automatic, nearest, superfluous
@@ -96,7 +96,8 @@ def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[R
     try:
         read_all(lambda: PARTS.paths(directory), read)
     except OSError as error:
-        notices.tell(f"a profile is skipped: {store_error(error, directory)}")
+        fault = store_error(error, directory)
+        notices.tell(f"a profile is skipped: {fault}", about=fault_of(directory.parents[2], fault))
     return found.values()
 
 
