@@ -61,14 +61,14 @@ def of_module(name: str, ranks: int) -> str:
     return automatic_name(name, ranks, content)
 
 
-def of_command(words: Sequence[str], ranks: int) -> str:
-    """The name for a launcher's command: by its first script, or its module."""
+def of_command(words: Sequence[str], ranks: int) -> str | None:
+    """The name for a launcher's command: by its first script, or its module. None: it names neither."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.endswith(".py"):
             return of_script(word, ranks)
         if word == "-m" and following:
             return of_module(following, ranks)
-    return NO_PROFILE
+    return None
 
 
 def of_this_process(ranks: int) -> str:

@@ -35,7 +35,9 @@ def run(settings: Settings, command: list[str]) -> int:
     if settings.disable:
         return _run(command, dict(os.environ))
     if settings.profile is None:
-        settings = replace(settings, profile=of_command(command, ranks_of().world or 0))
+        settings = replace(
+            settings, profile=of_command(command, ranks_of().world or 0)
+        )  # None: each process finds its own
     with supervised(settings, job_name(settings)) as extra:
         return _run(command, {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | extra)
 

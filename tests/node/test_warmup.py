@@ -183,6 +183,19 @@ def test_exec_records_under_the_name_that_it_is_given(sandbox: Sandbox) -> None:
     assert "profile" in done.stderr
 
 
+@pytest.mark.parametrize("how", ["named by the command", "run by a shell script"])
+def test_exec_records_a_profile_that_nobody_named(sandbox: Sandbox, how: str) -> None:
+    command = [sys.executable, str(PROGRAM), "use", "3"]
+    if how == "run by a shell script":
+        (sandbox.root / "run").write_text(f"exec {sys.executable} {PROGRAM} use 3\n")
+        command = ["sh", str(sandbox.root / "run")]
+    done = sandbox.run(*KCOORD, "exec", "--", *command, PYTHONPATH=path(PROGRAMS), KCOORD_PROFILE=None)
+    assert done.returncode == 0, done.stderr
+    (name,) = (directory.name for directory in (sandbox.local / "profiles").iterdir())
+    assert name.startswith("auto-profiled.")
+    assert len(load_profile(settings_of(sandbox), name)) == 3
+
+
 def test_a_module_that_exits_when_it_is_imported_does_not_end_the_job(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

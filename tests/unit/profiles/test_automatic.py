@@ -71,7 +71,7 @@ def test_a_launchers_command_is_named_by_its_script_or_module(tmp_path: Path) ->
     found = of_command(["torchrun", "--nproc-per-node", "8", str(script), "--steps", "9"], 8)
     assert found == of_script(str(script), 8) == automatic_name("train", 8, b"print(1)")
     assert of_command(["python", "-m", "my.train"], 2) == automatic_name("my.train", 2)
-    assert of_command(["./train.sh"], 2) == NO_PROFILE
+    assert of_command(["./train.sh"], 2) is None
     assert of_command(["python", "gone.py"], 0) == automatic_name("gone", 0)
 
 
