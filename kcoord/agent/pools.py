@@ -108,6 +108,7 @@ class Pools:
         pool.modules |= dict.fromkeys(recipe.module for recipe in recipes)
         if profile is not None:
             await self._bring(pool, profile, message)
+            pool.upcoming.retarget(message.target)
             if pool.is_unknown:
                 if not message.modules:
                     return Granted(granted=False, modules=await pool.guesses.modules())
@@ -277,7 +278,9 @@ class Pools:
                 pool.served = self._given
                 del pool.idle[owner]
                 pool.busy[owner] = idle.connection.who.pid, recipe
-                self._connections.answer(idle.connection, idle.request, Work(recipe.to_wire()))
+                self._connections.answer(
+                    idle.connection, idle.request, Work(recipe.to_wire(), moved=pool.upcoming.is_moved(recipe))
+                )
 
     def _send_away(self, pool: _Pool) -> None:
         for idle in pool.idle.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kcoord.profiles.order import dealt
 from kcoord.profiles.recipe import Recipe
@@ -25,6 +26,9 @@ class Upcoming:
         self._guessed: dict[str, Recipe] = {}
         self._busy: dict[str, tuple[Recipe, int]] = {}  # others were at them; and the round in which to look again
         self._round = 0
+        self._recorded: list[Recipe] = []  # all of profiles
+        self._targets: set[str] = set()
+        self._moved: set[str] = set()
         self._again: dict[str, Recipe] = {}  # and some time ago
         self._tries: dict[
             str, int
@@ -65,9 +69,28 @@ class Upcoming:
         for share in shares[own:] + shares[:own]:
             long = sum(recipe.seconds for recipe in share) / max(1.0, cores)
             for recipe in sorted(share, key=lambda r: (-r.seconds if r.seconds >= long else 0.0, r.order, r.digest)):
+                self._targets.add(recipe.target)
                 if self._is_new(recipe):
                     self._guessed.pop(recipe.digest, None)
                     self._later[recipe.digest] = recipe
+                    self._recorded.append(recipe)
+
+    def retarget(self, target: str) -> None:
+        """Ranks have a GPU of which the profiles know nothing: recipes for GPUs of its kind come for it, before all others."""
+        if not target or target in self._targets or not self._recorded:
+            return
+        self._targets.add(target)
+        kind = target.partition(":")[0]
+        others = [
+            replace(recipe, target=target) for recipe in self._recorded if recipe.target.partition(":")[0] == kind
+        ]
+        moved = {other.digest: other for other in others if self._is_new(other)}
+        self._moved |= moved.keys()
+        self._later = moved | self._later
+
+    def is_moved(self, recipe: Recipe) -> bool:
+        """True for a recipe that was recorded on another GPU: not every compiler's holds for this one."""
+        return recipe.digest in self._moved
 
     def guess(self, recipes: Iterable[Recipe]) -> int:
         """The job may use these; returns how many are new."""

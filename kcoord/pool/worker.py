@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from kcoord.backends.fail_open import notices
+from kcoord.backends.registry import replayer
 from kcoord.cgroups import IdleCores, free_memory
 from kcoord.interruption import let_through
 from kcoord.profiles.recipe import Recipe
@@ -43,14 +44,14 @@ def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], None]) -> 
             return OVER
         if given.recipe is not None:
             busy(True)
-            ended, why = compiled(given.recipe)
+            ended, why = compiled(given.recipe, given.moved)
             busy(False)
             if psutil.Process().memory_info().rss > size + _GROWN:
                 client.ask(Take(0, 0, 0, ended, why, last=True), Work, quietly=True, start=False)
                 return 0
 
 
-def compiled(recipe: object) -> tuple[str, str]:
+def compiled(recipe: object, moved: bool = False) -> tuple[str, str]:
     """``compiled``, ``loaded``, ``busy`` (another process of the job is at it) or ``failed``, and then why.
 
     A recipe's module may raise anything, even SystemExit, and so may its compiler: the rank that needs the key meets it too.
@@ -59,6 +60,9 @@ def compiled(recipe: object) -> tuple[str, str]:
         parsed = Recipe.from_wire(recipe)
         if not parsed.target:
             return "failed", f"{parsed.qualname}: its GPU is the current one, and a pool has none"
+        backend = replayer(parsed.backend)
+        if moved and backend is not None and not backend.is_portable(parsed):
+            return "failed", f"{parsed.qualname}: recorded on another GPU, for which alone it holds"
         (task,) = tasks_of(parsed) or (None,)
         return ("failed", f"no backend {parsed.backend!r}") if task is None else (task.run(False), "")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - see above

@@ -160,10 +160,14 @@ class Joined(Answer, op="joined"):
 
 @dataclass(frozen=True)
 class Work(Answer, op="work"):
-    """The next recipe of a pool's worker, as `Recipe.to_wire` gives it; None: ask again. `over`: there is nothing left to do."""
+    """The next recipe of a pool's worker, as `Recipe.to_wire` gives it; None: ask again. `over`: there is nothing left to do.
+
+    `moved`: it was recorded on another GPU.
+    """
 
     recipe: dict[str, Any] | None = None
     over: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True)

@@ -139,12 +139,25 @@ def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
         assert "5 compiled ahead, 0 of them used" in shown
         processes = pool(sandbox)
         assert len({os.getsid(p.pid) for p in processes}) == 1
-        assert {p.nice() for p in processes} == {10}
+        assert {p.nice() for p in processes} == {min(19, os.nice(0) + 10)}
         assert {Path(f"/proc/{p.pid}/oom_score_adj").read_text() for p in processes} == {"900\n"}
     said = [report(rank) for rank in ranks]
     assert [len(s["compiled"]) for s in said] in ([1, 0], [0, 1])
     assert sum(len(s["loaded"]) for s in said) == 11
     eventually(lambda: not pool(sandbox), what="the pool ended with its rank")
+
+
+def test_on_another_gpu_the_profile_is_compiled_for_that_one(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    recipes, first = recorded
+    give(sandbox, [replace(recipe, target="cuda:80") for recipe in recipes])
+    with held(sandbox, first):
+        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        eventually(lambda: status(sandbox)["pools"], 60)
+        eventually(lambda: pool_status(sandbox)["compiled"] == 11, 60, "five for its GPU, and six for the other")
+    said = report(rank)
+    assert (len(said["compiled"]), len(said["loaded"])) == (1, 5)
 
 
 def test_a_pool_ends_with_a_rank_that_is_killed(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
@@ -356,6 +369,8 @@ def test_what_cannot_be_compiled_here_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert compiled(recipe.to_wire())[1].startswith("ModuleNotFoundError")
     here = Recipe("triton", "nowhere", "f", {}, "", 1.0, 0)
     assert compiled(here.to_wire()) == ("failed", "f: its GPU is the current one, and a pool has none")
+    traced = Recipe("tilelang", "nowhere", "f", {}, "cuda:90", 1.0, 0)
+    assert compiled(traced.to_wire(), moved=True)[1] == "f: recorded on another GPU, for which alone it holds"
     other = Recipe("nobody", "nowhere", "f", {}, "cuda:90", 1.0, 0)
     assert compiled(other.to_wire()) == ("failed", "no backend 'nobody'")
 

@@ -68,6 +68,21 @@ def test_guesses_come_last_count_once_and_can_be_dropped() -> None:
     assert not queue
 
 
+def test_a_profile_of_another_gpu_is_compiled_for_the_one_that_is_here() -> None:
+    queue = Upcoming()
+    queue.retarget("cuda:100")
+    queue.later([recipe("a"), recipe("b", order=1), recipe("c", order=2, target="hip:gfx942")], 0, 1, cores=1)
+    first = queue.take()
+    for _ in range(2):
+        queue.retarget("cuda:90")
+        queue.retarget("cuda:100")
+    found = [each for each in iter(queue.take, None) if each is not None]
+    assert first == recipe("a")
+    shown = [(each.qualname, each.target, queue.is_moved(each)) for each in found]
+    assert shown[:2] == [("a", "cuda:100", True), ("b", "cuda:100", True)]
+    assert shown[2:] == [("b", "cuda:90", False), ("c", "hip:gfx942", False)]
+
+
 def test_each_recipe_is_taken_once_whoever_announces_it_again() -> None:
     queue = Upcoming()
     queue.now([recipe("a"), recipe("a")])
