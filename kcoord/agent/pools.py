@@ -59,9 +59,9 @@ class _Pool:
     process: int = 0  # the connection of the process that forks the workers; 0: there is none
     starts: int = 0
     start_granted: float = -math.inf
-    workers: set[int] = field(default_factory=set)  # their process ids
+    workers: dict[int, int] = field(default_factory=dict)  # connection → process id
     idle: dict[int, _Idle] = field(default_factory=dict)  # by connection
-    busy: dict[int, tuple[int, Recipe]] = field(default_factory=dict)  # connection → process id, and what it compiles
+    busy: dict[int, Recipe] = field(default_factory=dict)  # by connection
     served: int = 0  # grows with each recipe that any pool is given
     active: float = 0.0  # when it last had something to do
     ended: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Pools:
         self._pools: dict[str, _Pool] = {}
         self._given = 0  # recipes
 
-    # What is upcoming, and who starts the pool.
+    # The queue, and the start of the pool.
 
     async def announce(self, connection: Connection, _: int, message: Announce) -> Granted:
         """Add to what the job's pool compiles. Raises `ProtocolError` for what is no recipe, or no name."""
@@ -186,7 +186,7 @@ class Pools:
         self._permits.gone(connection.id)  # another pool's turn may have come
         if message.last:
             return Work(over=True)
-        pool.workers.add(connection.who.pid)
+        pool.workers[connection.id] = connection.who.pid
         pool.idle[connection.id] = _Idle(connection, request, message, time.monotonic())
         self._dispatch()
         return None
@@ -194,13 +194,14 @@ class Pools:
     def has_worker(self, connection: Connection) -> bool:
         """True if the client is a worker of its job's pool."""
         pool = self._pools.get(connection.who.job)
-        return pool is not None and connection.who.pid in pool.workers
+        return pool is not None and connection.who.pid in pool.workers.values()
 
     def compiling(self, connection: Connection) -> Recipe | None:
         """The recipe at which this client is as a worker."""
         pool = self._pools.get(connection.who.job)
-        at = pool.busy.values() if pool is not None else ()
-        return next((recipe for pid, recipe in at if pid == connection.who.pid), None)
+        if pool is None:
+            return None
+        return next((r for worker, r in pool.busy.items() if pool.workers.get(worker) == connection.who.pid), None)
 
     def published(self, connection: Connection, digest: str) -> None:
         """The key `digest` was compiled by this client, which may be a worker."""
@@ -220,12 +221,12 @@ class Pools:
         self._permits.gone(connection)
         for pool in self._pools.values():
             pool.idle.pop(connection, None)
+            pool.workers.pop(connection, None)
             if connection == pool.process:
                 pool.process, pool.start_granted = 0, -math.inf
                 self._send_away(pool)
             if connection in pool.busy:
-                _, recipe = pool.busy[connection]
-                self._ended(pool, connection, "failed", f"{recipe.qualname}: its worker ended")
+                self._ended(pool, connection, "failed", f"{pool.busy[connection].qualname}: its worker ended")
 
     def tick(self) -> None:
         """Call it about once a second."""
@@ -255,7 +256,7 @@ class Pools:
             job: {
                 "running": bool(pool.process),
                 "starts": pool.starts,
-                "busy": sorted(f"{recipe.module}.{recipe.qualname}" for _, recipe in pool.busy.values()),
+                "busy": sorted(f"{recipe.module}.{recipe.qualname}" for recipe in pool.busy.values()),
                 "queued": len(pool.upcoming),
                 "guessed": pool.guessed,
                 "used": pool.used,
@@ -277,7 +278,7 @@ class Pools:
                 self._given += 1
                 pool.served = self._given
                 del pool.idle[owner]
-                pool.busy[owner] = idle.connection.who.pid, recipe
+                pool.busy[owner] = recipe
                 self._connections.answer(
                     idle.connection, idle.request, Work(recipe.to_wire(), moved=pool.upcoming.is_moved(recipe))
                 )
@@ -288,7 +289,7 @@ class Pools:
         pool.idle.clear()
 
     def _ended(self, pool: _Pool, owner: int, how: str, why: str) -> None:
-        _, recipe = pool.busy.pop(owner, (0, None))
+        recipe = pool.busy.pop(owner, None)
         if recipe is None:
             return
         if how == "busy":

@@ -21,18 +21,17 @@ class Upcoming:
     """
 
     def __init__(self) -> None:
+        # each recipe is in one of these queues, by its digest
         self._now: dict[str, Recipe] = {}
         self._later: dict[str, Recipe] = {}
         self._guessed: dict[str, Recipe] = {}
-        self._busy: dict[str, tuple[Recipe, int]] = {}  # others were at them; and the round in which to look again
+        self._busy: dict[str, tuple[Recipe, int]] = {}  # others were at it; and the round in which to look again
+        self._again: dict[str, Recipe] = {}  # that round has come
         self._round = 0
+        self._tries: dict[str, int] = {}  # digest → how often it was taken; also of those that a rank asked for
         self._recorded: list[Recipe] = []  # all of profiles
         self._targets: set[str] = set()
         self._moved: set[str] = set()
-        self._again: dict[str, Recipe] = {}  # and some time ago
-        self._tries: dict[
-            str, int
-        ] = {}  # digest of each recipe that was taken or is not needed → how often it was taken
 
     def __len__(self) -> int:
         """The recipes that can be taken, at once or after `again`."""

@@ -24,7 +24,6 @@ from kcoord.interruption import let_through
 from kcoord.pool.worker import OVER, work
 from kcoord.protocol.messages import Join, Joined
 from kcoord.rank.client import AgentClient
-from kcoord.rank.connect import connect
 from kcoord.settings import Settings
 
 _ANEW = 4
@@ -103,9 +102,7 @@ class _Forks:
         ours, theirs = os.pipe()
 
         def be_worker() -> int:
-            code = work(settings, idle, lambda begins: _say(theirs, b"+" if begins else b"-"))
-            connect().close()  # delivers counters and spans
-            return code
+            return work(settings, idle, lambda begins: os.write(theirs, b"+" if begins else b"-"))
 
         try:
             pid = _forked(be_worker, (ours, self._alive, *self._busy))
@@ -124,9 +121,8 @@ class _Forks:
         os.close(worker)
         _, status = os.waitpid(self._pids.pop(worker), 0)
         code, at_work = os.waitstatus_to_exitcode(status), self._busy.pop(worker)
-        self._over = (
-            self._over or code == OVER or (code != 0 and not at_work)
-        )  # a recipe may end its worker, and no other
+        # a recipe may end its worker, and no other
+        self._over = self._over or code == OVER or (code != 0 and not at_work)
 
 
 def _forked(run: Callable[[], int], not_theirs: tuple[int, ...]) -> int:
@@ -149,10 +145,6 @@ def _forked(run: Callable[[], int], not_theirs: tuple[int, ...]) -> int:
         code = OVER
     finally:
         os._exit(code)  # skips the exit of imported modules, which may wait for their threads
-
-
-def _say(busy: int, state: bytes) -> None:
-    os.write(busy, state)
 
 
 def _be_modest() -> None:

@@ -14,6 +14,7 @@ from kcoord.interruption import let_through
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Take, Work
 from kcoord.rank.client import AgentClient
+from kcoord.rank.connect import connect
 from kcoord.settings import Settings
 from kcoord.warmup.tasks import tasks_of
 
@@ -24,12 +25,21 @@ _AGENT_RETURNS = 20.0  # seconds; a launcher restarts an agent that died
 _ASK_AGAIN = 0.5  # seconds
 
 
-def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], None]) -> int:
+def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], object]) -> int:
     """Compile what the agent gives, until it says that it is over, or this process has grown. Returns the exit code.
 
     ``busy(True)`` is called when a compile begins, ``busy(False)`` when it ends.
     """
-    client, size = AgentClient(settings, notices), psutil.Process().memory_info().rss
+    client = AgentClient(settings, notices)
+    try:
+        return _work(client, cores, busy)
+    finally:
+        connect().close()  # delivers counters and spans, which are a worker's while `client` is connected
+        client.close()
+
+
+def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object]) -> int:
+    size = psutil.Process().memory_info().rss
     ended = why = ""
     heard = time.monotonic()
     while True:

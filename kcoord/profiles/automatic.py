@@ -6,6 +6,7 @@ own profile is not there uses the nearest one: of the same entry, if possible of
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import sys
@@ -86,6 +87,7 @@ def of_this_process(ranks: int) -> str:
     return automatic_name(entry, ranks, _content(file))
 
 
+@functools.lru_cache(maxsize=8)
 def _content(path: object) -> bytes:
     """The beginning of a file; empty if there is none."""
     try:

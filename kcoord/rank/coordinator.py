@@ -362,4 +362,3 @@ class Coordinator:
         self._recorder.forget_after_fork()
         self._memory.forget_after_fork()
         self._staging.forget_after_fork()
-        self.pool.forget_after_fork()

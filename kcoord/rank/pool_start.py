@@ -48,6 +48,7 @@ _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
 _MOST_BYTES = 1 << 20  # of the recipes in one message
 _QUESTIONS, _PAUSE = 10, 0.5  # seconds between two, as long as there is no agent
+_MOST_THREADS = 4  # that ask
 _ENOUGH_CORES = 4  # with fewer, a pool that must be started first takes more from the ranks than it gives
 _ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
 
@@ -66,7 +67,7 @@ class PoolStart:
     def __init__(self, settings: Settings, notices: Notices, client: AgentClient) -> None:
         self._settings, self._notices, self._client = settings, notices, client
         self._wanted = settings.ahead > 0 and not settings.disable
-        self._lock = threading.Lock()  # held while a thread asks, and starts it
+        self._lock, self._threads = threading.Lock(), 0  # the lock is held while a thread asks, and starts the pool
         self._asked = -_ASK_AGAIN
         self._control: OwnSocket | None = None  # the pool ends when this closes
         forgets_after_fork(self)
@@ -90,15 +91,22 @@ class PoolStart:
             self.start_soon(recipes)
 
     def start_soon(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
-        """`start`, in a thread."""
+        """`start`, in a thread. Not guaranteed: that it happens, while an agent does not answer those that ask already."""
 
         def ask() -> None:
-            with self._lock:
-                self.start(recipes, **how)
+            try:
+                with self._lock:
+                    self.start(recipes, **how)
+            finally:
+                self._threads -= 1
 
+        if self._threads >= _MOST_THREADS:
+            return
+        self._threads += 1  # not exact, if two threads come at once
         try:
             threading.Thread(target=ask, name="kcoord-pool", daemon=True).start()
         except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
+            self._threads -= 1
             let_through(error)
 
     def start(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
@@ -147,7 +155,7 @@ class PoolStart:
 
     def forget_after_fork(self) -> None:
         """The pool is the parent's, which it would outlive if a child kept its control open."""
-        self._lock = threading.Lock()
+        self._lock, self._threads = threading.Lock(), 0
         self._replace(None)  # the child's copy only
 
     def _replace(self, control: OwnSocket | None) -> None:

@@ -24,16 +24,16 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.pool.worker import compiled
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol import endpoint
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
-from kcoord.rank import pool_start, spawn
+from kcoord.rank import pool_start
 from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.command import kcoord
 from tests.support.living import words_of
+from tests.support.pools import pool_status, start_agent, started, status
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
 from tests.support.triton_ranks import RANK, homes, hooked, report
 
@@ -51,29 +51,6 @@ def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
         eventually(lambda: len(load_profile(settings, "six")) == 6)
         (first,) = homes(box, "one")
         yield load_profile(settings, "six"), Manifest.decode((first / "kcoord-manifest.msgpack").read_bytes())
-
-
-_SEES_IDLE_CORES = """
-import sys
-from kcoord.agent import pools
-from kcoord.agent.watch.idle_cores import Permits
-ask = Permits.ask
-Permits.ask = lambda self, owner, memory, idle, left: ask(self, owner, memory, 8.0, 8.0)
-pools._RESTS = {rests}
-from kcoord.agent.__main__ import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
-def start_agent(settings: Settings, rests: float = 30.0) -> None:
-    """One for which this machine's cores idle, whatever else it does. Its pools end after `rests` seconds without work."""
-    path = settings.socket_path
-    endpoint.make_directory(settings)
-    with endpoint.agent_lock(path, 20), endpoint.bind(path) as listener:
-        fd = listener.fileno()
-        program = _SEES_IDLE_CORES.format(rests=rests)
-        command = [sys.executable, "-c", program, "kcoord.agent", "--fd", str(fd), "--daemon"]
-        subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
 
 
 @contextmanager
@@ -106,21 +83,8 @@ def kernels(sandbox: Sandbox) -> list[Path]:
     return [home for home in homes(sandbox) if list(home.glob("*.cubin"))]
 
 
-def status(sandbox: Sandbox) -> dict[str, Any]:
-    client = AgentClient(Settings.from_environ(sandbox.env()), Notices())
-    found = client.status()
-    client.close()
-    assert found is not None
-    return found
-
-
 def waiting(sandbox: Sandbox) -> int:
     return sum(len(f["waiting"]) for f in status(sandbox)["flights"])
-
-
-def pool_status(sandbox: Sandbox) -> dict[str, Any]:
-    (found,) = status(sandbox)["pools"].values()
-    return dict(found)
 
 
 def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
@@ -236,21 +200,6 @@ def test_a_first_job_has_no_profile_yet_and_its_pool_ends_by_itself(
     assert len(report(rank)["compiled"]) == 2
 
 
-def started(sandbox: Sandbox, path: list[str], script: str | None = None, **more: str) -> PoolStart:
-    """A pool that this process starts."""
-    environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six", **more).items() if v is not None}
-    settings = Settings.from_environ(sandbox.env(**environment))
-    client = AgentClient(settings, Notices())
-    start = PoolStart(settings, Notices(), client)
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in {**sandbox.environment, **environment}.items():
-            patched.setenv(name, value)
-        patched.delenv("KCOORD_SPAWN", raising=False)
-        start.start(path=[*path, *sys.path], script=script)
-    client.close()
-    return start
-
-
 def test_a_pool_compiles_all_of_a_profile(sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]) -> None:
     give(sandbox, recorded[0])
     start_agent(Settings.from_environ(sandbox.env()))
@@ -306,19 +255,21 @@ here = os.path.dirname(__file__)
 
 @kcoord.compile_once(scope=kcoord.Scope.TARGET)
 def build(width, *, staging, target):
+    again = os.path.exists(f"{here}/of-{width}")
+    open(f"{here}/of-{width}", "w").close()
     open(f"{here}/began-{os.getpid()}", "w").close()
-    while not os.path.exists(f"{here}/go"):
+    while not again and not os.path.exists(f"{here}/go"):
         time.sleep(0.005)
     (staging / "kernel").write_text(str(width))
 """
 
 
-def slow(sandbox: Sandbox, count: int) -> PoolStart:
-    """A pool that has begun `count` compiles, which last until there is a file ``go``."""
+def slow(sandbox: Sandbox, count: int, **how: float) -> PoolStart:
+    """A pool that has begun `count` compiles, of which the first of each key lasts until there is a file ``go``."""
     (sandbox.root / "slowly.py").write_text(SLOWLY)
     calls = [{"args": (width,), "kwargs": {}} for width in range(count)]
-    give(sandbox, [Recipe("python", "slowly", "build", call, "cuda:90", 1.0, n) for n, call in enumerate(calls)])
-    start_agent(Settings.from_environ(sandbox.env()))
+    give(sandbox, [Recipe("python", "slowly", "build", call, "cuda:90", 100.0, n) for n, call in enumerate(calls)])
+    start_agent(Settings.from_environ(sandbox.env()), **how)
     ours = started(sandbox, [str(sandbox.root)])
     eventually(lambda: list(sandbox.root.glob("began-*")), 60)
     return ours
@@ -337,6 +288,17 @@ def test_a_worker_that_is_killed_leaves_its_key_to_a_rank_and_the_rest_to_other_
     )
     done = sandbox.run("-c", program, PYTHONPATH=os.pathsep.join([str(sandbox.root), os.environ.get("PYTHONPATH", "")]))
     assert "1 compiled, 2 loaded" in done.stdout, done.stderr
+    ours.close()
+
+
+def test_a_rank_that_waits_for_a_worker_that_gets_no_core_compiles_too(sandbox: Sandbox) -> None:
+    ours = slow(sandbox, 1, starved=0.1)
+    program = "import kcoord, slowly; print(kcoord.warmup([(slowly.build, (0,))], targets=['cuda:90']))"
+    path = os.pathsep.join([str(sandbox.root), os.environ.get("PYTHONPATH", "")])
+    done = sandbox.run("-c", program, PYTHONPATH=path)
+    assert "1 compiled" in done.stdout, done.stderr
+    assert pool_status(sandbox)["busy"] == ["slowly.build"]
+    (sandbox.root / "go").touch()
     ours.close()
 
 
@@ -540,6 +502,23 @@ def test_a_job_that_nobody_gave_a_profile_finds_what_it_compiled_before(
         again = sandbox.start(RANK, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None))
         eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
     assert len(report(again)["compiled"]) == 1
+
+
+def test_a_warm_rank_writes_no_profile_that_nobody_named(sandbox: Sandbox) -> None:
+    def profiles(name: str | None) -> list[str]:
+        report(
+            sandbox.start(RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE=name, KCOORD_IDLE_TIMEOUT="0.1"))
+        )
+        eventually(lambda: not sandbox.processes(), what="its agent has written what it had, and ended")
+        directory = sandbox.local / "profiles"
+        found = [each.name for each in directory.iterdir()] if directory.is_dir() else []
+        shutil.rmtree(directory, ignore_errors=True)
+        return found
+
+    (cold,) = profiles(None)
+    assert cold.startswith("auto-rank.")
+    assert profiles(None) == []
+    assert profiles("mine") == ["mine"]
 
 
 def test_the_first_run_of_a_job_is_helped_by_what_others_compiled_of_its_modules(

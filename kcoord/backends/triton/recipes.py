@@ -17,8 +17,8 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.triton import launchers as triton_launchers
+from kcoord.backends.triton.script import Unreplayable as Unreplayable
 from kcoord.backends.triton.script import kernel_of_script
-from kcoord.backends.triton.unreplayable import Unreplayable
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.function.lookup import jit_function
 from kcoord.profiles.recipe import Recipe

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kcoord.backends.triton.unreplayable import Unreplayable
+from kcoord.errors import KcoordError
 from kcoord.rank.pool_start import SCRIPT
 
 _CALLED = (
@@ -43,6 +43,10 @@ _PARTS = (
 _LARGEST = 4 << 20  # bytes of a script
 
 _defined: dict[tuple[str, int], _Script] = {}
+
+
+class Unreplayable(KcoordError):
+    """A recipe that does not lead to a kernel here. The message says why."""
 
 
 def kernel_of_script(qualname: str) -> Any:

@@ -12,11 +12,12 @@ import pytest
 from kcoord.profiles.parts import load_profile
 from kcoord.rank.pool_start import SCRIPT
 from kcoord.settings import Settings
+from tests.support.pools import pool_status, start_agent, started
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
+from tests.support.triton_ranks import homes
 
 pytest.importorskip("triton")
-from kcoord.backends.triton.script import kernel_of_script
-from kcoord.backends.triton.unreplayable import Unreplayable
+from kcoord.backends.triton.script import Unreplayable, kernel_of_script
 
 HEAD = """
 from __future__ import annotations
@@ -162,8 +163,6 @@ if __name__ == "__main__":
 
 
 def test_the_pool_compiles_a_scripts_own_kernels_under_the_scripts_keys(sandbox: Sandbox) -> None:
-    from tests.node.test_pool import homes, pool_status, start_agent, started
-
     script = sandbox.root / "train.py"
     script.write_text(JOB)
     environment = {"KCOORD_PROFILE": "six", "KCOORD_IDLE_TIMEOUT": "0.1"}

@@ -1,0 +1,71 @@
+"""Pools whose agent sees idle cores, whatever else this machine does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kcoord.protocol import endpoint
+from kcoord.rank import spawn
+from kcoord.rank.client import AgentClient
+from kcoord.rank.pool_start import PoolStart
+from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
+from tests.support.sandbox import Sandbox
+from tests.support.triton_ranks import hooked
+
+_SEES_IDLE_CORES = """
+import sys
+from kcoord.agent import claims, pools
+from kcoord.agent.watch.idle_cores import Permits
+ask = Permits.ask
+Permits.ask = lambda self, owner, memory, idle, left: ask(self, owner, memory, 8.0, 8.0)
+pools._RESTS, claims._STARVED = {rests}, {starved}
+from kcoord.agent.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def start_agent(settings: Settings, rests: float = 30.0, starved: float = 30.0) -> None:
+    """One for which this machine's cores idle, whatever else it does.
+
+    Its pools end after `rests` seconds without work. A rank waits for a worker for `starved` seconds.
+    """
+    path = settings.socket_path
+    endpoint.make_directory(settings)
+    with endpoint.agent_lock(path, 20), endpoint.bind(path) as listener:
+        fd = listener.fileno()
+        program = _SEES_IDLE_CORES.format(rests=rests, starved=starved)
+        command = [sys.executable, "-c", program, "kcoord.agent", "--fd", str(fd), "--daemon"]
+        subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
+
+
+def started(sandbox: Sandbox, path: list[str], script: str | None = None, **more: str) -> PoolStart:
+    """A pool that this process starts."""
+    environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six", **more).items() if v is not None}
+    settings = Settings.from_environ(sandbox.env(**environment))
+    client = AgentClient(settings, Notices())
+    start = PoolStart(settings, Notices(), client)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {**sandbox.environment, **environment}.items():
+            patched.setenv(name, value)
+        patched.delenv("KCOORD_SPAWN", raising=False)
+        start.start(path=[*path, *sys.path], script=script)
+    client.close()
+    return start
+
+
+def status(sandbox: Sandbox) -> dict[str, Any]:
+    client = AgentClient(Settings.from_environ(sandbox.env()), Notices())
+    found = client.status()
+    client.close()
+    assert found is not None
+    return found
+
+
+def pool_status(sandbox: Sandbox) -> dict[str, Any]:
+    (found,) = status(sandbox)["pools"].values()
+    return dict(found)
