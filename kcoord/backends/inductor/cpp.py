@@ -1,10 +1,12 @@
 """C++ that Inductor builds for the host: one build for all ranks, in the rank or in one of its compile workers.
 
-Replaces ``torch._inductor.codecache._worker_compile_cpp``, which workers find by its name and module.
+Replaces ``torch._inductor.codecache._worker_compile_cpp``, which workers find by its name and module. Torch's own links a library
+in its place under a file lock, and may be at it in a process without kcoord. Here it is linked elsewhere, and renamed.
 """
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
+from kcoord.backends.base import UNLOADED, Backend
+from kcoord.files.lock import locked
 from kcoord.files.replace import replace_file
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi
 
 _LOCKED_FOR = 600  # seconds; torch's own bound
+_MOVED = (
+    "_output_dir",
+    "_target_file",
+    "_output",
+    "_sources_args",
+)  # a builder's attributes that hold what it reads and makes
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,8 @@ class CppBackend(Backend[Build, None]):
 
     def bypass(self, request: Build) -> str:
         last = request.builders[-1]
+        if not all(hasattr(builder, name) for builder in request.builders for name in _MOVED):
+            return "this torch's builders differ"
         if last.get_target_file_path().endswith(".so") and not last._use_relative_path:
             return ""
         return "headers are compiled for one directory"
@@ -77,19 +88,24 @@ class CppBackend(Backend[Build, None]):
     def device(self, request: Build) -> DeviceKey | None:
         return None  # for the host; a worker must not initialize CUDA
 
-    def compile(self, request: Build, staging: Path) -> None:
-        _build(request)
-        shutil.copyfile(request.target, staging / request.target.name)
+    def compile(self, request: Build, staging: Path) -> Any:
+        directory = staging / "building"
+        directory.mkdir()
+        for builder in _moved(request.builders, directory):
+            builder.build()
+        (directory / request.target.name).rename(staging / request.target.name)
+        shutil.rmtree(directory)
+        return UNLOADED
 
     def required(self, request: Build) -> tuple[str, ...]:
         return (request.target.name,)
 
     def load(self, request: Build, artifact: Artifact) -> None:
         target = request.target
-        if target.exists():
-            return  # another rank of this node has put it there
         target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target, (artifact.path / target.name).read_bytes())
+        with locked(Path(request.lock), _LOCKED_FOR):
+            if not target.exists():  # else another rank of this node has put it there
+                replace_file(target, (artifact.path / target.name).read_bytes())
 
 
 _backend = CppBackend()
@@ -98,17 +114,46 @@ _backend = CppBackend()
 def build(lock_path: str, cpp_builders: Sequence[Any]) -> None:
     """As torch's ``_worker_compile_cpp``. The file is not locked while another rank builds."""
     request = Build(tuple(cpp_builders), lock_path)
-    if not request.target.exists():
+    if not _is_there(request):
         _backend.obtain(request, lambda: _build(request))
 
 
+def _is_there(request: Build) -> bool:
+    """True once the library is complete."""
+    from torch.utils._filelock import FileLock
+
+    if not request.target.exists():
+        return False
+    with FileLock(request.lock, timeout=_LOCKED_FOR):
+        return request.target.exists()
+
+
 def _build(request: Build) -> None:
+    """As torch does."""
     from torch.utils._filelock import FileLock
 
     with FileLock(request.lock, timeout=_LOCKED_FOR):
         for builder in request.builders:
             if not Path(builder.get_target_file_path()).exists():
                 builder.build()
+
+
+def _moved(builders: Sequence[Any], directory: Path) -> list[Any]:
+    """Copies of `builders` that make their files in `directory`, and read there what others of them made."""
+    made = {
+        builder.get_target_file_path(): directory / Path(builder.get_target_file_path()).name for builder in builders
+    }
+
+    def moved(words: str) -> str:
+        return " ".join(str(made.get(word, word)) for word in words.split())
+
+    copies = [copy.copy(builder) for builder in builders]
+    for each in copies:
+        each._output_dir = str(directory)
+        each._target_file, each._output, each._sources_args = map(
+            moved, (each._target_file, each._output, each._sources_args)
+        )
+    return copies
 
 
 def replaces(native: Callable[..., Any]) -> bool:

@@ -1,0 +1,71 @@
+"""Libraries that Inductor builds for the host: nobody opens one that is not complete."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from torch._inductor.cpp_builder import BuildOptionsBase, CppBuilder, get_cpp_compiler
+from torch.utils._filelock import FileLock
+
+from kcoord.backends.inductor import cpp
+
+
+def a_build(directory: Path) -> cpp.Build:
+    """An object file and a library, as torch makes them."""
+    directory.mkdir()
+    source = directory / "unit.cpp"
+    source.write_text('extern "C" int answer() { return 42; }\n')
+    how: dict[str, Any] = {"compiler": get_cpp_compiler(), "cflags": ["fPIC"]}
+    first = CppBuilder("unit", str(source), BuildOptionsBase(**how, compile_only=True), str(directory))
+    linker = CppBuilder(
+        "unit", first.get_target_file_path(), BuildOptionsBase(**how, ldflags=["shared"]), str(directory)
+    )
+    return cpp.Build((first, linker), str(directory / "lock"))
+
+
+def answer(library: Path) -> int:
+    found: int = ctypes.CDLL(str(library)).answer()
+    return found
+
+
+def test_a_library_is_linked_elsewhere_and_nothing_half_written_is_at_its_place(tmp_path: Path) -> None:
+    request, staging = a_build(tmp_path / "cache"), tmp_path / "staging"
+    staging.mkdir()
+    request.target.write_bytes(b"what a linker left that was killed")
+    before = {path.name: path.stat().st_mtime_ns for path in request.target.parent.iterdir()}
+    cpp.CppBackend().compile(request, staging)
+    assert [path.name for path in staging.iterdir()] == [request.target.name]
+    assert answer(staging / request.target.name) == 42
+    assert before == {path.name: path.stat().st_mtime_ns for path in request.target.parent.iterdir()}
+
+
+def test_a_library_that_a_process_without_kcoord_links_is_waited_for(tmp_path: Path) -> None:
+    request = a_build(tmp_path / "cache")
+    found: list[bytes] = []
+
+    def rank() -> None:
+        cpp.build(request.lock, request.builders)
+        found.append(request.target.read_bytes())
+
+    with FileLock(request.lock):
+        request.target.write_bytes(b"half")
+        thread = threading.Thread(target=rank)
+        thread.start()
+        thread.join(0.5)
+        assert not found
+        request.target.write_bytes(b"half and half")
+    thread.join()
+    assert found == [b"half and half"]
+
+
+def test_builders_of_another_torch_are_left_alone(tmp_path: Path) -> None:
+    request = a_build(tmp_path / "cache")
+    assert not cpp.CppBackend().bypass(request)
+    del request.builders[0]._output
+    assert "differ" in cpp.CppBackend().bypass(request)
