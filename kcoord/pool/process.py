@@ -12,6 +12,8 @@ import gc
 import os
 import select
 import signal
+import time
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -25,14 +27,16 @@ from kcoord.pool.worker import OVER, work
 from kcoord.protocol.messages import Join, Joined
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
+from kcoord.stalls import Stalls
 
 _ANEW = 4
-"""The exit code of a process that cannot fork any more, since its modules have started threads: another one imports none."""
+"""The exit code of a process whose workers wait for locks that its modules' threads held when it forked. Another imports none."""
+_STUCK = 10.0  # seconds without progress, of a worker that was forked beside threads
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _FIRST_TO_END = "900"  # of 1000, for the kernel that is out of memory
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-"""While modules are imported: a process with threads cannot be forked."""
+"""While modules are imported: the fewer threads, the fewer locks that a fork copies."""
 
 
 def main(starter: int) -> None:
@@ -67,12 +71,13 @@ class _Forks:
 
     def __init__(self, alive: int, *, imports: bool) -> None:
         self._alive, self._imports = alive, imports
-        self._busy: dict[int, bool] = {}  # by the descriptor on which each worker says so, until it closes
+        # by the descriptor on which each worker says so, until it closes; None: it has not begun
+        self._busy: dict[int, bool | None] = {}
         self._pids: dict[int, int] = {}
         self._over = False
 
     def serve(self) -> int:
-        """Return the exit code when the last worker has ended because there is nothing to do."""
+        """Return the exit code: when the last worker has ended because there is nothing to do, or when workers are stuck."""
         settings, idle = Settings.from_environ(), IdleCores()
         client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
         joined = client.ask(Join(), Joined, quietly=True, start=False)
@@ -82,8 +87,8 @@ class _Forks:
         install()
         if self._imports:
             _import(joined.modules)
-        if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a fork would copy the locks that a thread holds
-            return _ANEW
+        # a library's idle threads hold no locks, most often; a fork would copy a lock that is held for ever
+        stalls = Stalls[int](_STUCK) if len(os.listdir("/proc/self/task")) > 1 else None  # noqa: PTH208
         gc.collect()
         gc.freeze()
         while not self._over or self._busy:
@@ -93,9 +98,15 @@ class _Forks:
                 except OSError:  # this user may have no more processes
                     most = len(self._busy)
                     self._over = not most
-            ready, _, _ = select.select(list(self._busy), [], [], 0 if self._over and not self._busy else None)
+            patience = 0 if self._over and not self._busy else _STUCK / 4 if stalls else None
+            ready, _, _ = select.select(list(self._busy), [], [], patience)
             for worker in ready:
                 self._heard(worker)
+            working = {pid: pid for worker, pid in self._pids.items() if self._busy[worker] is not False}
+            if stalls and stalls.look(working, time.monotonic()):
+                for pid in self._pids.values():
+                    os.kill(pid, signal.SIGKILL)
+                return _ANEW
         return OVER
 
     def _fork(self, settings: Settings, idle: IdleCores) -> None:
@@ -111,7 +122,7 @@ class _Forks:
             raise
         finally:
             os.close(theirs)
-        self._busy[ours], self._pids[ours] = False, pid
+        self._busy[ours], self._pids[ours] = None, pid
 
     def _heard(self, worker: int) -> None:
         said = os.read(worker, 4096)
@@ -131,7 +142,9 @@ def _forked(run: Callable[[], int], not_theirs: tuple[int, ...]) -> int:
     The child ends with this process, however that ends.
     """
     parent = os.getpid()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads
+        pid = os.fork()
     if pid:
         return pid
     code = 1

@@ -28,7 +28,7 @@ _ASK_AGAIN = 0.5  # seconds
 def work(settings: Settings, cores: IdleCores, busy: Callable[[bool], object]) -> int:
     """Compile what the agent gives, until it says that it is over, or this process has grown. Returns the exit code.
 
-    ``busy(True)`` is called when a compile begins, ``busy(False)`` when it ends.
+    ``busy(False)`` is called when it waits for work, first and after each compile; ``busy(True)`` when a compile begins.
     """
     client = AgentClient(settings, notices)
     try:
@@ -42,6 +42,7 @@ def _work(client: AgentClient, cores: IdleCores, busy: Callable[[bool], object])
     size = psutil.Process().memory_info().rss
     ended = why = ""
     heard = time.monotonic()
+    busy(False)
     while True:
         given = client.ask(Take(free_memory(), *cores.look(), ended, why), Work, quietly=True, start=False)
         if given is None:

@@ -212,6 +212,8 @@ def test_a_pool_compiles_all_of_a_profile(sandbox: Sandbox, recorded: tuple[list
 MODULES = {
     "reads": "import sys\nassert sys.stdin.read() == ''\nopen('read', 'w').close()\n",
     "thread": "import threading\nthreading.Thread(target=threading.Event().wait).start()\n",
+    "locked": "import os, threading\nos.register_at_fork(after_in_child=threading.Semaphore(0).acquire)\n"
+    "threading.Thread(target=threading.Event().wait).start()\n",
     "exits": "raise SystemExit(3)\n",
     "dies": "import os\nos._exit(3)\n",
     "hangs": "import time\nopen('hangs', 'w').close()\ntime.sleep(1000)\n",
@@ -228,10 +230,26 @@ def test_a_pool_whose_module_hangs_ends_with_its_starter(sandbox: Sandbox) -> No
     eventually(lambda: not pool(sandbox))
 
 
-@pytest.mark.parametrize("modules", [["reads", "exits"], ["thread"], ["dies"]], ids="-".join)
-def test_a_module_that_misbehaves_costs_its_own_kernels_only(
-    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], modules: list[str]
+def test_modules_that_leave_threads_are_imported_once_for_all_workers(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    imports = sandbox.root / "imports"
+    threaded = f"open({str(imports)!r}, 'a').write('x')\n{MODULES['thread']}from {recorded[0][0].module} import *\n"
+    (sandbox.root / "threaded.py").write_text(threaded)
+    give(sandbox, [replace(each, module="threaded") for each in recorded[0]])
+    start_agent(Settings.from_environ(sandbox.env()))
+    ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)])
+    eventually(lambda: pool_status(sandbox)["compiled"] == 6, 60)
+    assert imports.read_text() == "x"
+    ours.close()
+
+
+@pytest.mark.parametrize("modules", [["reads", "exits"], ["thread"], ["locked"], ["dies"]], ids="-".join)
+def test_a_module_that_misbehaves_costs_its_own_kernels_only(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], modules: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = "from kcoord.pool import process; process._STUCK = 1.0; from kcoord.pool.process"
+    monkeypatch.setattr(pool_start, "_PROGRAM", pool_start._PROGRAM.replace("from kcoord.pool.process", soon))
     for name in modules:
         (sandbox.root / f"{name}.py").write_text(MODULES[name])
     bad = [Recipe("triton", name, "f", {}, "cuda:90", 1.0, number) for number, name in enumerate(modules)]

@@ -35,6 +35,7 @@ FLOORS = (
         "secret_files",
         "setting_values",
         "settings",
+        "stalls",
         "units",
     ),
 )

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.agent.expectations import Expectations
-from kcoord.agent.watch.stalls import Stalls
 from kcoord.profiles.recipe import Recipe
+from kcoord.stalls import Stalls
 from tests.support.agents import until
 
 _SPINS = "print(flush=True)\nwhile True: pass"
