@@ -47,7 +47,7 @@ _PROGRAM = (
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
 _MOST_BYTES = 1 << 20  # of the recipes in one message
-_QUESTIONS, _PAUSE = 10, 0.5  # seconds between two, as long as there is no agent
+_QUESTIONS, _PAUSE = 50, 0.1  # seconds between two, as long as there is no agent
 _MOST_THREADS = 4  # that ask
 _ENOUGH_CORES = 4  # with fewer, a pool that must be started first takes more from the ranks than it gives
 _ASK_AGAIN = 30.0  # seconds between two questions whether a pool is wanted
@@ -112,15 +112,15 @@ class PoolStart:
     def start(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
         """Announce the profile, and `recipes`, with the fields `how` of `Announce`; start the pool if this process is to.
 
-        `path` is the pool's `sys.path`, and `script` its script, if they are not this process's. Without a profile that is known,
-        the modules that this process has imported are announced.
+        `path` is the pool's `sys.path`, `script` its script, and `environ` its variables, if they are not this process's. Without
+        a profile that is known, the modules that this process has imported are announced.
         """
         if not self._wanted:
             return
-        path, script = how.pop("path", None), how.pop("script", None)
+        path, script, environ = how.pop("path", sys.path), how.pop("script", None), how.pop("environ", os.environ)
         try:
             if self._announced(recipes, how):
-                self._replace(OwnSocket(self._started(sys.path if path is None else path, script or _script())))
+                self._replace(OwnSocket(self._started(path, script or _script(), environ)))
         except (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             let_through(error)
             self._wanted = False
@@ -163,7 +163,7 @@ class PoolStart:
         if before is not None:
             before.close()
 
-    def _started(self, path: Sequence[str], script: str) -> socket.socket:
+    def _started(self, path: Sequence[str], script: str, environ: Mapping[str, str]) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeError("this process knows no Python interpreter to start")
         entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
@@ -174,7 +174,7 @@ class PoolStart:
             with theirs:
                 shell = subprocess.Popen(
                     ["/bin/sh", "-c", _BESIDE, "sh", *program],
-                    env=_environment(self._settings, os.environ) | {SCRIPT: script},
+                    env=_environment(self._settings, environ) | {SCRIPT: script},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from kcoord.backends.registry import child_environ
@@ -40,13 +40,17 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
     return environment
 
 
+def with_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """`os.environ` with `environment`, and without kcoord's secrets."""
+    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES} | dict(environment)
+
+
 @contextmanager
-def applied(environment: dict[str, str]) -> Iterator[None]:
-    """Set `os.environ` to have `environment`, and none of kcoord's secrets, for the block."""
-    before = dict(os.environ)
-    os.environ.update(environment)
-    for name in SECRET_VARIABLES:
-        os.environ.pop(name, None)
+def applied(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set `os.environ` to `with_variables(environment)` for the block."""
+    before, meanwhile = dict(os.environ), with_variables(environment)
+    os.environ.clear()
+    os.environ.update(meanwhile)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from kcoord.profiles.automatic import of_command
 from kcoord.ranks import ranks_of
 from kcoord.settings import Settings
 from kcoord_launch.console import say
-from kcoord_launch.environment import SECRET_VARIABLES, job_name
+from kcoord_launch.environment import job_name, with_variables
 from kcoord_launch.supervise import supervised
 
 _FORWARDED = (
@@ -39,7 +39,7 @@ def run(settings: Settings, command: list[str]) -> int:
             settings, profile=of_command(command, ranks_of().world or 0)
         )  # None: each process finds its own
     with supervised(settings, job_name(settings)) as extra:
-        return _run(command, {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES} | extra)
+        return _run(command, with_variables(extra))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

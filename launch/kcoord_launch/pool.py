@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from kcoord.rank.pool_start import PoolStart, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord_launch.console import say
+from kcoord_launch.environment import with_variables
 
 
 @contextmanager
-def pool_beside(args: Any) -> Iterator[None]:
-    """Start the pool for the ranks of torchrun's `args`, in the environment that they will have; end it after the block."""
-    settings, notices = Settings.from_environ(), Notices()
+def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
+    """Start the pool for the ranks of torchrun's `args`, which will have the variables `environment`; end it after the block."""
+    environ, notices = with_variables(environment), Notices()
+    settings = Settings.from_environ(environ)
     where: dict[str, Any] = {}
     try:
         where = {"path": _path(args), "script": "" if args.module else str(Path(args.training_script).resolve())}
@@ -30,7 +32,7 @@ def pool_beside(args: Any) -> Iterator[None]:
         yield
         return
     with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        pool.start_soon(**where, node=_node(args), nodes=most_nodes(args))
+        pool.start_soon(**where, environ=environ, node=_node(args), nodes=most_nodes(args))
         yield
 
 

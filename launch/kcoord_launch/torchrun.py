@@ -6,67 +6,64 @@ import argparse
 import os
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from kcoord.errors import SettingsError
 from kcoord.profiles.automatic import of_module, of_script
-from kcoord.settings import FIELDS, unknown_variables, variable
+from kcoord.settings import unknown_variables
+from kcoord_launch.arguments import FLAGS, add_flags, early_arguments
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
 from kcoord_launch.environment import applied, job_name
 from kcoord_launch.pool import most_nodes, pool_beside, ranks_of_node
 from kcoord_launch.supervise import supervised
 
-_FLAGS = [f.name for f in FIELDS if f.name not in ("disable", "spawn", "signing_key")]
+_NEEDS_TORCH = "kcoord-torchrun needs torch: pip install 'kcoord[torch]'"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run torchrun with `argv`. Returns torchrun's exit code, or 2 if a setting of kcoord cannot be used."""
-    try:
-        from torch.distributed import run as torchrun
-    except ImportError as error:
-        say(f"kcoord-torchrun needs torch ({error}): pip install 'kcoord[torch]'")
+    argv = sys.argv[1:] if argv is None else argv
+    if find_spec("torch") is None:
+        say(_NEEDS_TORCH)
         return 2
-    parser = torchrun.get_args_parser()
-    _add_flags(parser)
-    args = parser.parse_args(argv)
+    args = early_arguments(argv) or _parsed(argv)
     for line in unknown_variables():
         say(line)
-    flags = {name: getattr(args, f"kcoord_{name}") for name in _FLAGS}
+    flags = {name: getattr(args, f"kcoord_{name}") for name in FLAGS}
     try:
         settings = checked_settings(flags, "--kcoord-")
     except SettingsError as error:
         say(str(error))
         return 2
     if settings.disable:
-        _launch(torchrun, args)
+        _launch(_parsed(argv))
         return 0
-    given = argparse.Namespace(**vars(args))
     if settings.profile is None:
         settings = replace(settings, profile=_profile(args))
-    # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
-    if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
-        _through_boot(args)
-    with (
-        supervised(settings, job_name(settings, args.rdzv_id)) as environment,
-        applied(environment),
-        pool_beside(given),
-    ):
-        _launch(torchrun, args)
+    with supervised(settings, job_name(settings, args.rdzv_id)) as environment, pool_beside(args, environment):
+        args = _parsed(argv)
+        # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
+        if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
+            _through_boot(args)
+        with applied(environment):
+            _launch(args)
     return 0
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "kcoord",
-        "Each flag is also an environment variable, KCOORD_…; KCOORD_DISABLE=1 turns everything off.",
-    )
-    for spec in FIELDS:
-        if spec.name in _FLAGS:
-            flag = f"--kcoord-{spec.name.replace('_', '-')}"
-            group.add_argument(flag, metavar=spec.metadata["unit"].upper(), help=f"{spec.metadata['doc']} "
-                               f"({variable(spec.name)})".replace("%", "%%"))  # fmt: skip
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """Imports torch; ends this process if `argv` is wrong, or asks for help."""
+    try:
+        from torch.distributed import run as torchrun
+    except ImportError as error:
+        say(f"{_NEEDS_TORCH} ({error})")
+        sys.exit(2)
+    parser = torchrun.get_args_parser()
+    add_flags(parser)
+    parsed: argparse.Namespace = parser.parse_args(argv)
+    return parsed
 
 
 def _profile(args: Any) -> str:
@@ -81,7 +78,8 @@ def _through_boot(args: Any) -> None:
     args.module, args.training_script = False, str(Path(__file__).with_name("boot.py"))
 
 
-def _launch(torchrun: Any, args: Any) -> None:
+def _launch(args: argparse.Namespace) -> None:
+    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(torchrun.run)(args)

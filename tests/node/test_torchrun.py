@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kcoord_launch.arguments import add_flags, early_arguments
 from tests.support.living import agents_of, kill, words_of
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
@@ -29,6 +30,62 @@ def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
     assert done.returncode == 0
     for flag in ("--nproc-per-node", "--rdzv-backend", "--max-restarts", "--kcoord-store", "--kcoord-redis-url"):
         assert flag in done.stdout.replace("_", "-")
+
+
+COMMANDS = [
+    "train.py",
+    "--standalone --nproc-per-node 4 train.py --nnodes 3 --kcoord-store elsewhere",
+    "--nproc_per_node=gpu --nnodes=1:4 --rdzv_backend=c10d --rdzv-id=7 --rdzv-endpoint=host:1 -m train.it -m",
+    "--node-rank 3 --master-addr host --master-port 1 -r 3 -t 0:1 --log-dir logs --no-python ./train --nproc-per-node 2",
+    "--max-restarts=3 --run-path --role=r --kcoord-redis-url redis://host train.py",
+]
+NEEDED = (
+    "nnodes", "nproc_per_node", "node_rank", "rdzv_backend", "rdzv_id", "module", "no_python", "run_path", "training_script",
+    "training_script_args", "kcoord_store", "kcoord_redis_url",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("environment", [{}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "1"}])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_arguments_are_read_as_torchrun_reads_them(
+    command: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.run import get_args_parser
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    add_flags(parser := get_args_parser())
+    early, late = early_arguments(command.split()), parser.parse_args(command.split())
+    assert early is not None
+    assert {name: getattr(early, name) for name in NEEDED} == {name: getattr(late, name) for name in NEEDED}
+
+
+@pytest.mark.parametrize(
+    "command", ["", "--help", "--of-a-newer-torch 3 train.py", "--node-rank x train.py", "--nnodes"]
+)
+def test_arguments_that_are_not_known_are_left_to_torchrun(command: str) -> None:
+    assert early_arguments(command.split()) is None
+
+
+WAITS = """
+import os, time
+until = time.monotonic() + 60
+while not any(name.endswith(".sock") for name in os.listdir(os.environ["KCOORD_LOCAL_DIR"])):
+    assert time.monotonic() < until
+    time.sleep(0.01)
+raise SystemExit("there is an agent")
+"""
+
+
+def test_the_agent_starts_while_torch_is_imported(sandbox: Sandbox) -> None:
+    torch = sandbox.root / "torch"
+    (torch / "distributed").mkdir(parents=True)
+    for name, text in {"__init__.py": "", "distributed/__init__.py": "", "distributed/run.py": WAITS}.items():
+        (torch / name).write_text(text)
+    path = os.pathsep.join([str(sandbox.root), os.environ.get("PYTHONPATH", "")])
+    done = sandbox.run(*LAUNCH, "train.py", PYTHONPATH=path, KCOORD_LOCAL_DIR=str(sandbox.local))
+    assert "there is an agent" in done.stderr
+    assert not sandbox.processes()
 
 
 @pytest.mark.smoke

@@ -129,10 +129,10 @@ def test_commands_in_blocks_are_commands(page: Path) -> None:
 
 def _parse_torchrun(arguments: list[str]) -> None:
     run = pytest.importorskip("torch.distributed.run")
-    from kcoord_launch.torchrun import _add_flags
+    from kcoord_launch.arguments import add_flags
 
     parser = run.get_args_parser()
-    _add_flags(parser)
+    add_flags(parser)
     parser.parse_args(arguments)  # SystemExit for one that is none
 
 
