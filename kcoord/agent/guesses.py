@@ -26,10 +26,11 @@ class Guesses:
         return modules_of(await self._profiles())
 
     async def of(self, modules: Collection[str], target: str) -> list[Recipe]:
-        """The guesses; empty from the second time on."""
+        """The guesses for `target` or, if that is not known, for the GPU of the latest profile; empty from the second time on."""
         profiles = await self._profiles()
         self._made, self._reading = True, None  # the profiles may be large
-        return guessed(profiles, modules, target)
+        known = next((recipe.target for recipes in profiles for recipe in recipes if recipe.target), "")
+        return guessed(profiles, modules, target or known)
 
     async def _profiles(self) -> list[list[Recipe]]:
         """Read them once for all ranks that ask, as soon as they are there; empty if they take long, or cannot be read."""

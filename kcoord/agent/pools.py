@@ -67,6 +67,7 @@ class _Pool:
     ended: Counter[str] = field(default_factory=Counter)
     failures: deque[str] = field(default_factory=lambda: deque(maxlen=_FAILURES_SHOWN))
     guessed: int = 0  # recipes
+    missed: int = 0  # keys that ranks asked for
     published: set[str] = field(default_factory=set)  # keys that the pool compiled, and that no rank has used yet
     used: int = 0  # keys
 
@@ -104,18 +105,20 @@ class Pools:
         pool = self._pool(connection.who.job)
         if pool is None:
             return Granted(granted=False)
+        modules: list[str] = []
         pool.upcoming.now(recipes)
         pool.modules |= dict.fromkeys(recipe.module for recipe in recipes)
         if profile is not None:
             await self._bring(pool, profile, message)
             pool.upcoming.retarget(message.target)
             if pool.is_unknown:
-                if not message.modules:
-                    return Granted(granted=False, modules=await pool.guesses.modules())
-                guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
-                pool.guessed += pool.upcoming.guess(guesses)
+                if message.modules:
+                    guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
+                    pool.guessed += pool.upcoming.guess(guesses)
+                else:
+                    modules = await pool.guesses.modules()
         self._dispatch()
-        return Granted(self._may_start(pool))
+        return Granted(self._may_start(pool), modules)
 
     def join(self, connection: Connection, _: int, message: Join) -> Joined:
         pool = self._pools.get(connection.who.job)
@@ -128,9 +131,13 @@ class Pools:
         modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
         return Joined(self._most, modules)
 
-    def asked(self, job: str, recipe: str | None) -> None:
-        """A process of the job claims the key of `recipe`."""
-        if recipe is not None and (pool := self._pools.get(job)) is not None:
+    def asked(self, connection: Connection, recipe: str | None) -> None:
+        """A process of a job claims the key of `recipe`."""
+        pool = self._pools.get(connection.who.job)
+        if pool is None:
+            return
+        pool.missed += not self.has_worker(connection)
+        if recipe is not None:
             pool.upcoming.asked(recipe)
 
     def _pool(self, job: str) -> _Pool | None:
@@ -238,7 +245,7 @@ class Pools:
             elif now > pool.active + _RESTS:
                 self._send_away(pool)
                 pool.starts = 0
-            if pool.guessed and not pool.used and pool.ended["compiled"] >= _GUESSES_PAY:
+            if pool.guessed and not pool.used and min(pool.ended["compiled"], pool.missed) >= _GUESSES_PAY:
                 pool.upcoming.drop_guesses()
             pool.upcoming.again()
             patience = _LOOKS_AGAIN if pool.upcoming.ready else _ASKS_AGAIN

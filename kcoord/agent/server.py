@@ -288,7 +288,7 @@ class Agent:
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         ahead = self._pools.compiling(connection)
         self._claims.claim(connection, request, message, ahead)
-        self._pools.asked(connection.who.job, message.recipe)
+        self._pools.asked(connection, message.recipe)
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)
 

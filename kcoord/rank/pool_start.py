@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,28 +113,36 @@ class PoolStart:
         """Announce the profile, and `recipes`, with the fields `how` of `Announce`; start the pool if this process is to.
 
         `path` is the pool's `sys.path`, `script` its script, and `environ` its variables, if they are not this process's. Without
-        a profile that is known, the modules that this process has imported are announced.
+        a profile that is known, the modules that this process has imported are announced, or those of `packages`.
         """
         if not self._wanted:
             return
         path, script, environ = how.pop("path", sys.path), how.pop("script", None), how.pop("environ", os.environ)
+        packages = how.pop("packages", None)
         try:
-            if self._announced(recipes, how):
+            if self._announced(recipes, packages, how):
                 self._replace(OwnSocket(self._started(path, script or _script(), environ)))
         except (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
             let_through(error)
             self._wanted = False
             self._notices.tell(f"nothing is compiled ahead: {error}")
 
-    def _announced(self, recipes: Sequence[Recipe], how: dict[str, Any]) -> bool:
+    def _announced(self, recipes: Sequence[Recipe], packages: Container[str] | None, how: dict[str, Any]) -> bool:
         """True if this process is to start the pool."""
         profile, sizes = self._settings.recorded_as, itertools.accumulate(recipe.size for recipe in recipes)
         first = [recipe.to_wire() for recipe, size in zip(recipes, sizes, strict=True) if size < _MOST_BYTES]
         answer = self._ask(Announce(first, profile, cores=cores(), **how))
-        modules = [name for name in answer.modules if name in sys.modules] if answer is not None else []
+        if answer is None:
+            return False
+        modules = [
+            name
+            for name in answer.modules
+            if (name in sys.modules if packages is None else name.partition(".")[0] in packages)
+        ]
         if modules and self.takes_announcements:
-            answer = self._ask(Announce(profile=profile, modules=modules, cores=cores(), **how))
-        return answer is not None and answer.granted
+            again = self._ask(Announce(profile=profile, modules=modules, cores=cores(), **how))
+            return answer.granted or (again is not None and again.granted)
+        return answer.granted
 
     def _ask(self, announced: Announce) -> Granted | None:
         """The agent's answer. It is not started for this, nor found dead: a claim may be starting it meanwhile."""

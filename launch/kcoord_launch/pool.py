@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from kcoord.telemetry.events import Notices
 from kcoord_launch.console import say
 from kcoord_launch.environment import with_variables
 
+_LARGEST = 1 << 20  # bytes of a script that are looked at
+
 
 @contextmanager
 def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
@@ -25,7 +28,8 @@ def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
     settings = Settings.from_environ(environ)
     where: dict[str, Any] = {}
     try:
-        where = {"path": _path(args), "script": "" if args.module else str(Path(args.training_script).resolve())}
+        script = "" if args.module else str(Path(args.training_script).resolve())
+        where = {"path": _path(args), "script": script, "packages": _packages(script)}
     except OSError as error:  # the working directory is gone
         say(f"nothing is compiled ahead: {error}")
     if not where or settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
@@ -42,6 +46,24 @@ def _path(args: Any) -> list[str]:
         return sys.path
     first = Path.cwd() if args.module else Path(args.training_script).resolve().parent
     return [str(first), *sys.path[1:]]
+
+
+def _packages(script: str) -> set[str]:
+    """The packages that the script's text imports."""
+    try:
+        with Path(script).open("rb") as file:
+            tree = ast.parse(file.read(_LARGEST))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # it is for Python to say so
+        return set()
+    found = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    names = [name for node in found for name in _names(node)]
+    return {name.partition(".")[0] for name in names}
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if node.module and not node.level else []
 
 
 def ranks_of_node(args: Any) -> int:

@@ -464,14 +464,24 @@ def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp
     assert (again.recorded_as, again.ahead) == (None, 0)
 
 
+TORCHRUN_ON_MANY_CORES = """
+import sys
+from kcoord.rank import pool_start
+pool_start._ENOUGH_CORES = 1
+from kcoord_launch.torchrun import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
+@pytest.mark.parametrize("profile", ["six", "mine"], ids=["its own profile", "what others compiled of its imports"])
 def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
-    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], profile: str
 ) -> None:
     give(sandbox, recorded[0])
     start_agent(Settings.from_environ(sandbox.env()))
     gate = sandbox.root / "gate"
-    command = ["-m", "kcoord_launch.torchrun", "--kcoord-profile", "six", "--nproc-per-node", "1"]
+    command = ["-c", TORCHRUN_ON_MANY_CORES, "--kcoord-profile", profile, "--nproc-per-node", "1"]
     python_path = os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")])
     job = sandbox.start(*command, RANK, "--kernels", "6", "--gate", gate, PYTHONPATH=python_path, OMP_NUM_THREADS="1")
     eventually(lambda: len(kernels(sandbox)) == 6, 120)
@@ -492,10 +502,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_configurations_that_a_rank_is_about_to_measure_are_compiled_at_once(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("profile", ["off", None], ids=["no profile", "first run"])
+def test_configurations_that_a_rank_is_about_to_measure_are_compiled_at_once(
+    sandbox: Sandbox, profile: str | None
+) -> None:
     start_agent(Settings.from_environ(sandbox.env()))
     gate = sandbox.root / "gate"
-    rank = sandbox.start("-c", ON_MANY_CORES, PROGRAMS / "tuned.py", GATE=str(gate), **hooked(sandbox, 0))
+    rank = sandbox.start(
+        "-c", ON_MANY_CORES, PROGRAMS / "tuned.py", GATE=str(gate), **hooked(sandbox, 0, KCOORD_PROFILE=profile)
+    )
     eventually(lambda: list(sandbox.root.glob("gate.*")), 60, "it measures its first configuration")
     eventually(lambda: len(kernels(sandbox)) == 3, 60)
     eventually(lambda: pool_status(sandbox)["compiled"] == 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,16 +178,36 @@ def test_a_job_without_a_profile_is_asked_once_for_the_modules_that_it_has_impor
     assert world.status()["guessed"] == 1
 
 
+def test_what_a_job_announces_is_compiled_in_its_first_run_too() -> None:
+    world = World()
+    world.profiles.others = [[recipe("g", "other")]]
+    answer = world.announce(Client(), recipe("f"), profile="mine")
+    assert (answer.granted, answer.modules) == (True, ["other"])
+
+
 def test_guesses_that_do_not_pay_are_dropped_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools_module, "_GUESSES_PAY", 2)
     world, worker = World(), Client()
     world.profiles.others = [[recipe(name) for name in "abcd"]]
     world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90")
     assert [world.taken(worker, ended=ended) for ended in ("", "compiled")] == ["a", "b"]
+    world.pools.tick()
+    assert world.taken(worker, ended="compiled") == "c", "no rank can have used them yet: none has asked for a key"
+    world.pools.asked(worker, None)  # type: ignore[arg-type]
+    for _ in range(2):
+        world.pools.asked(Client(), None)  # type: ignore[arg-type]
     world.take(worker, ended="compiled", last=True)
     world.pools.tick()
     world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90")
     assert world.taken(worker) is None
+
+
+def test_where_the_gpu_is_not_known_yet_what_the_latest_job_had_is_guessed() -> None:
+    world = World()
+    world.profiles.others = [[replace(recipe("f"), target="cuda:80")], [recipe("g")]]
+    world.announce(Client(), profile="mine", modules=["kernels"])
+    assert world.taken(Client()) == "f"
+    assert world.status()["guessed"] == 1
 
 
 def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
