@@ -13,6 +13,7 @@ from benchmarks import (
     first_step,
     footprint,
     liger,
+    linear_attention,
     live_key,
     many_artifacts,
     scrapes,
@@ -33,6 +34,7 @@ _ALL = {
 }
 _ON_REQUEST = {
     "liger": liger.run,  # needs GPUs
+    "linear_attention": linear_attention.run,  # so does this
     "cluster": cluster.run,  # takes minutes
     "compilers": compilers.run,  # so does this
     "stale_rows": stale_rows.run,  # so does this
@@ -53,15 +55,21 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
     parser.add_argument("--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster; default: 1 and 8")
+    parser.add_argument(
+        "--ranks", type=int, default=0, metavar="N", help="of liger and linear_attention; default: one a GPU"
+    )
     args = parser.parse_args()
     known = _ALL | _ON_REQUEST
     unknown = [n for n in args.names if n not in known]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}: name some of {', '.join(known)}")
+    if args.ranks < 0:
+        parser.error("--ranks: it must be at least 1")
     if any(count < 1 for count in args.nodes):
         parser.error("--nodes: each must be at least 1")
     for name in args.names or _ALL:
-        result: Result = cluster.run(args.nodes) if name == "cluster" else known[name]()
+        how = {"cluster": [args.nodes], "liger": [args.ranks], "linear_attention": [args.ranks]}.get(name, [])
+        result: Result = known[name](*how)
         print(result.text(), flush=True)
         if args.save:
             result.save(name + (f"-{args.label}" if args.label else ""))

@@ -1,28 +1,16 @@
-"""One rank of the Liger-Kernel job: 80 operations, 123 kernels, forward and backward. Run it with torchrun.
-
-``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, ``profile`` replays the profile "liger" with
-`kcoord.warmup` first, ``together`` runs all on every rank. Rank 0 prints one line of JSON: wall seconds (the slowest rank's),
-seconds since the launch (``LAUNCHED``), compiles and loads summed over the ranks, unique kernels. ``WIDTHS`` are those of the
-operations.
-"""
+"""One rank of the Liger-Kernel job: 80 operations, 123 kernels, forward and backward. ``WIDTHS`` are those of the operations."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import liger_kernel.transformers.functional as liger
 import torch
-import torch.distributed as dist
-import triton
 from torch import Tensor
 
-Operation = Callable[[], None]
+from benchmarks.gpu_job import Operation, main
 
 
 def operations(device: torch.device) -> list[Operation]:
@@ -81,63 +69,5 @@ def operations(device: torch.device) -> list[Operation]:
     return [o for dtype in types for width in widths for o in of(width, dtype)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", default="together", choices=["together", "rank0", "split", "profile"])
-    mode = parser.parse_args().mode
-    rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    device = torch.device("cuda", local)
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    compiled: list[str] = []
-    loaded: list[str] = []
-
-    def listen(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
-        (loaded if cache_hit else compiled).append(metadata["hash"])
-
-    triton.knobs.compilation.listener = listen
-    todo = operations(device)
-
-    def run(indices: Iterable[int]) -> None:
-        for index in indices:
-            todo[index]()
-
-    everything = range(len(todo))
-    torch.ones(8, device=device).sum().item()
-    dist.barrier()
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    if mode == "rank0":
-        run(everything if rank == 0 else ())
-        dist.barrier()
-        run(() if rank == 0 else everything)
-    else:
-        if mode == "split":
-            run(i for i in everything if i % world == rank)
-            dist.barrier()
-        if mode == "profile":
-            import kcoord
-
-            print(f"rank {rank}: {kcoord.warmup('liger')}", file=sys.stderr, flush=True)
-        run(everything)
-    torch.cuda.synchronize()
-    dist.barrier()
-    wall = time.perf_counter() - begun
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, (compiled, len(loaded)))
-    if rank == 0:
-        hashes = [h for each, _ in found for h in each]
-        whole = time.time() - float(os.environ.get("LAUNCHED", "nan"))
-        line = {
-            "wall": wall,
-            "whole": whole,
-            "compiles": len(hashes),
-            "unique": len(set(hashes)),
-            "loads": sum(n for _, n in found),
-        }
-        print(json.dumps(line), flush=True)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    main(operations)

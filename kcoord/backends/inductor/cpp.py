@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +90,11 @@ class CppBackend(Backend[Build, None]):
         return None  # for the host; a worker must not initialize CUDA
 
     def compile(self, request: Build, staging: Path) -> Any:
-        directory = staging / "building"
-        directory.mkdir()
-        for builder in _moved(request.builders, directory):
-            builder.build()
-        (directory / request.target.name).rename(staging / request.target.name)
-        shutil.rmtree(directory)
+        with tempfile.TemporaryDirectory(dir=staging) as directory:
+            builders = _moved(request.builders, Path(directory))
+            for builder in builders:
+                builder.build()
+            shutil.copyfile(builders[-1].get_target_file_path(), staging / request.target.name)
         return UNLOADED
 
     def required(self, request: Build) -> tuple[str, ...]:
