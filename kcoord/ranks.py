@@ -20,6 +20,9 @@ class Ranks:
     local: int | None = None
 
 
+POOL_SCRIPT = "_KCOORD_SCRIPT"
+"""The variable of a pool, which is no rank, though it has a rank's variables; it names the job's script."""
+
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Accelerate, Lightning, Kubeflow
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
@@ -34,6 +37,8 @@ _NODES = ("SLURM_JOB_NUM_NODES", "GROUP_WORLD_SIZE", "PET_NNODES")  # the last t
 def ranks_of(environ: Mapping[str, str] = os.environ) -> Ranks:
     """The innermost launcher's numbers in `environ`; missing ones come from another launcher that gives the same rank."""
     found = Ranks()
+    if POOL_SCRIPT in environ:
+        return found
     for rank, world, local in _LAUNCHERS:
         number = _number(environ, rank)
         if number is None or found.rank not in (None, number):

@@ -45,8 +45,8 @@ class Connection:
     notices_sent: int = 0  # position in the agent's notices
 
     def label(self, node: str) -> str:
-        rank = "" if self.who.rank is None else f"rank {self.who.rank}, "
-        return f"{node} ({rank}pid {self.who.pid})"
+        who = "pool, " if self.who.pool else "" if self.who.rank is None else f"rank {self.who.rank}, "
+        return f"{node} ({who}pid {self.who.pid})"
 
 
 class Observer:

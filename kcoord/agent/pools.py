@@ -6,6 +6,7 @@ A pool's worker asks for its next recipe, and waits for the answer until there i
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections import Counter, deque
@@ -19,8 +20,9 @@ from kcoord.agent.guesses import Guesses
 from kcoord.agent.upcoming import Upcoming
 from kcoord.agent.watch.idle_cores import Permits
 from kcoord.errors import KcoordError, ProtocolError
+from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
-from kcoord.protocol.messages import Announce, Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.spans import KEY_DIGITS
@@ -37,6 +39,14 @@ _FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no 
 _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
+_COUNTED = ("compiles", "failures", "alone", "compile_seconds")
+
+
+def of_worker(delivery: Deliver) -> Deliver:
+    """A worker's delivery, without what it looked up, loaded or waited for: no rank did."""
+    counters = {name: value for name, value in delivery.counters.items() if str(name).partition("@")[0] in _COUNTED}
+    compiles = [span for span in delivery.spans if isinstance(span, list) and span[:1] == ["compile"]]
+    return dataclasses.replace(delivery, counters=counters, spans=compiles)
 
 
 @dataclass
@@ -136,7 +146,7 @@ class Pools:
         pool = self._pools.get(connection.who.job)
         if pool is None:
             return
-        pool.missed += not self.has_worker(connection)
+        pool.missed += not connection.who.pool
         if recipe is not None:
             pool.upcoming.asked(recipe)
 
@@ -198,11 +208,6 @@ class Pools:
         self._dispatch()
         return None
 
-    def has_worker(self, connection: Connection) -> bool:
-        """True if the client is a worker of its job's pool."""
-        pool = self._pools.get(connection.who.job)
-        return pool is not None and connection.who.pid in pool.workers.values()
-
     def compiling(self, connection: Connection) -> Recipe | None:
         """The recipe at which this client is as a worker."""
         pool = self._pools.get(connection.who.job)
@@ -210,11 +215,12 @@ class Pools:
             return None
         return next((r for worker, r in pool.busy.items() if pool.workers.get(worker) == connection.who.pid), None)
 
-    def published(self, connection: Connection, digest: str) -> None:
-        """The key `digest` was compiled by this client, which may be a worker."""
-        if self.has_worker(connection):
+    def published(self, connection: Connection, key: CacheKey) -> None:
+        """`key` was compiled by this client, which may be a worker."""
+        recipe = self.compiling(connection)
+        if recipe is not None and recipe.backend == key.backend:  # else it is something aside, as a launcher
             self._count(connection.who.job, {"ahead": 1})
-            self._pools[connection.who.job].published.add(digest[:KEY_DIGITS])
+            self._pools[connection.who.job].published.add(key.digest[:KEY_DIGITS])
 
     def used(self, job: str, digests: Iterable[str]) -> None:
         """Ranks of the job have loaded the keys that begin with `digests`."""

@@ -39,7 +39,7 @@ from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.metrics.observed import vitals
-from kcoord.agent.pools import Pools
+from kcoord.agent.pools import Pools, of_worker
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.choices import store_decided
@@ -293,7 +293,7 @@ class Agent:
         self._use_notes.used([message.digest], connection.pid)
 
     def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
-        self._pools.published(connection, message.key.digest)
+        self._pools.published(connection, message.key)
         return self._claims.publish(connection, request, message)
 
     def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
@@ -308,11 +308,13 @@ class Agent:
     def _deliver(self, connection: Connection, _: int, message: messages.Deliver) -> messages.Answer:
         if not self._deliveries.new(message):
             message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
+        if connection.who.pool:
+            message = of_worker(message)
         self._observer.counted(message.counters)
         self._statistics.add(connection.who.job, message.counters)
         spans = self._timelines.add(connection.who, message)
         used = [span.key for span in spans]
-        if not self._pools.has_worker(connection):
+        if not connection.who.pool:
             self._cold_starts.add(connection.who, spans)
             self._pools.used(connection.who.job, used)
         self._use_notes.used(used, connection.pid)

@@ -81,6 +81,8 @@ def _facts(
         "ranks": timeline.ranks,
         "compiles": found.compiles,
         "compile_seconds": found.compile_seconds,
+        "ahead": len(found.ahead),
+        "ahead_used": sum(bool(k.loads) for k in found.ahead),
         "loads": found.loads,
         "saved_seconds": found.saved_seconds,
         "wait_seconds": found.wait_seconds,

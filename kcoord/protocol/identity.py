@@ -10,7 +10,7 @@ from typing import Any
 
 from kcoord.errors import ProtocolError
 from kcoord.protocol.fields import field, job_name, optional
-from kcoord.ranks import ranks_of
+from kcoord.ranks import POOL_SCRIPT, ranks_of
 from kcoord.setting_values import TRUST
 from kcoord.settings import PROTOCOL_VERSION, Settings
 
@@ -60,13 +60,17 @@ UNNAMED = "default"
 
 @dataclass(frozen=True)
 class Identity:
-    """A client: its pid in its own pid namespace, its rank and local rank if it has them, its job, and `Expected`."""
+    """A client: its pid in its own pid namespace, its rank and local rank if it has them, its job, and `Expected`.
+
+    `pool`: it belongs to the node's pool.
+    """
 
     pid: int
     rank: int | None
     local_rank: int | None
     job: str
     expected: Expected = Expected()
+    pool: bool = False
 
     def hello(self) -> dict[str, Any]:
         return {
@@ -78,6 +82,7 @@ class Identity:
             "job": self.job,
             "trust": self.expected.policy,
             "keys": self.expected.keys,
+            "pool": self.pool,
         }
 
     @classmethod
@@ -93,6 +98,7 @@ class Identity:
             optional(message, "local_rank", int),
             job_name(field(message, "job", str)),
             Expected(_policy(optional(message, "trust", str)), optional(message, "keys", str)),
+            bool(optional(message, "pool", bool)),
         )
 
     @classmethod
@@ -101,4 +107,5 @@ class Identity:
     ) -> Identity:
         """This process, as torchrun, Slurm, Open MPI, MPICH or PMIx numbered it."""
         ranks = ranks_of(environ)
-        return cls(os.getpid(), ranks.rank, ranks.local, job or environ.get("SLURM_JOB_ID") or UNNAMED, expected)
+        job = job or environ.get("SLURM_JOB_ID") or UNNAMED
+        return cls(os.getpid(), ranks.rank, ranks.local, job, expected, POOL_SCRIPT in environ)

@@ -27,14 +27,12 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank.client import AgentClient
+from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.events import Notices
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": ""}
 """Importing a module may touch the GPU, whose memory is the job's."""
-
-SCRIPT = "_KCOORD_SCRIPT"
-"""The variable of a pool that names the job's script."""
 
 _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HYDRA_", "MPIEXEC_")
 """With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
@@ -182,7 +180,7 @@ class PoolStart:
             with theirs:
                 shell = subprocess.Popen(
                     ["/bin/sh", "-c", _BESIDE, "sh", *program],
-                    env=_environment(self._settings, environ) | {SCRIPT: script},
+                    env=_environment(self._settings, environ) | {POOL_SCRIPT: script},
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

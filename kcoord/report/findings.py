@@ -85,6 +85,11 @@ class Findings:
         return self.seconds_of.get("wait", 0.0)
 
     @property
+    def ahead(self) -> list[Kernel]:
+        """Kernels that a pool compiled."""
+        return [k for k in self.compiled if any(process.pool for process, _ in k.compiles)]
+
+    @property
     def duplicates(self) -> list[Kernel]:
         return [k for k in self.compiled if len(k.compiles) > 1]
 

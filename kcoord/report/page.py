@@ -116,9 +116,14 @@ def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
         (f"from the first request to the last{in_parts}", seconds(timeline.end - timeline.begin)),
         ("compiles", f"{found.compiles:,}"),
         ("spent compiling", seconds(found.compile_seconds)),
+        *([("compiled ahead by the pool", _share_used(found))] if found.ahead else []),
         ("of compiling saved", seconds(found.saved_seconds)),
         ("of the ranks' time waiting", percent(waiting_share(timeline, found))),
     ]
+
+
+def _share_used(found: Findings) -> str:
+    return f"{len(found.ahead):,} ({sum(bool(k.loads) for k in found.ahead):,} used)"
 
 
 def _notes(timeline: Timeline, found: Findings) -> str:

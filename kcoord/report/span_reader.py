@@ -37,7 +37,7 @@ class SpanFile:
         if document.get("said") is not None:
             self.events.append(_event(self.node, document["said"]))
         if spans:
-            self.deliveries.append((Process(self.node, pid, rank), spans))
+            self.deliveries.append((Process(self.node, pid, rank, document.get("pool") is True), spans))
 
 
 def read(path: Path) -> SpanFile:

@@ -71,9 +71,9 @@ class Timeline:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks; a process without a rank counts as one."""
-        with_rank = {(r.process.node, r.process.rank) for r in self.rows if r.process.rank is not None}
-        return len(with_rank) + sum(r.process.rank is None for r in self.rows)
+        """The number of ranks; a process without a rank counts as one, unless it is the pool's."""
+        others = [row.process for row in self.rows if not row.process.pool]
+        return len({(p.node, p.pid if p.rank is None else None, p.rank) for p in others})
 
     def spans(self) -> Iterator[tuple[Process, Span]]:
         for row in self.rows:
@@ -239,6 +239,6 @@ def _in_order(rows: list[Row]) -> list[Row]:
 
     def place(row: Row) -> tuple[Any, ...]:
         p = row.process
-        return lowest[p.node], p.node, p.rank is None, p.rank or 0, row.spans[0].begin, p.pid
+        return lowest[p.node], p.node, p.pool, p.rank is None, p.rank or 0, row.spans[0].begin, p.pid
 
     return sorted(rows, key=place)

@@ -38,17 +38,17 @@ def header(node: str) -> bytes:
     return FORMAT + _packed({"node": node})
 
 
-def process_of(pid: int, rank: int | None) -> Process:
+def process_of(pid: int, rank: int | None, *, pool: bool = False) -> Process:
     """A client by its own numbers, which may be anything; its node is the file's."""
-    return Process(
-        "", pid if 0 <= pid <= LARGEST_NUMBER else 0, rank if rank is not None and 0 <= rank <= LARGEST_NUMBER else None
-    )
+    known = rank is not None and 0 <= rank <= LARGEST_NUMBER
+    return Process("", pid if 0 <= pid <= LARGEST_NUMBER else 0, rank if known else None, pool)
 
 
 def delivery(process: Process, spans: Iterable[Span], dropped: int = 0) -> bytes:
     """The record of one process's delivery."""
     wire = [span.to_wire() for span in spans]
-    return _packed({"pid": process.pid, "rank": process.rank, "spans": wire, "dropped": dropped})
+    who = {"pid": process.pid, "rank": process.rank, **({"pool": True} if process.pool else {})}
+    return _packed({**who, "spans": wire, "dropped": dropped})
 
 
 def write_own(local_dir: Path, job: str, name: str, process: Process, wire: list[list[Any]], dropped: int) -> None:

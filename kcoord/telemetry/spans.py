@@ -137,13 +137,16 @@ class Spans:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of `node`, with its rank if it has one."""
+    """A process of `node`, with its rank if it has one; or a worker of its pool."""
 
     node: str
     pid: int
     rank: int | None
+    pool: bool = False
 
     def label(self) -> str:
+        if self.pool:
+            return f"pool (pid {self.pid})"
         return f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
 
     @classmethod

@@ -481,7 +481,7 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     give(sandbox, recorded[0])
     start_agent(Settings.from_environ(sandbox.env()))
     gate = sandbox.root / "gate"
-    command = ["-c", TORCHRUN_ON_MANY_CORES, "--kcoord-profile", profile, "--nproc-per-node", "1"]
+    command = ["-c", TORCHRUN_ON_MANY_CORES, "--kcoord-profile", profile, "--kcoord-job", "tr", "--nproc-per-node", "1"]
     python_path = os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")])
     job = sandbox.start(*command, RANK, "--kernels", "6", "--gate", gate, PYTHONPATH=python_path, OMP_NUM_THREADS="1")
     eventually(lambda: len(kernels(sandbox)) == 6, 120)
@@ -489,7 +489,11 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     gate.touch()
     said = report(job)
     assert (len(said["compiled"]), len(said["loaded"])) == (0, 6)
+    assert "6 kernels asked for, 6 compiled in" in said["stderr"]
+    assert "6 loaded" in said["stderr"]
     assert "6 compiled ahead (6 of them used)" in said["stderr"]
+    found = json.loads(kcoord(sandbox, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr").stdout)
+    assert (found["ranks"], found["compiles"], found["ahead"], found["ahead_used"]) == (1, 6, 6, 6)
     eventually(lambda: not pool(sandbox))
 
 

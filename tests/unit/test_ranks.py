@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.protocol.identity import Identity
-from kcoord.ranks import Ranks, ranks_of
+from kcoord.ranks import POOL_SCRIPT, Ranks, ranks_of
 
 # What these launchers set was read off processes that they started: torchrun 2.13, Slurm 22.05, Open MPI 4.1, MPICH 4.0.
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -57,3 +57,11 @@ def test_an_identity_has_the_job_of_slurm() -> None:
     assert Identity.here("mine", BATCH_SCRIPT).job == "mine"
     nobody = Identity.here(None, {})
     assert (nobody.rank, nobody.local_rank, nobody.job) == (None, None, "default")
+
+
+def test_a_pool_has_a_ranks_variables_and_is_no_rank() -> None:
+    environ = {"RANK": "3", "WORLD_SIZE": "8", POOL_SCRIPT: ""}
+    assert ranks_of(environ) == Ranks()
+    who = Identity.here(None, environ)
+    assert (who.rank, who.pool) == (None, True)
+    assert Identity.from_hello(who.hello()) == who

@@ -88,7 +88,7 @@ class Timelines:
                 self._notices.tell(f"some jobs leave no time line: {_MOST_JOBS} others have one under way")
                 return
             line = self._lines[who.job] = self._open(who.job)
-        record = span_files.delivery(span_files.process_of(who.pid, who.rank), spans)
+        record = span_files.delivery(span_files.process_of(who.pid, who.rank, pool=who.pool), spans)
         room = span_files.LARGEST_FILE - _ROOM_FOR_DROPPED - line.size
         if len(line.pending) + len(record) > min(room, _MOST_PENDING):
             self._notices.tell(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import KcoordError
-from kcoord.rank.pool_start import SCRIPT
+from kcoord.ranks import POOL_SCRIPT
 
 _CALLED = (
     "range",
@@ -54,7 +54,7 @@ def kernel_of_script(qualname: str) -> Any:
 
     From then on the script is this process's ``__main__``, as far as it is defined.
     """
-    path = os.environ.get(SCRIPT)
+    path = os.environ.get(POOL_SCRIPT)
     if not path:
         raise Unreplayable(f"{qualname} is the script's own, and this process knows no script")
     try:

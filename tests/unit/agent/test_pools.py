@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kcoord.agent import pools as pools_module
-from kcoord.agent.pools import Pools
+from kcoord.agent.pools import Pools, of_worker
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Announce, Granted, Join, Take, Work
+from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Take, Work
 from kcoord.telemetry.events import Notices
 
 MUCH = 64 << 30
@@ -193,9 +194,8 @@ def test_guesses_that_do_not_pay_are_dropped_for_good(monkeypatch: pytest.Monkey
     assert [world.taken(worker, ended=ended) for ended in ("", "compiled")] == ["a", "b"]
     world.pools.tick()
     assert world.taken(worker, ended="compiled") == "c", "no rank can have used them yet: none has asked for a key"
-    world.pools.asked(worker, None)  # type: ignore[arg-type]
-    for _ in range(2):
-        world.pools.asked(Client(), None)  # type: ignore[arg-type]
+    for is_pool in (True, False, False):
+        world.pools.asked(SimpleNamespace(who=Identity(1, None, None, "job", pool=is_pool)), None)  # type: ignore[arg-type]
     world.take(worker, ended="compiled", last=True)
     world.pools.tick()
     world.announce(Client(), profile="mine", modules=["kernels"], target="cuda:90")
@@ -210,16 +210,26 @@ def test_where_the_gpu_is_not_known_yet_what_the_latest_job_had_is_guessed() -> 
     assert world.status()["guessed"] == 1
 
 
+def test_of_a_workers_delivery_its_compiles_count_and_no_requests_which_are_the_ranks() -> None:
+    def span(kind: str) -> list[Any]:
+        return [kind, "ok", "triton", "f", "a" * 16, 1.0, 1.0, 0.0, False, ""]
+
+    counters = {"requests": 3, "compiles": 1, "compiles@triton": 1, "local_hits": 2, "saved_seconds": 5.0, 7: 1}
+    found = of_worker(Deliver(counters, [span("compile"), span("load"), "x", []]))
+    assert found.counters == {"compiles": 1, "compiles@triton": 1}
+    assert found.spans == [span("compile")]
+
+
 def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
     world, worker, rank = World(), Client(), Client()
     world.announce(rank, recipe("f"))
     world.take(worker)
     assert world.pools.compiling(worker) == recipe("f")  # type: ignore[arg-type]
     assert world.pools.compiling(rank) is None  # type: ignore[arg-type]
-    world.pools.published(worker, "a" * 64)  # type: ignore[arg-type]
-    world.pools.published(rank, "b" * 64)  # type: ignore[arg-type]
+    for client, backend, digest in ((worker, "triton", "a"), (worker, "triton-module", "d"), (rank, "triton", "b")):
+        world.pools.published(client, SimpleNamespace(backend=backend, digest=digest * 64))  # type: ignore[arg-type]
     for _ in range(2):
-        world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16])
+        world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16, "d" * 16])
     assert world.counted == [("job", {"ahead": 1}), ("job", {"ahead_used": 1})]
 
 

@@ -427,3 +427,18 @@ def test_a_job_of_2048_ranks_and_300_kernels_is_drawn_and_is_not_blank(browser: 
     picture = browser.picture(path, size=(1200, 1100))
     assert picture.count(LIGHT["compile"]) > 1000
     assert picture.count(LIGHT["load"]) > 20_000
+
+
+def test_what_a_pool_compiled_is_shown_and_its_workers_are_no_ranks() -> None:
+    compiled = [Span("compile", "ok", "triton", name, name * 16, 1.0, 2.0) for name in "ab"]
+    loaded = [Span("load", "ok", "triton", "a", "a" * 16, 4.0, 0.1, 2.0)]
+    rows = [
+        Row(Process("n", 1, 0), loaded),
+        *(Row(Process("n", 7 + n, None, pool=True), [s]) for n, s in enumerate(compiled)),
+    ]
+    timeline = Timeline("j", rows)
+    assert timeline.ranks == 1
+    assert timeline.title(rows[1].process) == "pool (pid 7)"
+    found = findings_of(timeline)
+    assert "compiled ahead by the pool" in page(timeline, found, [], [])
+    assert "2 (1 used)" in page(timeline, found, [], [])

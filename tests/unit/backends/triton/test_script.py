@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.profiles.parts import load_profile
-from kcoord.rank.pool_start import SCRIPT
+from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import Settings
 from tests.support.pools import pool_status, start_agent, started
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
@@ -79,7 +79,7 @@ def ambiguous(x):
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT_TEXT)
-    monkeypatch.setenv(SCRIPT, str(path))
+    monkeypatch.setenv(POOL_SCRIPT, str(path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # restored afterwards
     return path
 
@@ -119,7 +119,7 @@ def test_a_script_that_cannot_be_read_or_is_not_known_is_said(script: Path, monk
     script.unlink()
     with pytest.raises(Unreplayable, match="cannot be read"):
         kernel_of_script("plain")
-    monkeypatch.delenv(SCRIPT)
+    monkeypatch.delenv(POOL_SCRIPT)
     with pytest.raises(Unreplayable, match="knows no script"):
         kernel_of_script("plain")
 
