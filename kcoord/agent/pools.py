@@ -35,10 +35,12 @@ _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
 _LOOKS_AGAIN = 1.0  # seconds; one that was refused for want of cores looks at them again
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
+_FIRST_WORK = 120.0  # seconds; a launcher starts a pool before anybody knows whether it will have something to do
 _FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no process left
 _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
+_OVER = Joined(0, [])
 _COUNTED = ("compiles", "failures", "alone", "compile_seconds")
 
 
@@ -67,6 +69,7 @@ class _Pool:
     is_unknown: bool = False  # there is no profile of the job
     modules: dict[str, None] = field(default_factory=dict)
     process: int = 0  # the connection of the process that forks the workers; 0: there is none
+    joins: tuple[Connection, int] | None = None  # the process waits for the answer to this request
     starts: int = 0
     start_granted: float = -math.inf
     workers: dict[int, int] = field(default_factory=dict)  # connection → process id
@@ -125,21 +128,22 @@ class Pools:
                 if message.modules:
                     guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
                     pool.guessed += pool.upcoming.guess(guesses)
+                    pool.modules |= dict.fromkeys(recipe.module for recipe in guesses)
                 else:
                     modules = await pool.guesses.modules()
         self._dispatch()
         return Granted(self._may_start(pool), modules)
 
-    def join(self, connection: Connection, _: int, message: Join) -> Joined:
-        pool = self._pools.get(connection.who.job)
+    def join(self, connection: Connection, request: int, message: Join) -> Joined | None:
+        """A pool's process is there: `Connections.answer` tells it what to import, as soon as there is something to compile."""
+        pool = self._pool(connection.who.job)
         if pool is None or pool.process:
-            return Joined(0, [])
+            return _OVER
         self._connections.must_live(connection)
-        pool.process, pool.starts = connection.id, pool.starts + 1
+        pool.process, pool.starts, pool.joins = connection.id, pool.starts + 1, (connection, request)
         pool.active = time.monotonic()
-        # an import may have ended its predecessor
-        modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
-        return Joined(self._most, modules)
+        self._dispatch()
+        return None
 
     def asked(self, connection: Connection, recipe: str | None) -> None:
         """A process of a job claims the key of `recipe`."""
@@ -236,7 +240,7 @@ class Pools:
             pool.idle.pop(connection, None)
             pool.workers.pop(connection, None)
             if connection == pool.process:
-                pool.process, pool.start_granted = 0, -math.inf
+                pool.process, pool.start_granted, pool.joins = 0, -math.inf, None
                 self._send_away(pool)
             if connection in pool.busy:
                 self._ended(pool, connection, "failed", f"{pool.busy[connection].qualname}: its worker ended")
@@ -248,7 +252,7 @@ class Pools:
         for job, pool in list(self._pools.items()):
             if pool.upcoming.new or pool.busy:
                 pool.active = now
-            elif now > pool.active + _RESTS:
+            elif now > pool.active + (_FIRST_WORK if pool.joins else _RESTS):
                 self._send_away(pool)
                 pool.starts = 0
             if pool.guessed and not pool.used and min(pool.ended["compiled"], pool.missed) >= _GUESSES_PAY:
@@ -282,6 +286,10 @@ class Pools:
     def _dispatch(self) -> None:
         """Give recipes to idle workers, as long as there are cores for them: first what ranks are about to use, then in turns."""
         for pool in sorted(self._pools.values(), key=lambda pool: (not pool.upcoming.urgent, pool.served)):
+            if pool.joins and pool.upcoming.ready:
+                # an import may have ended its predecessor
+                modules = list(pool.modules)[:_MOST_MODULES] if pool.starts == 1 else []
+                self._joined(pool, Joined(self._most, modules))
             for owner, idle in list(pool.idle.items()):
                 take = idle.take
                 if not pool.upcoming.ready or not self._permits.ask(owner, take.memory, take.idle, take.left):
@@ -296,7 +304,13 @@ class Pools:
                     idle.connection, idle.request, Work(recipe.to_wire(), moved=pool.upcoming.is_moved(recipe))
                 )
 
+    def _joined(self, pool: _Pool, answer: Joined) -> None:
+        if pool.joins is not None:
+            (connection, request), pool.joins = pool.joins, None
+            self._connections.answer(connection, request, answer)
+
     def _send_away(self, pool: _Pool) -> None:
+        self._joined(pool, _OVER)
         for idle in pool.idle.values():
             self._connections.answer(idle.connection, idle.request, Work(over=True))
         pool.idle.clear()

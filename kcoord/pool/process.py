@@ -14,7 +14,7 @@ import select
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from kcoord.stalls import Stalls
 _ANEW = 4
 """The exit code of a process whose workers wait for locks that its modules' threads held when it forked. Another imports none."""
 _STUCK = 10.0  # seconds without progress, of a worker that was forked beside threads
+_AGENT_STARTS, _ASK_AGAIN = 10.0, 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 _FIRST_TO_END = "900"  # of 1000, for the kernel that is out of memory
@@ -39,8 +40,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 """While modules are imported: the fewer threads, the fewer locks that a fork copies."""
 
 
-def main(starter: int) -> None:
-    """Run a pool for the process `starter`, then end this process and all that it began."""
+def main(starter: int, first: Sequence[str]) -> None:
+    """Run a pool for the process `starter`, then end this process and all that it began. `first`: see `_Forks`."""
     control = _taken_stdin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of compilers
     with contextlib.suppress(OSError):  # refused, or it leads a group already
@@ -50,7 +51,7 @@ def main(starter: int) -> None:
         imports = True
         while True:
             ours, theirs = os.pipe()
-            child = _forked(lambda: _Forks(theirs, imports=imports).serve(), (ours, control))  # noqa: B023
+            child = _forked(lambda: _Forks(theirs, first, imports=imports).serve(), (ours, control))  # noqa: B023
             os.close(theirs)
             ready, _, _ = select.select([control, *_pidfd_of(starter), ours], [], [])
             os.close(ours)
@@ -67,10 +68,13 @@ def main(starter: int) -> None:
 
 
 class _Forks:
-    """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends."""
+    """Forks workers: as many as are busy, and one more, which waits for work. `alive` closes when this process ends.
 
-    def __init__(self, alive: int, *, imports: bool) -> None:
-        self._alive, self._imports = alive, imports
+    It imports the modules `first` before it knows what there is to compile.
+    """
+
+    def __init__(self, alive: int, first: Sequence[str], *, imports: bool) -> None:
+        self._alive, self._first, self._imports = alive, first, imports
         # by the descriptor on which each worker says so, until it closes; None: it has not begun
         self._busy: dict[int, bool | None] = {}
         self._pids: dict[int, int] = {}
@@ -80,11 +84,13 @@ class _Forks:
         """Return the exit code: when the last worker has ended because there is nothing to do, or when workers are stuck."""
         settings, idle = Settings.from_environ(), IdleCores()
         client = AgentClient(settings, notices)  # the pool is the job's for as long as it is open
-        joined = client.ask(Join(), Joined, quietly=True, start=False)
+        install()
+        if self._imports:
+            _import(self._first)
+        joined = _joined(client)
         if joined is None or joined.workers < 1:
             return OVER
         most = max(1, min(joined.workers, int(cores())))
-        install()
         if self._imports:
             _import(joined.modules)
         # a library's idle threads hold no locks, most often; a fork would copy a lock that is held for ever
@@ -168,7 +174,15 @@ def _be_modest() -> None:
             Path("/proc/self", file).write_text(value)
 
 
-def _import(modules: list[object]) -> None:
+def _joined(client: AgentClient) -> Joined | None:
+    """The agent's answer, which comes when there is work. None: there is no agent, though one was about to start."""
+    until = time.monotonic() + _AGENT_STARTS
+    while (joined := client.ask(Join(), Joined, quietly=True, start=False)) is None and time.monotonic() < until:
+        time.sleep(_ASK_AGAIN)
+    return joined
+
+
+def _import(modules: Sequence[object]) -> None:
     before = {name: os.environ.get(name) for name in _ONE_THREAD}
     os.environ.update(_ONE_THREAD)
     for name in modules:

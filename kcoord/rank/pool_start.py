@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ _RENDEZVOUS = ("MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PRTE_", "ORTE_", "HY
 """With these, a module may join the process group or MPI's world, as a second process of the rank's number."""
 
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; "  # before anything is imported from the working directory
-    "from kcoord.pool.process import main; main(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "  # before anything is imported from the working directory
+    "from kcoord.pool.process import main; main(int(sys.argv[1]), sys.argv[2].split())"
 )
 # a shell gives its background job no standard input
 _BESIDE = '[ -x "$1" ] || exit 127; exec 3<&0; "$@" <&3 3<&- &'
+_COMPILERS = ("torch", "triton")  # take seconds to import
+_FAILURES = (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 _START = 5.0  # seconds for the shell to start it; it takes one or two milliseconds
 _MOST_BYTES = 1 << 20  # of the recipes in one message
 _QUESTIONS, _PAUSE = 50, 0.1  # seconds between two, as long as there is no agent
@@ -107,23 +109,43 @@ class PoolStart:
             self._threads -= 1
             let_through(error)
 
-    def start(self, recipes: Sequence[Recipe] = (), **how: Any) -> None:
+    def start(
+        self, recipes: Sequence[Recipe] = (), *, packages: Container[str] | None = None, early: bool = False, **how: Any
+    ) -> None:
         """Announce the profile, and `recipes`, with the fields `how` of `Announce`; start the pool if this process is to.
 
-        `path` is the pool's `sys.path`, `script` its script, and `environ` its variables, if they are not this process's. Without
-        a profile that is known, the modules that this process has imported are announced, or those of `packages`.
+        Without a profile that is known, the modules that this process has imported are announced or, if `packages` are given,
+        theirs. `early`: the pool has been started already.
         """
         if not self._wanted:
             return
-        path, script, environ = how.pop("path", sys.path), how.pop("script", None), how.pop("environ", os.environ)
-        packages = how.pop("packages", None)
         try:
-            if self._announced(recipes, packages, how):
-                self._replace(OwnSocket(self._started(path, script or _script(), environ)))
-        except (KcoordError, OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
-            let_through(error)
-            self._wanted = False
-            self._notices.tell(f"nothing is compiled ahead: {error}")
+            if self._announced(recipes, packages, how) and not early:
+                self._replace(OwnSocket(self._started(sys.path, _script(), os.environ, ())))
+        except _FAILURES as error:
+            self._failed(error)
+
+    def start_early(
+        self, path: Sequence[str], script: str, environ: Mapping[str, str], packages: Collection[str] = (), **how: Any
+    ) -> None:
+        """Start the pool for ranks that are about to start, whose `sys.path`, script and variables are given; then announce.
+
+        The pool imports the compilers meanwhile. `packages` are those that the script imports, as far as is known.
+        """
+        if not self._wanted:
+            return
+        first = [name for name in _COMPILERS if name in packages]
+        try:
+            self._replace(OwnSocket(self._started(path, script, environ, first)))
+        except _FAILURES as error:
+            self._failed(error)
+        else:
+            self.start_soon(packages=packages, early=True, **how)
+
+    def _failed(self, error: Exception) -> None:
+        let_through(error)
+        self._wanted = False
+        self._notices.tell(f"nothing is compiled ahead: {error}")
 
     def _announced(self, recipes: Sequence[Recipe], packages: Container[str] | None, how: dict[str, Any]) -> bool:
         """True if this process is to start the pool."""
@@ -169,12 +191,14 @@ class PoolStart:
         if before is not None:
             before.close()
 
-    def _started(self, path: Sequence[str], script: str, environ: Mapping[str, str]) -> socket.socket:
+    def _started(
+        self, path: Sequence[str], script: str, environ: Mapping[str, str], first: Sequence[str]
+    ) -> socket.socket:
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeError("this process knows no Python interpreter to start")
         entries = [entry for entry in path if isinstance(entry, str)]  # Python ignores others, too
         flags = ["-O"] * sys.flags.optimize
-        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), *entries]
+        program = [sys.executable, *flags, "-c", _PROGRAM, str(os.getpid()), " ".join(first), *entries]
         ours, theirs = socket.socketpair()
         try:
             with theirs:

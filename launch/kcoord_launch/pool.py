@@ -26,17 +26,15 @@ def pool_beside(args: Any, environment: Mapping[str, str]) -> Iterator[None]:
     """Start the pool for the ranks of torchrun's `args`, which will have the variables `environment`; end it after the block."""
     environ, notices = with_variables(environment), Notices()
     settings = Settings.from_environ(environ)
-    where: dict[str, Any] = {}
-    try:
-        script = "" if args.module else str(Path(args.training_script).resolve())
-        where = {"path": _path(args), "script": script, "packages": _packages(script)}
-    except OSError as error:  # the working directory is gone
-        say(f"nothing is compiled ahead: {error}")
-    if not where or settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
+    if settings.disable or settings.recorded_as is None or not has_cores_to_spare(ranks_of_node(args)):
         yield
         return
     with closing(AgentClient(settings, notices)) as client, closing(PoolStart(settings, notices, client)) as pool:
-        pool.start_soon(**where, environ=environ, node=_node(args), nodes=most_nodes(args))
+        try:
+            script = "" if args.module else str(Path(args.training_script).resolve())
+            pool.start_early(_path(args), script, environ, _packages(script), node=_node(args), nodes=most_nodes(args))
+        except OSError as error:  # the working directory is gone
+            say(f"nothing is compiled ahead: {error}")
         yield
 
 

@@ -31,6 +31,8 @@ from kcoord.rank.client import AgentClient, Lead
 from kcoord.rank.pool_start import PoolStart, _environment, has_cores_to_spare
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord_launch.arguments import early_arguments
+from kcoord_launch.pool import pool_beside
 from tests.support.command import kcoord
 from tests.support.living import words_of
 from tests.support.pools import pool_status, start_agent, started, status
@@ -207,6 +209,44 @@ def test_a_pool_compiles_all_of_a_profile(sandbox: Sandbox, recorded: tuple[list
     eventually(lambda: len(kernels(sandbox)) == 6, 60)
     ours.close()
     eventually(lambda: not pool(sandbox))
+
+
+def test_a_pool_that_starts_before_the_agent_imports_the_compilers_meanwhile(
+    sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
+) -> None:
+    give(sandbox, recorded[0])
+    imported = sandbox.root / "imported"
+    (sandbox.root / "compiler.py").write_text(f"open({str(imported)!r}, 'x').close()")
+
+    def agent_is_late() -> None:
+        eventually(imported.exists)
+        start_agent(Settings.from_environ(sandbox.env()))
+
+    ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)], first=["compiler"], meanwhile=agent_is_late)
+    eventually(lambda: pool_status(sandbox)["compiled"] == 6, 60)
+    ours.close()
+
+
+@pytest.mark.skipif(not has_cores_to_spare(1), reason="on one core the ranks replay the profile themselves")
+def test_a_launcher_starts_the_pool_with_the_compilers_that_the_script_imports(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = sandbox.root / "train.py"
+    script.write_text(
+        "import json\ndef f():\n    import triton.language as tl\n    from torch import nn\nfrom . import x\n"
+    )
+    begun: list[tuple[object, ...]] = []
+
+    def note(self: PoolStart, path: list[str], script: str, environ: dict[str, str], first: list[str]) -> socket.socket:
+        begun.append((path[0], script, environ["KCOORD_PROFILE"], first))
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(PoolStart, "_started", note)
+    args = early_arguments(["--nproc-per-node", "1", str(script)])
+    with pool_beside(args, sandbox.env(KCOORD_PROFILE="six")):
+        assert begun == [(str(sandbox.root), str(script), "six", ["torch", "triton"])]
 
 
 MODULES = {

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from kcoord.protocol import endpoint
-from kcoord.rank import spawn
+from kcoord.rank import pool_start, spawn
 from kcoord.rank.client import AgentClient
 from kcoord.rank.pool_start import PoolStart
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.sandbox import Sandbox
+from tests.support.sandbox import Sandbox, eventually
 from tests.support.triton_ranks import hooked
 
 _SEES_IDLE_CORES = """
@@ -43,9 +45,15 @@ def start_agent(settings: Settings, rests: float = 30.0, starved: float = 30.0) 
         subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
 
 
-def started(sandbox: Sandbox, path: list[str], script: str | None = None, **more: str) -> PoolStart:
-    """A pool that this process starts."""
-    environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six", **more).items() if v is not None}
+def started(
+    sandbox: Sandbox,
+    path: list[str],
+    script: str = "",
+    first: Sequence[str] = (),
+    meanwhile: Callable[[], object] = bool,
+) -> PoolStart:
+    """A pool that this process starts. It imports `first`; ``meanwhile()`` may start the agent."""
+    environment = {k: v for k, v in hooked(sandbox, 0, KCOORD_PROFILE="six").items() if v is not None}
     settings = Settings.from_environ(sandbox.env(**environment))
     client = AgentClient(settings, Notices())
     start = PoolStart(settings, Notices(), client)
@@ -53,7 +61,10 @@ def started(sandbox: Sandbox, path: list[str], script: str | None = None, **more
         for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)
         patched.delenv("KCOORD_SPAWN", raising=False)
-        start.start(path=[*path, *sys.path], script=script)
+        patched.setattr(pool_start, "_COMPILERS", first)
+        start.start_early([*path, *sys.path], script, os.environ, first)
+        meanwhile()
+        eventually(lambda: not start._threads, what="it has announced the profile")
     client.close()
     return start
 

@@ -15,7 +15,7 @@ from kcoord.agent.pools import Pools, of_worker
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Take, Work
+from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
 from kcoord.telemetry.events import Notices
 
 MUCH = 64 << 30
@@ -35,7 +35,7 @@ class Client:
 
 class Connections:
     def __init__(self) -> None:
-        self.answers: list[tuple[Any, Work]] = []
+        self.answers: list[tuple[Any, Any]] = []
         self.jobs: set[str] = set()
 
     def answer(self, connection: Any, request: int, answer: Any) -> None:
@@ -102,6 +102,14 @@ class World:
             return answer
         return next((work for whom, work in self.connections.answers[before:] if whom is worker), None)
 
+    def join(self, process: Client) -> Joined | None:
+        """The answer, if there is one at once."""
+        before = len(self.connections.answers)
+        answer = self.pools.join(process, 1, Join())  # type: ignore[arg-type]
+        if answer is not None:
+            return answer
+        return next((said for whom, said in self.connections.answers[before:] if whom is process), None)
+
     def taken(self, worker: Client, idle: float = 8.0, **how: Any) -> str | None:
         work = self.take(worker, idle, **how)
         return work.recipe["qualname"] if work is not None and work.recipe is not None else None
@@ -125,8 +133,8 @@ def test_one_process_of_a_job_starts_its_pool(clock: Callable[[float], None]) ->
     world = World()
     first, second, other = Client(), Client(), Client("another job")
     assert [world.announce(each, recipe("f")).granted for each in (first, second, other)] == [True, False, True]
-    assert world.pools.join(first, 1, Join()).workers == 2  # type: ignore[arg-type]
-    assert world.pools.join(second, 1, Join()).workers == 0, "there is one"  # type: ignore[arg-type]
+    assert world.join(first) == Joined(2, ["kernels"])
+    assert world.join(second) == Joined(0, []), "there is one"
     clock(60)
     assert not world.announce(second, recipe("g")).granted
     world.pools.gone(first.id)
@@ -141,10 +149,29 @@ def test_a_pool_whose_process_dies_again_and_again_is_started_no_more() -> None:
     for _ in range(5):
         granted.append(world.announce(Client(), recipe("f")).granted)
         process = Client()
-        modules = world.pools.join(process, 1, Join()).modules  # type: ignore[arg-type]
-        assert modules == (["kernels"] if len(granted) == 1 else []), "an import may have ended it"
+        joined = world.join(process)
+        assert joined is not None
+        assert joined.modules == (["kernels"] if len(granted) == 1 else []), "an import may have ended it"
         world.pools.gone(process.id)
     assert granted == [True, True, True, False, False]
+
+
+def test_a_pool_that_was_started_early_is_told_what_to_import_once_there_is_something_to_compile(
+    clock: Callable[[float], None],
+) -> None:
+    world, process, late = World(), Client(), Client(job="another")
+    assert world.join(process) is None
+    world.profiles.others = [[recipe("g", "other")]]
+    assert not world.announce(Client(), profile="mine").granted
+    assert not world.announce(Client(), profile="mine", modules=["other"], target="cuda:90").granted, "it is there"
+    assert world.connections.answers == [(process, Joined(2, ["other"]))]
+    assert world.join(late) is None
+    clock(100)
+    world.pools.tick()
+    assert len(world.connections.answers) == 1
+    clock(30)
+    world.pools.tick()
+    assert world.connections.answers[-1] == (late, Joined(0, [])), "the job needs none"
 
 
 def test_without_workers_there_is_no_pool() -> None:
@@ -258,7 +285,7 @@ def test_a_job_with_much_to_compile_does_not_starve_another() -> None:
 def test_a_pool_that_rests_is_sent_away_and_forgotten_with_its_job(clock: Callable[[float], None]) -> None:
     world, process, worker = World(), Client(), Client()
     world.announce(process, recipe("f"), profile="mine")
-    world.pools.join(process, 1, Join())  # type: ignore[arg-type]
+    world.join(process)
     world.connections.jobs.add("job")
     world.take(worker)
     assert world.take(worker, ended="compiled") is None
