@@ -49,7 +49,7 @@ def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
         report(box.start(RANK, "--kernels", "6", **hooked(box, 0, KCOORD_PROFILE="six")))
         report(box.start(RANK, "--kernels", "1", **hooked(box, 0, "one")))
         settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(box.local)})
-        eventually(lambda: (settings.local_dir / "profiles" / "six").is_dir())
+        eventually(lambda: list((settings.local_dir / "profiles" / "six").glob("*.recipes")))
         eventually(lambda: len(load_profile(settings, "six")) == 6)
         (first,) = homes(box, "one")
         yield load_profile(settings, "six"), Manifest.decode((first / "kcoord-manifest.msgpack").read_bytes())

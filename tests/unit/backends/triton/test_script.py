@@ -168,11 +168,10 @@ def test_the_pool_compiles_a_scripts_own_kernels_under_the_scripts_keys(sandbox:
     environment = {"KCOORD_PROFILE": "six", "KCOORD_IDLE_TIMEOUT": "0.1"}
     first = sandbox.run(script, **environment)
     assert json.loads(first.stdout)["compiled"] == 3, first.stderr
-    eventually(lambda: list(sandbox.local.glob("profiles/six/*")))
+    eventually(lambda: not sandbox.processes(), what="the agent has written the profile, and ended")
     settings = Settings.from_environ(sandbox.env())
     assert {r.module for r in load_profile(settings, "six")} == {"__main__"}
     shutil.rmtree(sandbox.local / "triton")
-    eventually(lambda: not sandbox.processes(), what="the agent ended")
     start_agent(settings)
     ours = started(sandbox, [str(PROGRAMS)], script=str(script))
     eventually(lambda: pool_status(sandbox)["compiled"] == 3, 60)
