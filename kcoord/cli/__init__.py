@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import signal
@@ -29,9 +30,22 @@ class _Lazy(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
-            return None
+            near = difflib.get_close_matches(name, _COMMANDS)
+            if not near or ctx.resilient_parsing:
+                return None
+            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(near)}?")
         command: click.Command = import_module(f"kcoord.cli.{_MODULES.get(name, name)}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _sentence(self.get_command(ctx, name))) for name in _COMMANDS])
+
+
+def _sentence(command: click.Command | None) -> str:
+    text = " ".join((command.help if command is not None and command.help else "").split())
+    return text.partition(". ")[0].removesuffix(".") + "."
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,7 +9,7 @@ import click
 from kcoord.cli.options import ALL, settings_flags
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--record",
     metavar="NAME",

@@ -35,12 +35,12 @@ class _Seen:
 
 
 @subcommand("verify", "store", "local_dir", "namespace", "trust", "signing_key_file")
-@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=digest_type(_DIGITS, "'kcoord ls --json' has them"))
+@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=digest_type(4, "'kcoord ls' has them"))
 @click.option("--all", "everything", is_flag=True, help="All artifacts, the default.")
 @click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
 def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool) -> None:
-    """Read and check every byte of all artifacts, or of those whose keys have a DIGEST. Exit code 1 if one is not whole or cannot
-    be read; each of these is named.
+    """Read and check every byte of all artifacts, or of those whose keys begin with a DIGEST. Exit code 1 if one is not whole or
+    cannot be read; each of these is named.
 
     Signatures in the store are checked, too: with KCOORD_TRUST=require or warn an artifact without a signature by one of our keys
     is bad; a wrong signature by one of our keys always is. Nothing is moved or removed.
@@ -50,14 +50,14 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
     seen, bad = _Seen(), {}
     root = settings.store_root
     if on_node or root is None:
-        where, checks = settings.local_dir, _on_node(settings, set(digests), seen)
+        where, checks = settings.local_dir, _on_node(settings, digests, seen)
     else:
         check_is_store(root)
         where, checks = root, _in_store(Store(root), Trust.of(settings), digests, seen)
     missing = set(digests)
     with bar("verify", MofNCompleteColumn(), quiet=as_json) as progress:
         for number, (digest, place, check) in enumerate(checks, 1):
-            missing.discard(digest)
+            missing -= {each for each in missing if digest.startswith(each)}
             try:
                 check()
                 seen.whole += 1
@@ -95,11 +95,13 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
         if doubt is not None:
             raise doubt
 
-    for digest in digests or store.digests():
-        yield digest, str(store.home(digest)), functools.partial(check, digest)
+    whole = bool(digests) and all(len(digest) == _DIGITS for digest in digests)
+    for digest in digests if whole else store.digests():
+        if not digests or digest.startswith(digests):
+            yield digest, str(store.home(digest)), functools.partial(check, digest)
 
 
-def _on_node(settings: Settings, digests: set[str], seen: _Seen) -> Iterator[_Check]:
+def _on_node(settings: Settings, digests: tuple[str, ...], seen: _Seen) -> Iterator[_Check]:
     def check(home: Path) -> None:
         artifact = local.open_artifact(home, home.name if len(home.name) == _DIGITS else None)
         if artifact is None:
@@ -108,7 +110,7 @@ def _on_node(settings: Settings, digests: set[str], seen: _Seen) -> Iterator[_Ch
 
     for path in local_manifests(settings.local_dir):
         digest = _stated(path)
-        if not digests or digest in digests:
+        if not digests or digest.startswith(digests):
             yield digest, str(path.parent), functools.partial(check, path.parent)
 
 

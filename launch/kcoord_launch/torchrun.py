@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import functools
 import os
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import kcoord
 from kcoord.errors import SettingsError
 from kcoord.profiles.automatic import of_module, of_script
 from kcoord.settings import unknown_variables
@@ -62,8 +66,19 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
         sys.exit(2)
     parser = torchrun.get_args_parser()
     add_flags(parser)
+    parser.add_argument("--version", action="version", version=f"kcoord {kcoord.__version__}, torch {version('torch')}")
+    parser.error = functools.partial(_refuse, parser)
     parsed: argparse.Namespace = parser.parse_args(argv)
     return parsed
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Instead of fifty lines of usage: one, with the nearest flags to those that are not known."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    near = [each for word in message.split() if word[:1] == "-" for each in difflib.get_close_matches(word, known, 1)]
+    more = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+    say(f"{message}{more} (kcoord-torchrun --help)")
+    sys.exit(2)
 
 
 def _profile(args: Any) -> str:

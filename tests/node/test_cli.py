@@ -40,6 +40,18 @@ def test_every_command_explains_itself(sandbox: Sandbox, name: str) -> None:
 @pytest.mark.smoke
 def test_an_unknown_command_is_a_usage_error(sandbox: Sandbox) -> None:
     kcoord(sandbox, "conquer", code=2)
+    assert "Did you mean report" in kcoord(sandbox, "reprot", code=2).stderr
+
+
+def test_an_unknown_option_of_exec_is_no_command(sandbox: Sandbox) -> None:
+    done = kcoord(sandbox, "exec", "--stor", "/tmp", "--", "true", code=2)
+    assert "'--stor'" in done.stderr
+    assert "'--store'" in done.stderr
+    assert kcoord(sandbox, "exec", "printf", "--stor").stdout == "--stor"
+
+
+def test_no_description_is_cut_off(sandbox: Sandbox) -> None:
+    assert "..." not in kcoord(sandbox, "--help").stdout.partition("Commands:")[2]
 
 
 @pytest.mark.smoke

@@ -521,6 +521,14 @@ FACTOR = 3
 unstable = object()
 
 
+def test_the_decorator_needs_no_arguments(here: Coordinator) -> None:
+    @kcoord.compile_once
+    def bare(*, staging: Path) -> None:
+        (staging / "kernel.bin").write_text("bare")
+
+    assert (bare().path / "kernel.bin").read_text() == "bare"
+
+
 @kcoord.compile_once(scope=TARGET)
 def build(config: dict[str, int], times: int = 2, *, staging: Path) -> None:
     (staging / "kernel.bin").write_text(str(config["size"] * times * FACTOR))

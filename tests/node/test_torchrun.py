@@ -32,6 +32,22 @@ def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
         assert flag in done.stdout.replace("_", "-")
 
 
+def test_a_typo_is_one_line_with_the_nearest_flag(sandbox: Sandbox) -> None:
+    done = sandbox.run(*LAUNCH, "--kcoord-stroe", "/tmp", "train.py")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "did you mean --kcoord-store?" in done.stderr
+    assert not sandbox.processes()
+
+
+def test_it_says_its_version_and_torchs(sandbox: Sandbox) -> None:
+    import torch
+
+    import kcoord
+
+    assert sandbox.run(*LAUNCH, "--version").stdout == f"kcoord {kcoord.__version__}, torch {torch.__version__}\n"
+
+
 COMMANDS = [
     "train.py",
     "--standalone --nproc-per-node 4 train.py --nnodes 3 --kcoord-store elsewhere",

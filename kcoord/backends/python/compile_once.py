@@ -24,6 +24,8 @@ from kcoord.rank.coordinator import ABSENT, Compilation
 
 
 def compile_once(
+    function: Callable[..., Any] | None = None,
+    /,
     *,
     scope: Scope = Scope.DEVICE,
     load: Callable[[Artifact], Any] | None = None,
@@ -33,8 +35,10 @@ def compile_once(
     dynamic: Iterable[str] = (),
     ignore: Iterable[str] = (),
     on_drift: Literal["raise", "rekey"] = "raise",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[..., Any]:
     """Make a compile function single flight: ``build(config, *, staging)`` becomes ``build(config) → Artifact``.
+
+    A decorator, with arguments or without: ``@compile_once`` is ``@compile_once()``.
 
     The function writes its files into ``staging`` (a `Path`). With `load`, the call returns ``load(artifact)``. A keyword
     parameter ``target`` without a default is given the `GPUTarget` to compile for; with `Scope.TARGET`, such a function can be
@@ -90,7 +94,7 @@ def compile_once(
         call.warm = warm  # type: ignore[attr-defined]
         return call
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 @dataclass(frozen=True)

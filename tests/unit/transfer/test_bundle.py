@@ -422,6 +422,7 @@ def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: 
     assert told["whole"] == 2
     assert kcoord("verify", DIGESTS[2], **given).returncode == 0
     assert kcoord("verify", DIGESTS[1], **given, KCOORD_TRUST="off").returncode == 0
+    assert "1 artifacts verified" in kcoord("verify", DIGESTS[2][:12], **given).stdout, "what kcoord ls prints of a key"
     missing = kcoord("verify", "f" * 64, **given)
     assert missing.returncode == 1
     assert "f" * 64 in missing.stderr
@@ -435,6 +436,7 @@ def test_verify_looks_at_this_nodes_own_copies_too(sandbox: Sandbox, kcoord: Run
         home.parent.mkdir(parents=True, exist_ok=True)
         local.install(manifest_of(key=key), FILES, home)
     assert "2 artifacts verified, 0 bad" in kcoord("verify", "--local").stdout
+    assert kcoord("verify", "--local", "f" * 12).returncode == 1
     (home / "a.cubin").write_bytes(b"other")
     done = kcoord("verify", "--local")
     assert done.returncode == 1
