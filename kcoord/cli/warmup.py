@@ -24,6 +24,8 @@ from kcoord.telemetry.spans import plain_text
 from kcoord.warmup.profile_access import recorded
 from kcoord.warmup.tasks import distinct
 from kcoord_launch.checks import checked_settings
+from kcoord_launch.environment import job_name, with_variables
+from kcoord_launch.supervise import supervised
 
 _LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000
@@ -55,11 +57,13 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     recipes = distinct(recorded(settings, name), targets)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
     count = min(workers or len(os.sched_getaffinity(0)), len(seconds))
-    environment = environ_with(flags)
-    environment[variable("profile")] = NO_PROFILE  # a warm-up records nothing
     begun = time.perf_counter()
     processes: list[_Worker] = []
-    with _interrupted_by_signals():
+    with _interrupted_by_signals(), supervised(settings, job_name(settings), sums_up=False) as beside:
+        if beside.get(variable("disable")) == "1":
+            raise KcoordError("there is no agent to take what would be compiled (see above)")
+        environment = with_variables(beside, environ_with(flags))
+        environment[variable("profile")] = NO_PROFILE  # a warm-up records nothing
         try:
             for rank in range(count):
                 ranked = {**environment, "RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -70,6 +74,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         finally:
             for worker in processes:
                 worker.stop()
+        unattended = agent_status(settings) is None
     broken = [w.error for w in processes if w.report is None]
     if broken:
         last = broken[0].strip().splitlines()[-1:] or ["without an error message"]
@@ -93,7 +98,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             "no key could be compiled: start this where the job's modules can be imported, as in its directory"
         )
     alone = sum(worker.alone for worker in processes)
-    if alone and agent_status(settings) is None:
+    if alone and unattended:
         raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")
 
 

@@ -40,9 +40,9 @@ def rank_environment(settings: Settings, *, spawn: bool = False) -> dict[str, st
     return environment
 
 
-def with_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`os.environ` with `environment`, and without kcoord's secrets."""
-    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES} | dict(environment)
+def with_variables(environment: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`environ` with `environment`, and without kcoord's secrets."""
+    return {name: value for name, value in environ.items() if name not in SECRET_VARIABLES} | dict(environment)
 
 
 @contextmanager

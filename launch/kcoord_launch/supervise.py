@@ -144,8 +144,8 @@ class Supervisor:
 
 
 @contextmanager
-def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
-    """Run an agent for the block; yields the variables of the ranks. Prints one line of summary at the end.
+def supervised(settings: Settings, job: str, *, sums_up: bool = True) -> Iterator[dict[str, str]]:
+    """Run an agent for the block; yields the variables of the ranks. Prints a summary at the end, if it `sums_up`.
 
     A failure is one line, and the job runs without kcoord: then the variables turn it off.
     """
@@ -156,7 +156,8 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
         try:
             yield rank_environment(settings)
         finally:
-            _say_summary(settings, job, launched)
+            if sums_up:
+                _say_summary(settings, job, launched)
         return
     supervisor = Supervisor(settings)
     failure: Exception | None = None
@@ -172,7 +173,7 @@ def supervised(settings: Settings, job: str) -> Iterator[dict[str, str]]:
         yield rank_environment(settings, spawn=not supervisor.owns_agent)
     finally:
         try:
-            if supervisor.leave():
+            if supervisor.leave() and sums_up:
                 _say_summary(settings, job, launched)
         finally:
             supervisor.stop()

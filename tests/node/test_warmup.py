@@ -430,6 +430,14 @@ def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandb
     assert "where the job's modules can be imported" in last
 
 
+def test_the_command_leaves_no_agent_behind(sandbox: Sandbox) -> None:
+    give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
+    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS))
+    assert "1 compiled" in done.stdout, done.stderr
+    assert warned(done) == []
+    assert not sandbox.processes()
+
+
 def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox: Sandbox) -> None:
     call: dict[str, Any] = {"args": (5,), "kwargs": {}}
     give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
@@ -482,10 +490,10 @@ def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sa
 def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=4))
     few = "import subprocess, sys; real, made = subprocess.Popen, []\n"
-    few += "def one(*a, **k):\n    if made: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
-    few += "    made.append(real(*a, **k)); return made[0]\n"
-    few += "subprocess.Popen = one\n"
-    few += "import atexit; atexit.register(lambda: print('ended', made[0].poll()))\n"
+    few += "def two(*a, **k):\n    if made[1:]: raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+    few += "    made.append(real(*a, **k)); return made[-1]\n"
+    few += "subprocess.Popen = two\n"
+    few += "import atexit; atexit.register(lambda: print('ended', *(each.poll() for each in made)))\n"
     code = f"{few}from kcoord.cli import main; main()"
     done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600")
     assert done.returncode == 1
@@ -493,7 +501,7 @@ def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: San
         done.stderr
         == "kcoord: a process cannot be started: Resource temporarily unavailable: ask for fewer --workers\n"
     )
-    assert done.stdout == "ended -15\n"
+    assert done.stdout == "ended 0 -15\n", "the agent, and the one that compiled"
 
 
 def test_a_kernel_that_cannot_be_imported_leaves_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
