@@ -13,6 +13,7 @@ from rich.table import Table
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, subcommand
 from kcoord.report.tables import first_few
 from kcoord.settings import Settings
+from kcoord.telemetry.spans import KEY_DIGITS
 
 _REFRESH = 0.5  # seconds
 
@@ -50,11 +51,18 @@ def _picture(status: dict[str, Any]) -> Group:
         f"up {max(0.0, time.time() - status['started']):.0f} s"
     )
     table = Table(expand=False)
-    for column in ("kernel", "state", "who", "seconds", "waiting"):
+    for column in ("key", "kernel", "state", "who", "seconds", "waiting"):
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for flight in status["flights"]:
         leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
-        table.add_row(printable(flight["name"]), flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
+        table.add_row(
+            flight["key"][:KEY_DIGITS],
+            printable(flight["name"]),
+            flight["state"],
+            leader,
+            f"{flight['seconds']:.1f}",
+            waiting,
+        )
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
     lines += [
         printable(_pool_line(job, pool))

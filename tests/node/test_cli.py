@@ -119,6 +119,7 @@ def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: subpro
         assert flight["seconds"] > 0
         shown = kcoord(sandbox, "status").stdout
         assert "test:k0" in shown
+        assert flight["key"][:12] in shown, "which of the kernel's variants"
         assert "compiling" in shown
     finally:
         for rank in ranks:
