@@ -11,7 +11,7 @@ import click
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.options import ON_DISK, subcommand
+from kcoord.cli.options import ON_DISK, short_key, subcommand
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import span_text
@@ -47,7 +47,9 @@ def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
         size_text, took, age = f"{m.size:,}", f"{m.compile_seconds:.2f}", span_text(time.time() - m.origin.created)
         where = f"{m.origin.host}{rank}"
-        click.echo(_row(m.key.digest[:12], m.key.backend, m.key.name, m.origin.device, size_text, took, age, where))
+        click.echo(
+            _row(short_key(m.key.digest), m.key.backend, m.key.name, m.origin.device, size_text, took, age, where)
+        )
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
     where = f"{settings.store_root} and {settings.local_dir}" if settings.store_root else f"{settings.local_dir}"
     click.echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {where}")

@@ -118,6 +118,11 @@ def digest_type(least: int, remedy: str) -> Parsed:
     return Parsed("digest", parse)
 
 
+def short_key(digest: str) -> str:
+    """For people: enough of a digest to tell a kernel's variants apart. Commands that take a DIGEST take this."""
+    return printable(digest)[:12]
+
+
 def _profile(text: str) -> str:
     try:
         return profile_name(text)

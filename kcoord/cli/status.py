@@ -10,10 +10,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, subcommand
+from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
 from kcoord.report.tables import first_few
 from kcoord.settings import Settings
-from kcoord.telemetry.spans import KEY_DIGITS
 
 _REFRESH = 0.5  # seconds
 
@@ -55,14 +54,8 @@ def _picture(status: dict[str, Any]) -> Group:
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for flight in status["flights"]:
         leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
-        table.add_row(
-            flight["key"][:KEY_DIGITS],
-            printable(flight["name"]),
-            flight["state"],
-            leader,
-            f"{flight['seconds']:.1f}",
-            waiting,
-        )
+        key, kernel = short_key(flight["key"]), printable(flight["name"])
+        table.add_row(key, kernel, flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
     lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
     lines += [
         printable(_pool_line(job, pool))
