@@ -18,6 +18,12 @@ _OTHERS = (
     "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "master-addr", "master-port", "local-addr",
     "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout",
 )  # fmt: skip
+_NUMBERS: dict[str, type] = {
+    "max-restarts": int,
+    "monitor-interval": float,
+    "master-port": int,
+    "shutdown-timeout": int,
+}
 _SWITCHES = ("no-python", "run-path", "standalone", "virtual-local-rank")
 
 
@@ -39,7 +45,7 @@ def early_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     for name, default in _NEEDED.items():
         parser.add_argument(*_spelled(name), default=_of_environment(name) or default)
     for name in _OTHERS:
-        parser.add_argument(*_spelled(name))
+        parser.add_argument(*_spelled(name), type=_NUMBERS.get(name, str))
     parser.add_argument(*_spelled("node-rank"), type=int, default=_of_environment("node-rank") or 0)
     parser.add_argument("-r", "--redirects")
     parser.add_argument("-t", "--tee")

@@ -532,8 +532,12 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     assert "6 kernels asked for, 6 compiled in" in said["stderr"]
     assert "6 loaded" in said["stderr"]
     assert "6 compiled ahead (6 of them used)" in said["stderr"]
-    found = json.loads(kcoord(sandbox, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr").stdout)
-    assert (found["ranks"], found["compiles"], found["ahead"], found["ahead_used"]) == (1, 6, 6, 6)
+
+    def is_reported() -> bool:
+        found = json.loads(kcoord(sandbox, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr").stdout)
+        return [found[name] for name in ("ranks", "compiles", "ahead", "ahead_used")] == [1, 6, 6, 6]
+
+    eventually(is_reported, what="the agent writes once a second")
     eventually(lambda: not pool(sandbox))
 
 

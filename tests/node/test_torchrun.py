@@ -77,7 +77,15 @@ def test_arguments_are_read_as_torchrun_reads_them(
 
 
 @pytest.mark.parametrize(
-    "command", ["", "--help", "--of-a-newer-torch 3 train.py", "--node-rank x train.py", "--nnodes"]
+    "command",
+    [
+        "",
+        "--help",
+        "--of-a-newer-torch 3 train.py",
+        "--node-rank x train.py",
+        "--nnodes",
+        "--max-restarts often train.py",
+    ],
 )
 def test_arguments_that_are_not_known_are_left_to_torchrun(command: str) -> None:
     assert early_arguments(command.split()) is None
