@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -46,6 +47,8 @@ def main(operations: Callable[[torch.device], list[Operation]]) -> None:
     def run(indices: Iterable[int]) -> None:
         for index in indices:
             todo[index]()
+            if rank == 0:
+                print(f"{index + 1} of {len(todo)} after {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
 
     everything = range(len(todo))
     torch.ones(8, device=device).sum().item()

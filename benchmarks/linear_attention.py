@@ -15,8 +15,8 @@ _JOB = Path(__file__).with_name("linear_attention_job.py")
 def run(ranks: int = 0) -> Result:
     """Needs GPUs, flash-linear-attention, and PyTorch. `ranks`: 0 is one a GPU. ``LAYERS``: see the job."""
     ranks = gpus("linear_attention", ranks)
-    layers = os.environ.get("LAYERS", "6")
-    result = Result(f"First step of {layers} layers of flash-linear-attention on {ranks} ranks", COLUMNS)
+    layers = os.environ.get("LAYERS", "six kinds").replace(",", ", ")
+    result = Result(f"First step of flash-linear-attention ({layers}) on {ranks} ranks", COLUMNS)
     plans = [
         Plan("kcoord-torchrun, first run ever", OURS, "first"),
         Plan("kcoord-torchrun, warm", OURS, "first"),

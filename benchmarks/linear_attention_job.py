@@ -1,6 +1,6 @@
 """One rank of the flash-linear-attention job: layers, forward and backward, whose kernels are tuned as they first run.
 
-``LAYERS``: how many of the six kinds.
+``LAYERS``: names of the kinds, with commas between them; all six if unset.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from fla import layers
 from benchmarks.gpu_job import Operation, main
 
 _HIDDEN, _BATCH, _LENGTH = 1024, 1, 2048
+_KINDS: dict[str, dict[str, int]] = {
+    "GatedLinearAttention": {},
+    "MultiScaleRetention": {},
+    "DeltaNet": {},
+    "GatedDeltaNet": {"head_dim": 128, "num_heads": 8},
+    "KimiDeltaAttention": {"head_dim": 128, "num_heads": 8},
+    "GatedSlotAttention": {"num_slots": 64},
+}
 
 
 def operations(device: torch.device) -> list[Operation]:
-    kinds = [
-        (layers.GatedLinearAttention, {}),
-        (layers.MultiScaleRetention, {}),
-        (layers.DeltaNet, {}),
-        (layers.GatedDeltaNet, {"head_dim": 128, "num_heads": 8}),
-        (layers.KimiDeltaAttention, {"head_dim": 128, "num_heads": 8}),
-        (layers.GatedSlotAttention, {"num_slots": 64}),
-    ]
-    made = [
-        kind(hidden_size=_HIDDEN, layer_idx=0, **more) for kind, more in kinds[: int(os.environ.get("LAYERS", "6"))]
-    ]
+    names = os.environ.get("LAYERS", ",".join(_KINDS)).split(",")
+    made = [getattr(layers, name)(hidden_size=_HIDDEN, layer_idx=0, **_KINDS[name]) for name in names]
     return [_step(layer.to(device=device, dtype=torch.bfloat16)) for layer in made]
 
 
