@@ -48,7 +48,9 @@ def main(operations: Callable[[torch.device], list[Operation]]) -> None:
         for index in indices:
             todo[index]()
             if rank == 0:
-                print(f"{index + 1} of {len(todo)} after {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{index + 1} of {len(todo)} after {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True
+                )
 
     everything = range(len(todo))
     torch.ones(8, device=device).sum().item()
