@@ -14,7 +14,10 @@ _WITHIN = 5.0  # seconds that the profiles of other jobs may take to be read
 
 
 class Guesses:
-    """The guesses for one job, made once. ``latest()`` returns the recipes of other jobs' profiles, the latest first."""
+    """The guesses for one job, made once for its launcher and once for its ranks.
+
+    ``latest()`` returns the recipes of other jobs' profiles, the latest first.
+    """
 
     def __init__(self, latest: Callable[[], Awaitable[list[list[Recipe]]]]) -> None:
         self._latest = latest
@@ -26,9 +29,13 @@ class Guesses:
         return modules_of(await self._profiles())
 
     async def of(self, modules: Collection[str], target: str) -> list[Recipe]:
-        """The guesses for `target` or, if that is not known, for the GPU of the latest profile; empty from the second time on."""
+        """The guesses for `target` or, if that is not known, for the GPU of the latest profile.
+
+        Empty once they were made for a target that is known.
+        """
         profiles = await self._profiles()
-        self._made, self._reading = True, None  # the profiles may be large
+        if target:
+            self._made, self._reading = True, None  # the profiles may be large
         known = next((recipe.target for recipes in profiles for recipe in recipes if recipe.target), "")
         return guessed(profiles, modules, target or known)
 

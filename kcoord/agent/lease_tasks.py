@@ -90,6 +90,11 @@ class LeaseTasks:
         return bool(self._tasks)
 
     @property
+    def uploads(self) -> int:
+        """The number of artifacts that are on their way into the store."""
+        return len(self._announcing)
+
+    @property
     def held(self) -> int:
         """The number of leases that this agent keeps alive."""
         return len(self._held)

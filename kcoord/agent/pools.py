@@ -35,7 +35,8 @@ _MOST_MODULES = 256
 _ASKS_AGAIN = 20.0  # seconds; a worker waits so long for one answer
 _LOOKS_AGAIN = 1.0  # seconds; one that was refused for want of cores looks at them again
 _RESTS = 30.0  # seconds; a pool that had nothing to do for so long ends, and gives its memory back
-_FIRST_WORK = 120.0  # seconds; a launcher starts a pool before anybody knows whether it will have something to do
+_FIRST_WORK = 50.0
+"""Seconds; a launcher starts a pool before anybody knows whether it will have something to do. Its process waits for 60."""
 _FORGOTTEN = 30.0  # seconds after which a job's queue is forgotten that has no process left
 _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
@@ -127,6 +128,8 @@ class Pools:
             if pool.is_unknown:
                 if message.modules:
                     guesses = await pool.guesses.of(set(map(str, message.modules)), message.target)
+                    if message.target:  # the launcher's guesses were for the GPU of the latest profile
+                        pool.upcoming.drop_guesses(but_for=message.target)
                     pool.guessed += pool.upcoming.guess(guesses)
                     pool.modules |= dict.fromkeys(recipe.module for recipe in guesses)
                 else:
@@ -240,6 +243,7 @@ class Pools:
             pool.idle.pop(connection, None)
             pool.workers.pop(connection, None)
             if connection == pool.process:
+                pool.starts -= pool.joins is not None  # it has imported no modules of the job
                 pool.process, pool.start_granted, pool.joins = 0, -math.inf, None
                 self._send_away(pool)
             if connection in pool.busy:

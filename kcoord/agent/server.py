@@ -199,6 +199,7 @@ class Agent:
             "settings": self._settings.redacted(),
             "notices": self._notices.since(0)[0],
             "flights": self._claims.status(),
+            "uploads": self._lease_tasks.uploads,
             "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,

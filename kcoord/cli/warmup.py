@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import click
 from kcoord.cli.options import ALL, Parsed, agent_status, environ_with, json_flag, print_json, settings_flags
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.settings import NO_PROFILE, variable
+from kcoord.settings import NO_PROFILE, Settings, variable
 from kcoord.telemetry.progress import Look, shown
 from kcoord.telemetry.spans import plain_text
 from kcoord.warmup.profile_access import recorded
@@ -29,6 +30,8 @@ from kcoord_launch.supervise import supervised
 
 _LONGEST_ERROR = 64 << 10  # characters
 _LONGEST_LINE = 2000
+_STORE_STANDS_STILL = 120.0  # seconds; one that takes nothing for so long is given up
+_ASK_AGAIN = 0.1  # seconds
 
 
 def _target(text: str) -> str:
@@ -74,7 +77,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         finally:
             for worker in processes:
                 worker.stop()
-        unattended = agent_status(settings) is None
+        left = _uploaded(settings)
     broken = [w.error for w in processes if w.report is None]
     if broken:
         last = broken[0].strip().splitlines()[-1:] or ["without an error message"]
@@ -98,8 +101,23 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
             "no key could be compiled: start this where the job's modules can be imported, as in its directory"
         )
     alone = sum(worker.alone for worker in processes)
-    if alone and unattended:
+    if alone and left is None:
         raise KcoordError(f"{alone} of these compiles are not shared: there is no agent (see above)")
+    if left:
+        raise KcoordError(f"{left} kernels did not get into the store, which takes too long: run this again")
+
+
+def _uploaded(settings: Settings) -> int | None:
+    """Wait until the store has what was compiled; the number of artifacts that it does not take. None: there is no agent."""
+    fewest, since = math.inf, time.monotonic()
+    while (status := agent_status(settings)) is not None:
+        left = int(status["uploads"])
+        if left < fewest:
+            fewest, since = left, time.monotonic()
+        if not left or time.monotonic() > since + _STORE_STANDS_STILL:
+            return left
+        time.sleep(_ASK_AGAIN)
+    return None
 
 
 @contextmanager

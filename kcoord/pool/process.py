@@ -31,7 +31,9 @@ from kcoord.stalls import Stalls
 
 _ANEW = 4
 """The exit code of a process whose workers wait for locks that its modules' threads held when it forked. Another imports none."""
-_STUCK = 10.0  # seconds without progress, of a worker that was forked beside threads
+_STUCK = 30.0
+"""Seconds without progress, of workers that were forked beside threads. A store whose server restarts keeps them all for 20."""
+_LOOKS_AGAIN = _STUCK / 4  # a look reads all of /proc for each worker
 _AGENT_STARTS, _ASK_AGAIN = 10.0, 0.1  # seconds
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
@@ -95,6 +97,7 @@ class _Forks:
             _import(joined.modules)
         # a library's idle threads hold no locks, most often; a fork would copy a lock that is held for ever
         stalls = Stalls[int](_STUCK) if len(os.listdir("/proc/self/task")) > 1 else None  # noqa: PTH208
+        looked = time.monotonic()
         gc.collect()
         gc.freeze()
         while not self._over or self._busy:
@@ -104,15 +107,18 @@ class _Forks:
                 except OSError:  # this user may have no more processes
                     most = len(self._busy)
                     self._over = not most
-            patience = 0 if self._over and not self._busy else _STUCK / 4 if stalls else None
+            patience = 0 if self._over and not self._busy else _LOOKS_AGAIN if stalls else None
             ready, _, _ = select.select(list(self._busy), [], [], patience)
             for worker in ready:
                 self._heard(worker)
-            working = {pid: pid for worker, pid in self._pids.items() if self._busy[worker] is not False}
-            if stalls and stalls.look(working, time.monotonic()):
-                for pid in self._pids.values():
-                    os.kill(pid, signal.SIGKILL)
-                return _ANEW
+            now = time.monotonic()
+            if stalls and now > looked + _LOOKS_AGAIN:
+                looked = now
+                working = {pid: pid for worker, pid in self._pids.items() if self._busy[worker] is not False}
+                if working and len(stalls.look(working, now)) == len(working):
+                    for pid in self._pids.values():
+                        os.kill(pid, signal.SIGKILL)
+                    return _ANEW
         return OVER
 
     def _fork(self, settings: Settings, idle: IdleCores) -> None:

@@ -229,6 +229,7 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
         **settings.to_environ(),
         **_NO_GPU,
         variable("ahead"): "0",
+        variable("spawn"): "0",  # an agent that a worker started would have its low priority, and these settings
         variable("profile"): NO_PROFILE,
     }
 

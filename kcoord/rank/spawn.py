@@ -16,6 +16,7 @@ from pathlib import Path
 from kcoord.errors import AgentUnavailable, StoreError
 from kcoord.profiles.automatic import is_automatic
 from kcoord.protocol.endpoint import agent_lock, bind_unless_served, connect, log_of, make_directory, open_log
+from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import FIELDS, NO_PROFILE, Settings, variable
 
 
@@ -99,7 +100,7 @@ def interpreter() -> str:
 
 def agent_environment(settings: Settings) -> dict[str, str]:
     """This environment with `settings`, and without a rank's variables."""
-    replaced = {"RANK", "LOCAL_RANK", *(variable(field.name) for field in FIELDS)}
+    replaced = {"RANK", "LOCAL_RANK", POOL_SCRIPT, *(variable(field.name) for field in FIELDS)}
     environment = {name: value for name, value in os.environ.items() if name not in replaced}
     package_root = str(Path(__file__).absolute().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_root]))

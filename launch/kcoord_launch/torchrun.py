@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,7 +65,9 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
         sys.exit(2)
     parser = torchrun.get_args_parser()
     add_flags(parser)
-    parser.add_argument("--version", action="version", version=f"kcoord {kcoord.__version__}, torch {version('torch')}")
+    if "--version" not in parser._option_string_actions:
+        versions = f"kcoord {kcoord.__version__}, torch {sys.modules['torch'].__version__}"
+        parser.add_argument("--version", action="version", version=versions)
     parser.error = functools.partial(_refuse, parser)
     parsed: argparse.Namespace = parser.parse_args(argv)
     return parsed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,15 @@ import pytest
 
 from kcoord.agent import server
 from kcoord.artifacts.store import Store
+from kcoord.profiles.recipe import Recipe
 from kcoord.rank.client import Lead
 from tests.support.agents import Node, in_thread, key_of, stage, until
 from tests.support.cluster import start_agent
+from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
+from tests.support.profiles import give
 from tests.support.redis_server import RedisServer, find_redis_server
+from tests.support.sandbox import PROGRAMS, Sandbox
 
 Leads = Callable[[Node, str], Lead]
 FOR_EVER = 600.0  # seconds
@@ -164,3 +169,21 @@ Chores.drain = lambda self, seconds: time.sleep(600)
 def test_each_part_of_the_end_has_its_time() -> None:
     parts = [server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED, server.ENDS_WITHIN]
     assert parts == sorted({*parts})
+
+
+def test_a_warm_up_ends_when_the_store_has_what_it_compiled(
+    tmp_path: Path, interposer: Interposer, sandbox: Sandbox
+) -> None:
+    """An agent that is stopped gives up a store that takes longer than its drain; a warm-up has the time."""
+    give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
+    store = tmp_path / "store"
+    slow = interposer.stall("rename", below=store / "v1" / "objects", seconds=server._WRITTEN + 1, times=1)
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROGRAMS), os.environ.get("PYTHONPATH")))),
+        "KCOORD_STORE": str(store),
+        **interposer.environ,
+    }
+    done = sandbox.run(*KCOORD, "warmup", "job", **environment)
+    assert "1 compiled" in done.stdout, done.stderr
+    assert slow.hits
+    assert len(list(Store(store).digests())) == 1

@@ -18,6 +18,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import UNLOADED, Backend
 from kcoord.files.lock import locked
 from kcoord.files.replace import replace_file
+from kcoord.interruption import let_through
 from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi
 
@@ -92,9 +93,15 @@ class CppBackend(Backend[Build, None]):
     def compile(self, request: Build, staging: Path) -> Any:
         with tempfile.TemporaryDirectory(dir=staging) as directory:
             builders = _moved(request.builders, Path(directory))
-            for builder in builders:
-                builder.build()
-            shutil.copyfile(builders[-1].get_target_file_path(), staging / request.target.name)
+            try:
+                for builder in builders:
+                    builder.build()
+                built = builders[-1].get_target_file_path()
+            except Exception as error:  # noqa: BLE001 - the directory's fault, perhaps: torch's own place tells
+                let_through(error)
+                _build(request)
+                built = request.target
+            shutil.copyfile(built, staging / request.target.name)
         return UNLOADED
 
     def required(self, request: Build) -> tuple[str, ...]:

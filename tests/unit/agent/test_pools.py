@@ -166,10 +166,10 @@ def test_a_pool_that_was_started_early_is_told_what_to_import_once_there_is_some
     assert not world.announce(Client(), profile="mine", modules=["other"], target="cuda:90").granted, "it is there"
     assert world.connections.answers == [(process, Joined(2, ["other"]))]
     assert world.join(late) is None
-    clock(100)
+    clock(40)
     world.pools.tick()
     assert len(world.connections.answers) == 1
-    clock(30)
+    clock(20)
     world.pools.tick()
     assert world.connections.answers[-1] == (late, Joined(0, [])), "the job needs none"
 
@@ -235,6 +235,27 @@ def test_where_the_gpu_is_not_known_yet_what_the_latest_job_had_is_guessed() -> 
     world.announce(Client(), profile="mine", modules=["kernels"])
     assert world.taken(Client()) == "f"
     assert world.status()["guessed"] == 1
+
+
+def test_what_a_launcher_guessed_for_another_gpu_than_the_ranks_have_gives_way() -> None:
+    world = World()
+    here = [recipe("g"), recipe("h", "other")]
+    world.profiles.others = [[replace(recipe("f"), target="cuda:80")], here]
+    world.announce(Client(), profile="mine", modules=["kernels"])
+    assert world.announce(Client(), profile="mine", target="cuda:90").modules == ["kernels", "other"]
+    world.announce(Client(), profile="mine", modules=["kernels", "other"], target="cuda:90")
+    worker = Client()
+    assert [world.taken(worker), world.taken(worker, ended="compiled")] == ["g", "h"]
+    assert world.taken(worker, ended="compiled") is None
+
+
+def test_a_pool_that_ended_before_there_was_work_is_no_start() -> None:
+    """Its successor imports the modules."""
+    world, early, process = World(), Client(), Client()
+    assert world.join(early) is None
+    world.pools.gone(early.id)
+    assert world.announce(Client(), recipe("f")).granted
+    assert world.join(process) == Joined(2, ["kernels"])
 
 
 def test_of_a_workers_delivery_its_compiles_count_and_no_requests_which_are_the_ranks() -> None:

@@ -45,6 +45,15 @@ def test_a_library_is_linked_elsewhere_and_nothing_half_written_is_at_its_place(
     assert before == {path.name: path.stat().st_mtime_ns for path in request.target.parent.iterdir()}
 
 
+def test_where_torch_cannot_build_elsewhere_it_builds_in_its_own_place(tmp_path: Path) -> None:
+    """Its commands are split at spaces, whatever they are in."""
+    request, staging = a_build(tmp_path / "cache"), tmp_path / "a user's directory"
+    staging.mkdir()
+    cpp.CppBackend().compile(request, staging)
+    assert [path.name for path in staging.iterdir()] == [request.target.name]
+    assert answer(staging / request.target.name) == answer(request.target) == 42
+
+
 def test_a_library_that_a_process_without_kcoord_links_is_waited_for(tmp_path: Path) -> None:
     request = a_build(tmp_path / "cache")
     found: list[bytes] = []
