@@ -1,5 +1,7 @@
 """The agent's part of choices: looked up and offered, never leased. The first writer wins, and nobody waits for another rank.
 
+A choice that a profile recorded is offered when somebody asks for its key.
+
 With a store, the store's rename decides, and *then* the winner is copied into the local tier: the store's choice that lies there
 is never a loser's. Not guaranteed: that two nodes agree while they have no store in common, or it does not answer. Then
 each node decides for itself, and asks the store again at the next look-up.
@@ -8,8 +10,9 @@ each node decides for itself, and asks the store again at the next look-up.
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 
 from kcoord.agent.lease_tasks import LeaseTasks
@@ -17,6 +20,8 @@ from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
+from kcoord.profiles.choices import KIND, choice_in
+from kcoord.profiles.recipe import MOST_RECIPES, Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
@@ -30,10 +35,25 @@ class Choices:
     def __init__(self, lease_tasks: LeaseTasks, local_dir: Path, patience: float, notices: Notices) -> None:
         self._lease_tasks, self._local_dir, self._patience, self._notices = lease_tasks, local_dir, patience, notices
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._recorded: dict[str, Recipe] = {}  # by the digest of the choice's key
+
+    def learn(self, recipes: Iterable[Recipe]) -> None:
+        """Take the choices of a profile."""
+        for recipe in recipes:
+            if recipe.backend == KIND and len(self._recorded) < MOST_RECIPES:
+                try:
+                    self._recorded[choice_in(recipe)[0].digest] = recipe
+                except ValueError as error:
+                    self._notices.tell(f"a profile holds what is no choice: {error}")
 
     def lookup(self, message: messages.Lookup) -> Awaitable[messages.Choice]:
         """The choice of the key with this digest, if there is one."""
-        return self._answer(message.digest, None)
+        recipe = self._recorded.get(message.digest)
+        if recipe is None:
+            return self._answer(message.digest, None)
+        key, content = choice_in(recipe)
+        manifest = choices.manifest_of(key, content, recipe.seconds, Origin.here(os.getpid(), None, ""))
+        return self._answer(message.digest, (manifest, choices.contents_of(content)))
 
     def offer(self, who: Identity, message: messages.Offer) -> Awaitable[messages.Choice]:
         """The choice that holds from now on: this one, or an earlier one. Raises `ProtocolError`, at once, if it is too large."""

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,14 +82,14 @@ class _Pool:
     failures: deque[str] = field(default_factory=lambda: deque(maxlen=_FAILURES_SHOWN))
     guessed: int = 0  # recipes
     missed: int = 0  # keys that ranks asked for
-    published: set[str] = field(default_factory=set)  # keys that the pool compiled, and that no rank has used yet
+    published: dict[str, Recipe] = field(default_factory=dict)  # by key: what was compiled, and no rank has used yet
     used: int = 0  # keys
 
 
 class Pools:
     """`most` workers at a time, of all pools.
 
-    ``learn(recipes)`` takes the compile times of a profile; ``count(job, counters)`` adds to the job's statistics.
+    ``learn(recipes)`` takes what else a profile recorded; ``count(job, counters)`` adds to the job's statistics.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Pools:
         most: int,
         connections: Connections,
         profiles: Profiles,
-        learn: Callable[[Iterable[Recipe]], object],
+        learn: Callable[[Collection[Recipe]], object],
         count: Callable[[str, dict[str, float]], object],
         notices: Notices,
     ) -> None:
@@ -222,18 +222,24 @@ class Pools:
             return None
         return next((r for worker, r in pool.busy.items() if pool.workers.get(worker) == connection.who.pid), None)
 
-    def published(self, connection: Connection, key: CacheKey) -> None:
+    def published(self, connection: Connection, key: CacheKey, seconds: float) -> None:
         """`key` was compiled by this client, which may be a worker."""
         recipe = self.compiling(connection)
         if recipe is not None and recipe.backend == key.backend:  # else it is something aside, as a launcher
             self._count(connection.who.job, {"ahead": 1})
-            self._pools[connection.who.job].published.add(key.digest[:KEY_DIGITS])
+            made = recipe.measured(seconds, recipe.order)
+            self._pools[connection.who.job].published[key.digest[:KEY_DIGITS]] = made
 
     def used(self, job: str, digests: Iterable[str]) -> None:
-        """Ranks of the job have loaded the keys that begin with `digests`."""
+        """Ranks of the job have loaded the keys that begin with `digests`: the job's profile gets what it lacked.
+
+        A rank records what it asks the agent for, and not what it finds on its node.
+        """
         pool = self._pools.get(job)
-        if pool is not None and (found := pool.published.intersection(digests)):
-            pool.published -= found
+        if pool is not None and (found := pool.published.keys() & set(digests)):
+            recipes = [pool.published.pop(digest).to_wire() for digest in found]
+            for profile in list(pool.profiles)[:1]:
+                self._profiles.add(profile, recipes)
             pool.used += len(found)
             self._count(job, {"ahead_used": len(found)})
 

@@ -15,7 +15,7 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import kcoord
@@ -38,6 +38,7 @@ from kcoord.agent.expectations import Expectations
 from kcoord.agent.flights import Flights
 from kcoord.agent.launchers import Launchers
 from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.pools import Pools, of_worker
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
@@ -47,6 +48,7 @@ from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
 from kcoord.profiles.automatic import is_automatic
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.endpoint import log_to_file
 from kcoord.protocol.fields import HEARTBEAT
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 ENDS_WITHIN = 18.0
 """Seconds in which a stopped agent ends, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
+_LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the profile recorded
 # The ends of the drain's phases, in seconds from its beginning.
 _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
 _WRITTEN = 10.0  # they are in the store; profiles, time lines and statistics are written
@@ -119,6 +122,7 @@ class Agent:
         )  # fmt: skip
         stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
         self._choices = Choices(self._lease_tasks, settings.local_dir, settings.agent_timeout, notices)
+        self._measurements = SharedMeasurements()
         self._profiles = Profiles(root, settings.local_dir, notices, trust)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
         named = None if is_automatic(settings.profile) else settings.recorded_as
@@ -134,7 +138,7 @@ class Agent:
             settings.ahead,
             self._connections,
             self._profiles,
-            self._expectations.learn_all,
+            self._take_in,
             self._statistics.add,
             notices,
         )
@@ -156,6 +160,7 @@ class Agent:
             messages.GiveUp: self._claims.give_up,
             messages.Lookup: self._lookup,
             messages.Offer: lambda connection, _, message: self._choices.offer(connection.who, message),
+            messages.Measure: lambda connection, _, message: self._measurements.answer(connection.pid, message),
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
@@ -210,10 +215,11 @@ class Agent:
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
+        learning = asyncio.create_task(self._learn())
+        await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
-        learning = asyncio.create_task(self._learn())
         try:
             await self._stopping.wait()
         finally:
@@ -258,9 +264,13 @@ class Agent:
             self._exporter.vitals = self._vitals()
 
     async def _learn(self) -> None:
-        """Take the compile times that the job's profile recorded."""
+        """Take the compile times and the choices that the job's profile recorded."""
         if self._settings.recorded_as is not None:
-            self._expectations.learn_all(await self._profiles.recorded(self._settings.recorded_as))
+            self._take_in(await self._profiles.recorded(self._settings.recorded_as))
+
+    def _take_in(self, recipes: Collection[Recipe]) -> None:
+        self._expectations.learn_all(recipes)
+        self._choices.learn(recipes)
 
     # Requests.
 
@@ -294,7 +304,7 @@ class Agent:
         self._use_notes.used([message.digest], connection.pid)
 
     def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
-        self._pools.published(connection, message.key)
+        self._pools.published(connection, message.key, message.compile_seconds)
         return self._claims.publish(connection, request, message)
 
     def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:

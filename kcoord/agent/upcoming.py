@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kcoord.profiles.order import dealt
-from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.recipe import TRIED, Recipe
 
 _MOST = 100_000  # recipes
 _MOST_TRIES = 12  # of a recipe that others are compiling: some five minutes
@@ -18,6 +18,7 @@ class Upcoming:
 
     Of a profile, this node's share comes first: compiles that are long by its record at the front, since the last to end decides
     when all have ended; then the order in which the job asked. The shares of other nodes follow: a node may be slow or absent.
+    Last come compiles that the job only tried, to choose among them.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,12 @@ class Upcoming:
 
     def later(self, recipes: Sequence[Recipe], node: int, nodes: int, cores: float) -> None:
         """Add a profile, as the agent of `node` of `nodes` does, each of which compiles on so many `cores`."""
-        longest_first = sorted((r for r in recipes if r.target), key=lambda r: (-r.seconds, r.order, r.digest))
+        found = [recipe for recipe in recipes if recipe.target]
+        self._deal_out([recipe for recipe in found if recipe.order < TRIED], node, nodes, cores)
+        self._deal_out([recipe for recipe in found if recipe.order >= TRIED], node, nodes, cores)
+
+    def _deal_out(self, recipes: Iterable[Recipe], node: int, nodes: int, cores: float) -> None:
+        longest_first = sorted(recipes, key=lambda r: (-r.seconds, r.order, r.digest))
         shares = dealt(longest_first, max(1, min(nodes, len(longest_first))))
         own = node % len(shares)
         for share in shares[own:] + shares[:own]:

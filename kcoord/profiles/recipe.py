@@ -18,6 +18,8 @@ import msgpack
 MOST_RECIPES = 100_000  # of a profile
 MOST_AT_ONCE = 256  # recipes in one frame
 LARGEST_RECIPE = 64 << 10  # bytes
+TRIED = 1 << 62
+"""The order of a compile that the job needed only to choose among several: from here on."""
 _FORMAT = b"kcoord-profile-1\n"
 _DEEPEST = 32
 _LONGEST_NAME = 1000

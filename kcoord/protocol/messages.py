@@ -135,6 +135,14 @@ class Choice(Answer, op="choice"):
 
 
 @dataclass(frozen=True)
+class Measurements(Answer, op="measurements"):
+    """`next` is the number of the configuration to measure. None: all are measured, and `timings` are in their order."""
+
+    next: int | None = None
+    timings: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class ProfileState(Answer, op="profile"):
     """`checked`: signatures are required, and the profile is to be read on this node. `late`: it is not there yet, ask again."""
 
@@ -259,6 +267,19 @@ class Offer(Request, op="offer"):
     content: bytes
     seconds: Seconds
     device: Text
+
+
+@dataclass(frozen=True)
+class Measure(Request, op="measure"):
+    """Ask what to measure next, of `count` configurations among which the key's choice is made.
+
+    `timing` is what this rank has just measured of number `index`, as its backend encodes it.
+    """
+
+    digest: Digest
+    count: int
+    index: int | None = None
+    timing: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ it. No fault of the agent, Redis or the store comes through here: the worst answ
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
+from kcoord.profiles.choices import choice_recipe
 from kcoord.profiles.recipe import Recipe
+from kcoord.protocol.messages import Measurements
 from kcoord.rank import client as agent
 from kcoord.rank.client import BUSY as BUSY
 from kcoord.rank.client import AgentClient
@@ -310,12 +313,13 @@ class Coordinator:
             artifact = self.find(key, home)
             if artifact is not None:
                 try:
-                    return choices.content_of(key.name, local.read_contents(artifact))
+                    content = choices.content_of(key.name, local.read_contents(artifact))
                 except ArtifactInvalid as error:
                     let_through(error)
                     self.notices.tell(f"{error}; it is ignored")
                     return None
-        return self._client.lookup(key)
+                return self._recorded_choice(key, content, artifact.manifest.compile_seconds)
+        return self._recorded_choice(key, self._client.lookup(key), 0.0)
 
     def offer(self, key: CacheKey, content: bytes, seconds: float, device: str = "") -> bytes | None:
         """Offer `content` as the choice for `key`; returns the one that holds from now on, here and wherever the store is read.
@@ -330,10 +334,27 @@ class Coordinator:
             self.notices.tell(f"{key.name}: a choice of {len(content)} bytes is too large to be shared")
             return None
         try:
-            return self._client.offer(key, content, seconds, device)
+            return self._recorded_choice(key, self._client.offer(key, content, seconds, device), seconds)
         except ProtocolError as error:
             self.notices.tell(f"{key.name} is not shared: {error}")
             return None
+
+    def next_measurement(
+        self, key: CacheKey, count: int, index: int | None = None, timing: bytes | None = None
+    ) -> Measurements | None:
+        """Of `count` configurations among which `key` is chosen, the one to measure next; or all that this node's ranks measured.
+
+        `timing` is what this process has just measured of number `index`. None: nobody shares measurements. Waits for no rank.
+        Others' timings are untrusted.
+        """
+        return self._client.next_measurement(key, count, index, timing) if self.usable else None
+
+    def _recorded_choice(self, key: CacheKey, content: bytes | None, seconds: float) -> bytes | None:
+        """`content`, which is in the job's profile from now on."""
+        if content is not None and self.settings.recorded_as is not None:
+            with contextlib.suppress(ValueError):  # it is too large for a profile
+                self.record(choice_recipe(key, content, seconds, time.monotonic_ns()))
+        return content
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kcoord.backends.fail_open import notices
+from kcoord.backends.fail_open import coordinator_in_use, notices
 from kcoord.backends.python.recipes import replay_call
 from kcoord.backends.registry import replayer
 from kcoord.keys.device import GPUTarget
+from kcoord.profiles.choices import KIND, choice_in
 from kcoord.profiles.recipe import Recipe
 
 T = TypeVar("T")
@@ -44,7 +45,12 @@ def distinct(items: Sequence[T], targets: Sequence[object]) -> list[T]:
 def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Task]:
     """The tasks of `item`, for `targets` or, without any, for the recorded target or the current device."""
     replay: Callable[[GPUTarget | None, bool], str]
-    if isinstance(item, Recipe):
+    if isinstance(item, Recipe) and item.backend == KIND:
+        name, seconds, recorded, choice = item.qualname, item.seconds, "", item
+
+        def replay(target: GPUTarget | None, waits: bool) -> str:
+            return _offered(choice)
+    elif isinstance(item, Recipe):
         name, seconds, recorded, recipe = f"{item.module}.{item.qualname}", item.seconds, item.target, item
         backend = replayer(recipe.backend)
         if backend is None:
@@ -70,6 +76,14 @@ def _task(name: str, seconds: float, target: str, replay: Callable[[GPUTarget | 
         return replay(GPUTarget.parse(target) if target else None, waits)
 
     return Task(f"{name} for {target}" if target else name, run, seconds)
+
+
+def _offered(recipe: Recipe) -> str:
+    """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled. Raises ValueError for no choice."""
+    coordinator, (key, content) = coordinator_in_use(), choice_in(recipe)
+    if coordinator is not None and coordinator.choice(key) is None:
+        coordinator.offer(key, content, recipe.seconds)
+    return "loaded"
 
 
 def _is_portable(recipe: Recipe) -> bool:

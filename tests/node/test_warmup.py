@@ -444,8 +444,8 @@ def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox
     command = [*KCOORD, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
     done = json.loads(sandbox.run(*command, PYTHONPATH=path(PROGRAMS)).stdout)
     assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
-    chosen = [Recipe("triton_autotune", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
-    assert distinct(chosen, ["cuda:90"]) == chosen, "a choice is of its GPU, and left alone on another"
+    chosen = [Recipe("tilelang", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
+    assert distinct(chosen, ["cuda:90"]) == chosen, "TileLang's are of their GPUs, and left alone on another"
 
 
 def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:

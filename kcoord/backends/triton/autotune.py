@@ -1,8 +1,10 @@
 """Triton's autotuner: its choices are shared. The first rank that has tuned decides, and nobody waits.
 
-A rank that finds no choice tunes as without kcoord, and offers its choice; the first offer wins, and all of them launch the
-winner's. So ranks may tune at once, and still run the same configuration in the end. Tuning holds no lease: it launches kernels,
-perhaps in step with other ranks.
+A rank that finds no choice tunes, and offers its choice; the first offer wins, and all of them launch the winner's. So ranks may
+tune at once, and still run the same configuration in the end. Tuning holds no lease: it launches kernels.
+
+Ranks of a node that tune at once share the measurements out: each measures what no other has, and takes the others'. They have
+the same key, so GPUs of one model; and no kernel or benchmark function with such a key waits for other ranks.
 
 The hook is the place where Triton itself looks for a choice before it measures, `Autotuner.check_disk_cache`, which is always
 asked here (`cache_results` reads True) and goes on to Triton's own cache where the user wants that. It is passed once for each
@@ -17,18 +19,18 @@ choice, as without kcoord. Not shared at all: choices that `kcoord.backends.trit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import FrameType
 from typing import Any
 
 from triton import knobs
-from triton.backends.compiler import GPUTarget as TritonTarget
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
@@ -37,14 +39,14 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
+from kcoord.backends.triton.recipes import trying
 from kcoord.backends.triton.upcoming import recipes_of
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
-from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
 
-_RECIPES = "triton_autotune"
 _PARAMETERS = ["self", "tuning_key", "configs", "bench_fn"]
 """Of `Autotuner.check_disk_cache`, from Triton 3.4 on."""
 
@@ -60,17 +62,20 @@ class _Tuning:
     key: CacheKey
     configs: Sequence[Any]
     digests: list[str]
-    call: dict[str, Any]
     device: DeviceKey
-    model: str
     begun: float = field(default_factory=time.perf_counter)
+    own: dict[Any, Any] = field(default_factory=dict)
+    """Measurements by this rank."""
+    shared: dict[Any, Any] | None = None
+    """Measurements by all ranks of the node, once they are made."""
+    recipes: dict[Any, Recipe] = field(default_factory=dict)
+    """Of the compiles that measuring may begin, by configuration."""
 
     def find(self) -> Any | None:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
         content = self.coordinator.choice(self.key)
         chosen = self._use(content, None) if content is not None else None
         if chosen is not None and content is not None:
-            self._record(content, 0.0)
             timings = triton_choice.timings_in(content, len(self.configs))
             # as Triton's own cache on disk leaves them; Triton's listener must find something there
             self.autotuner.configs_timings = dict(zip(self.configs, timings, strict=True)) if timings else {}
@@ -87,9 +92,43 @@ class _Tuning:
         measured = None if timings is None else [timings.get(config) for config in self.configs]
         content = triton_choice.pack(mine, chosen, measured)
         decided = self.coordinator.offer(self.key, content, took, str(self.device))
-        winner = self._use(decided, timings) if decided is not None and decided != content else None
-        self._record(content if winner is None or decided is None else decided, took)
-        return chosen if winner is None else winner
+        runs = timings if self.shared is None else self.own
+        winner = self._use(decided, runs) if decided is not None and decided != content else None
+        winner = chosen if winner is None else winner
+        self._record(winner)
+        return winner
+
+    def _record(self, winner: Any) -> None:
+        """The job will ask for this kernel again, and not for the others."""
+        recipe = self.recipes.get(winner)
+        if recipe is not None:
+            self.coordinator.record(recipe.measured(0.0, time.monotonic_ns()))
+
+    def timing(self, config: Any, measure: Callable[[Any], Any]) -> Any:
+        """The measurement of `config`, by this rank or another. Raises what ``measure(config)`` raises, which measures here."""
+        if self.shared is None:
+            self.shared = self._measured_together(measure)
+        return self.shared[config] if config in self.shared else measure(config)
+
+    def _measured_together(self, measure: Callable[[Any], Any]) -> dict[Any, Any]:
+        """The measurements of all configurations, or of as many as were made before the agent was gone."""
+        answer = self.coordinator.next_measurement(self.key, len(self.configs))
+        while answer is not None and answer.next is not None and answer.next < len(self.configs):
+            config = self.configs[answer.next]
+            if config in self.own:
+                return self.own  # another agent, which knows of no measurement
+            self.own[config] = measure(config)
+            packed = triton_choice.pack_timing(self.own[config])
+            if packed is None:
+                return self.own
+            answer = self.coordinator.next_measurement(self.key, len(self.configs), answer.next, packed)
+        timings = [] if answer is None else map(triton_choice.timing_in, answer.timings)
+        others = {config: timing for config, timing in zip(self.configs, timings, strict=False) if timing is not None}
+        found = {**others, **self.own}
+        best = min(found, key=found.__getitem__, default=None)
+        if best in others and best not in self.own and choice_key.is_finite(others[best]) and not self._runs(best):
+            return self.own  # this GPU is another, whatever its name
+        return found
 
     def bound_with(self, config: Any) -> dict[str, Any]:
         """The arguments of the launch by name, as Triton gives them to hooks."""
@@ -127,25 +166,6 @@ class _Tuning:
             config.pre_hook(self.bound_with(config))
         return self.autotuner.fn.run(*self.args, **{**self.kwargs, **config.all_kwargs(), "warmup": True})
 
-    def _record(self, content: bytes, seconds: float) -> None:
-        """Keep the recipe of the choice, if the job has a profile and the kernel can be imported."""
-        if self.coordinator.settings.recorded_as is None:
-            return
-        function = self.autotuner.base_fn
-        module, qualname = function.__module__, function.__qualname__
-        try:
-            if module == "__main__" or _resolve(module, qualname) is not self.autotuner:
-                return
-            call = {
-                "call": self.call, "configs": self.digests, "model": self.model,
-                "digest": self.key.digest, "choice": content,
-            }  # fmt: skip
-            target = str(self.device.target)
-            recipe = Recipe(_RECIPES, module, qualname, call, target, seconds, time.monotonic_ns())
-        except (ValueError, ImportError):
-            return  # it is too large, or cannot be imported
-        self.coordinator.record(recipe)
-
 
 # The hook.
 
@@ -160,6 +180,9 @@ def hook() -> None:
         return
     Autotuner.check_disk_cache = _sharing(stock)
     Autotuner.cache_results = property(_asks, _set_cache_results)
+    measures = getattr(Autotuner, "_bench", None)
+    if measures is not None and list(inspect.signature(measures).parameters) == ["self", "args", "config", "meta"]:
+        Autotuner._bench = _measuring(measures)
     _join(sys._getframe())
 
 
@@ -192,10 +215,11 @@ def _sharing(stock: Any) -> Any:
             _announce(tuning)
         before = vars(self).get("configs_timings")
         found = False
-        if _wants_disk_cache(self):
-            found = bool(stock(self, tuning_key, configs, bench_fn))
-        else:
-            bench_fn()
+        with _under(tuning):
+            if _wants_disk_cache(self):
+                found = bool(stock(self, tuning_key, configs, bench_fn))
+            else:
+                bench_fn()
         if tuning is not None:
             timings = vars(self).get("configs_timings")
             _settle(tuning, tuning_key, timings if timings is not before else None)
@@ -203,6 +227,35 @@ def _sharing(stock: Any) -> Any:
 
     check_disk_cache.__kcoord_stock__ = stock  # type: ignore[attr-defined]
     return check_disk_cache
+
+
+class _Current(threading.local):
+    tuning: _Tuning | None = None
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def _under(tuning: _Tuning | None) -> Iterator[None]:
+    """This thread measures for `tuning`; what it compiles is tried, and `_Tuning.settle` records what is used."""
+    before = _current.tuning, trying.active
+    _current.tuning, trying.active = tuning, tuning is not None and bool(tuning.recipes)
+    try:
+        yield
+    finally:
+        _current.tuning, trying.active = before
+
+
+def _measuring(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def _bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> Any:
+        tuning = _current.tuning
+        if tuning is None or tuning.autotuner is not self:
+            return stock(self, *args, config=config, **meta)
+        return tuning.timing(config, lambda each: stock(self, *args, config=each, **meta))
+
+    return _bench
 
 
 @fails_open(lambda *arguments: None)
@@ -239,7 +292,7 @@ def _tuning(
     found = found.with_factors(**scope).with_details(
         {"configs": [str(config)[: triton_choice.LONGEST_TEXT] for config in configs]}
     )
-    return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, call, device, scope["device_model"])
+    return _Tuning(coordinator, autotuner, args, kwargs, found, configs, digests, device)
 
 
 @fails_open(lambda tuning: None)
@@ -249,8 +302,11 @@ def _announce(tuning: _Tuning) -> None:
     quiet = not any(config.pre_hook for config in tuning.configs) and not getattr(
         tuning.autotuner.fn, "pre_run_hooks", ()
     )
-    if quiet and pool.takes_announcements:  # a hook of the user's may wait for other ranks
-        pool.announce(recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs]))
+    if quiet and (pool.takes_announcements or tuning.coordinator.settings.recorded_as is not None):
+        # a hook of the user's may wait for other ranks
+        recipes = recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs])
+        tuning.recipes = {tuning.configs[recipe.order - TRIED]: recipe for recipe in recipes}
+        pool.announce(recipes)
 
 
 @fails_open(lambda tuning: None)
@@ -309,48 +365,3 @@ def _join(frame: FrameType | None) -> None:
     if frame is not None and type(frame.f_locals["self"].cache) is dict:
         autotuner = frame.f_locals["self"]
         autotuner.cache = _Joined(autotuner)
-
-
-# Profiles.
-
-
-def _resolve(module: str, qualname: str) -> Autotuner | None:
-    """The autotuner of this import path; None if there is none. Raises the exceptions of the import."""
-    found: Any = import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    while found is not None and not isinstance(found, Autotuner):
-        found = getattr(found, "fn", None)  # heuristics around it
-    return found
-
-
-def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-    """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled, and there is nothing to wait for.
-
-    A choice of another GPU than `target`, or of a kernel, a compiler or configurations that have changed since, is a choice of
-    something else, and is left alone. Raises the exceptions of the import; KeyError or TypeError for a document of another form.
-    """
-    coordinator, call = coordinator_in_use(), recipe.call
-    if coordinator is None or target is None or str(target) != recipe.target:
-        return "loaded"
-    autotuner = _resolve(recipe.module, recipe.qualname)
-    if autotuner is None:
-        return "loaded"
-    try:
-        key = _key_of(autotuner, call, target)
-    except KeyFactorError:
-        return "loaded"
-    content = call["choice"]
-    is_of_now = key is not None and key.digest == call["digest"] and triton_choice.chosen_in(content) in call["configs"]
-    if key is not None and is_of_now and coordinator.choice(key) is None:
-        coordinator.offer(key, content, recipe.seconds, recipe.target)
-    return "loaded"
-
-
-def _key_of(autotuner: Autotuner, call: Any, target: GPUTarget) -> CacheKey | None:
-    """The key that a recorded call has now, on the device model that it was recorded on, which need not be here."""
-    if not {choice_key.config_digest(config) for config in autotuner.configs} >= set(call["configs"]):
-        return None  # or pruning made them up, and only a call can tell
-    kernel = choice_key.kernel_factors(autotuner, TritonTarget(target.backend, target.arch, target.warp_size))
-    key = choice_key.choice_key(kernel, call["call"], call["configs"], autotuner.base_fn.__name__)
-    return key.with_factors(target=target, device_model=call["model"])

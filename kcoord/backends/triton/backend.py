@@ -20,7 +20,7 @@ from kcoord.backends.base import Backend
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
-from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.recipe import TRIED, Recipe
 from kcoord.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ OLDEST = (3, 4)
 MODULES = "triton-module"
 """The name of `kcoord.backends.triton.modules.TritonModules`, the backend of the C modules that Triton builds."""
 _OWN_KEY = "triton_key"
-_AUTOTUNE = "triton_autotune"
-_REPLAYERS = {"triton": "kcoord.backends.triton.recipes", _AUTOTUNE: "kcoord.backends.triton.autotune"}
 
 
 def base32(digest: str) -> str:
@@ -68,7 +66,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
     name = "triton"
     modules = ("triton",)
     packages = MappingProxyType({"triton": OLDEST, "torch": (2, 8)})
-    recipes = tuple(_REPLAYERS)
+    recipes = ("triton",)
     variables = VARIABLES
     keeps_handles = False
 
@@ -165,15 +163,13 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         launchers.begin(request.source, request.triton_target)
 
     def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
-        from kcoord.backends.triton.recipes import recipe_of
+        from kcoord.backends.triton.recipes import recipe_of, trying
 
-        return recipe_of(request.source, request.triton_target, request.options, seconds, time.monotonic_ns())
-
-    def is_portable(self, recipe: Recipe) -> bool:
-        return recipe.backend != _AUTOTUNE  # a choice for one GPU says nothing about another
+        order = time.monotonic_ns() + (TRIED if trying.active else 0)
+        return recipe_of(request.source, request.triton_target, request.options, seconds, order)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        return str(import_module(_REPLAYERS[recipe.backend]).replay(recipe, target, waits))
+        return str(import_module("kcoord.backends.triton.recipes").replay(recipe, target, waits))
 
 
 def _name(function: Any, path: Any) -> str:

@@ -42,6 +42,20 @@ def timings_in(content: bytes, count: int) -> list[Any] | None:
     return timings
 
 
+def pack_timing(timing: Any) -> bytes | None:
+    """One measurement; None if it is not as Triton measures."""
+    return bytes(msgpack.packb(timing)) if _is_timing(timing) else None
+
+
+def timing_in(packed: Any) -> Any | None:
+    """None if `packed` is no measurement."""
+    try:
+        timing = msgpack.unpackb(packed) if isinstance(packed, bytes) else None
+    except (ValueError, msgpack.exceptions.UnpackException):
+        return None
+    return timing if _is_timing(timing) else None
+
+
 def _is_timing(value: Any) -> bool:
     """Milliseconds: one number, or one for each quantile."""
     numbers = value if isinstance(value, list) and 0 < len(value) <= 100 else [value]

@@ -34,6 +34,15 @@ class Settled(BaseException):
         self.how = how
 
 
+class _Trying(threading.local):
+    """`active` while the current thread compiles what it only tries, to choose."""
+
+    active = False
+
+
+trying = _Trying()
+
+
 class _Replaying(threading.local):
     """`active` while the current thread replays a recipe; `waits` if it waits for other ranks."""
 

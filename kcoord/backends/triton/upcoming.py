@@ -12,7 +12,7 @@ from typing import Any
 
 from kcoord.backends.triton.recipes import recipe_of
 from kcoord.interruption import let_through
-from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
+from kcoord.profiles.recipe import MOST_AT_ONCE, TRIED, Recipe
 
 
 class _Listing(threading.local):
@@ -33,9 +33,12 @@ class Listed(BaseException):
 
 
 def recipes_of(launches: Sequence[Callable[[], object]]) -> list[Recipe]:
-    """The recipes of the compiles that ``launch()`` would begin; none for a kernel that is in memory, or cannot be imported."""
+    """The recipes of the compiles that ``launch()`` would begin; none for a kernel that is in memory, or cannot be imported.
+
+    Their orders are the launches' numbers, from `TRIED` on.
+    """
     found = []
-    for order, launch in enumerate(launches[:MOST_AT_ONCE]):
+    for order, launch in enumerate(launches[:MOST_AT_ONCE], TRIED):
         before, listing.active = listing.active, True
         try:
             launch()

@@ -164,7 +164,8 @@ def main(how: str = "use") -> None:
     line = {
         "choice": tuned.add.best_config.kwargs["BLOCK"],
         "launched": tuned.launched[-1]["BLOCK"] if tuned.launched else None,
-        "measured": tuned.measured,
+        "measured": sorted(tuned.measured),
+        "first": tuned.measured[:1],
         "heard": tuned.heard,
         "timings": len(getattr(tuned.add, "configs_timings", ())),
         "pruned": tuned.pruned,

@@ -55,6 +55,7 @@ class Profiles:
         self.own: dict[str, list[Recipe]] = {}
         self.others: list[list[Recipe]] = []
         self.reads: list[str] = []
+        self.added: list[tuple[str, list[Any]]] = []
         self.fails = False
 
     async def recorded(self, name: str) -> list[Recipe]:
@@ -62,6 +63,9 @@ class Profiles:
         if self.fails:
             raise StoreError("it cannot be read")
         return self.own.get(name, [])
+
+    def add(self, name: str, recipes: list[Any]) -> None:
+        self.added.append((name, recipes))
 
     async def latest(self) -> list[list[Recipe]]:
         self.reads.append("others")
@@ -270,15 +274,16 @@ def test_of_a_workers_delivery_its_compiles_count_and_no_requests_which_are_the_
 
 def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
     world, worker, rank = World(), Client(), Client()
-    world.announce(rank, recipe("f"))
+    world.announce(rank, recipe("f"), profile="mine")
     world.take(worker)
     assert world.pools.compiling(worker) == recipe("f")  # type: ignore[arg-type]
     assert world.pools.compiling(rank) is None  # type: ignore[arg-type]
     for client, backend, digest in ((worker, "triton", "a"), (worker, "triton-module", "d"), (rank, "triton", "b")):
-        world.pools.published(client, SimpleNamespace(backend=backend, digest=digest * 64))  # type: ignore[arg-type]
+        world.pools.published(client, SimpleNamespace(backend=backend, digest=digest * 64), 2.5)  # type: ignore[arg-type]
     for _ in range(2):
         world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16, "d" * 16])
     assert world.counted == [("job", {"ahead": 1}), ("job", {"ahead_used": 1})]
+    assert world.profiles.added == [("mine", [recipe("f").measured(2.5, 0).to_wire()])], "no rank has asked for it"
 
 
 def test_a_worker_gets_nothing_while_no_core_idles_and_looks_again_soon(clock: Callable[[float], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcoord.agent.upcoming import Upcoming
-from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.recipe import TRIED, Recipe
 
 
 def recipe(name: str, seconds: float = 1.0, order: int = 0, target: str = "cuda:90") -> Recipe:
@@ -52,6 +52,12 @@ def test_what_a_rank_is_about_to_use_comes_before_a_profile() -> None:
     queue.later([recipe("a", order=0), recipe("b", order=1)], 0, 1, cores=1)
     queue.now([recipe("x"), recipe("b")])
     assert taken(queue) == "xba"
+
+
+def test_what_was_only_tried_comes_after_all_shares_of_a_profile() -> None:
+    queue = Upcoming()
+    queue.later([recipe("c", 9.0, TRIED), recipe("a", 1.0, 5), recipe("b", 2.0, 6)], 0, 2, 1.0)
+    assert taken(queue) == "bac"
 
 
 def test_guesses_come_last_count_once_and_can_be_dropped() -> None:

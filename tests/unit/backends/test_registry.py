@@ -86,9 +86,9 @@ def test_torchs_own_caches_are_others_where_signatures_are_required(tmp_path: Pa
 
 
 def test_recipes_find_their_backend_by_kind() -> None:
-    found = {kind: registry.replayer(kind) for kind in ("triton", "triton_autotune", "python", "unknown")}
+    found = {kind: registry.replayer(kind) for kind in ("triton", "python", "unknown")}
     assert {kind: backend and backend.name for kind, backend in found.items()} == {
-        "triton": "triton", "triton_autotune": "triton", "python": "python", "unknown": None,
+        "triton": "triton", "python": "python", "unknown": None,
     }  # fmt: skip
 
 

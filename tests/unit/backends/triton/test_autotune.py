@@ -23,8 +23,9 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.profiles.choices import KIND
 from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.profiles.recipe import TRIED, Recipe
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
@@ -90,13 +91,49 @@ def coordinator_of(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, node: str 
 
 
 def test_ranks_that_measure_differently_at_once_launch_the_same_choice(sandbox: Sandbox) -> None:
-    starts = [lambda gate, p=p: rank(sandbox, p, GATE=gate) for p in (32, 64, 128)]
+    store = {"KCOORD_STORE": str(sandbox.root / "store")}
+    starts = [lambda gate, p=p: rank(sandbox, p, node=str(p), GATE=gate, **store) for p in (32, 64, 128)]
     with all_tuning(sandbox, *starts) as ranks:
         pass
     reports = [said(r) for r in ranks]
-    assert all(r["measured"] == [32, 64, 128] for r in reports), "nobody waits: each has measured for itself"
+    assert all(r["measured"] == [32, 64, 128] for r in reports), "nobody waits: each node has measured for itself"
     assert len({r["choice"] for r in reports}) == 1
     assert all(r["launched"] == r["choice"] for r in reports)
+
+
+def test_ranks_of_a_node_share_the_measurements_out(sandbox: Sandbox) -> None:
+    starts = [lambda gate: rank(sandbox, 64, GATE=gate) for _ in range(3)]
+    with all_tuning(sandbox, *starts) as ranks:
+        pass
+    reports = [said(r) for r in ranks]
+    assert sorted(block for r in reports for block in r["first"]) == [32, 64, 128], "each begins with another"
+    assert all((r["choice"], r["launched"], r["timings"]) == (64, 64, 3) for r in reports)
+
+
+def test_what_a_rank_was_measuring_when_it_died_another_measures(sandbox: Sandbox) -> None:
+    with all_tuning(sandbox, *[lambda gate: rank(sandbox, 64, GATE=gate) for _ in range(3)]) as ranks:
+        ranks[0].kill()
+    assert finish(ranks[0]).returncode != 0
+    reports = [said(r) for r in ranks[1:]]
+    assert {block for r in reports for block in r["measured"]} == {32, 64, 128}
+    assert all((r["choice"], r["launched"]) == (64, 64) for r in reports)
+
+
+def test_a_rank_on_which_the_nodes_best_does_not_run_measures_for_itself(sandbox: Sandbox) -> None:
+    starts = [lambda gate, limit=limit: rank(sandbox, 128, GATE=gate, LIMIT=limit) for limit in ("1024", "64", "64")]
+    with all_tuning(sandbox, *starts) as ranks:
+        pass
+    reports = [said(r) for r in ranks]
+    assert all(r["error"] is None for r in reports)
+    assert all(r["launched"] <= 64 for r in reports[1:])
+
+
+def test_a_rank_whose_agent_dies_meanwhile_measures_what_is_left(sandbox: Sandbox) -> None:
+    with all_tuning(sandbox, lambda gate: rank(sandbox, 64, GATE=gate)) as ranks:
+        for agent in agents_of(sandbox.processes()):
+            agent.kill()
+    report = said(ranks[0])
+    assert (set(report["measured"]), report["launched"]) == ({32, 64, 128}, 64)
 
 
 def test_a_rank_that_comes_later_measures_nothing_and_launches_what_was_chosen(sandbox: Sandbox) -> None:
@@ -175,7 +212,9 @@ def test_a_choice_that_does_not_run_here_is_not_launched(sandbox: Sandbox) -> No
     tune(sandbox, 128, MS="7,8")
     smaller = tune(sandbox, 32, LIMIT="64", MS="7,8")
     assert (smaller["error"], smaller["choice"], smaller["launched"]) == (None, 32, 32)
-    assert smaller["measured"] == [32, 64, 128] * 2, "also for the second key, whose kernel is in memory by then"
+    assert smaller["measured"] == [32, 32, 64, 64, 128, 128], (
+        "also for the second key, whose kernel is in memory by then"
+    )
     assert "does not run on this GPU" in smaller["stderr"]
 
 
@@ -548,7 +587,7 @@ def profile(sandbox: Sandbox) -> list[Recipe]:
 
     def is_there() -> bool:
         with contextlib.suppress(KcoordError):
-            found[:] = [r for r in load_profile(settings, "job") if r.backend == "triton_autotune"]
+            found[:] = [r for r in load_profile(settings, "job") if r.backend == KIND]
         return bool(found)
 
     eventually(is_there, what="the profile was written")
@@ -557,11 +596,29 @@ def profile(sandbox: Sandbox) -> list[Recipe]:
 
 def test_a_choice_is_recorded_and_replayed_where_nobody_has_tuned(sandbox: Sandbox, profile: list[Recipe]) -> None:
     (recipe,) = profile
-    assert (recipe.module, recipe.qualname, recipe.target) == ("tuned", "add", "cuda:90")
+    assert (recipe.module, recipe.qualname, recipe.target) == ("triton-autotune", "add", "")
     save_part(sandbox.local / "profiles" / "job", profile)
     report = tune(sandbox, 32, "warm", PROFILE="job")
     assert (report["choice"], report["measured"]) == (128, [])
     assert report["report"]["failed"] == []
+
+
+def test_a_recorded_choice_holds_for_whoever_asks_for_its_key(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    save_part(sandbox.local / "profiles" / "job", profile)
+    report = tune(sandbox, 32, KCOORD_PROFILE="job")
+    assert (report["choice"], report["measured"]) == (128, [])
+
+
+def test_what_was_only_tried_comes_after_all_that_the_job_used(sandbox: Sandbox, profile: list[Recipe]) -> None:
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.root / "first")})
+
+    def tried() -> dict[str, bool]:
+        kernels = [r for r in load_profile(settings, "job") if r.backend == "triton"]
+        return {str(r.call["constants"]): r.order >= TRIED for r in kernels}
+
+    eventually(lambda: len(tried()) == 3)
+    (used,) = [constants for constants, is_tried in tried().items() if not is_tried]
+    assert "128" in used
 
 
 def test_a_replayed_choice_yields_to_one_that_is_there(sandbox: Sandbox, profile: list[Recipe]) -> None:
@@ -582,7 +639,7 @@ def test_a_choice_of_a_kernel_that_has_changed_is_skipped_without_noise(
 
 
 def test_a_recipe_of_a_choice_that_is_none_is_reported(sandbox: Sandbox) -> None:
-    bad = Recipe("triton_autotune", "tuned", "add", {"choice": 1}, "cuda:90", 0.0, 1)
+    bad = Recipe(KIND, "triton-autotune", "add", {"content": 1}, "", 0.0, 1)
     save_part(sandbox.local / "profiles" / "job", [bad])
     report = tune(sandbox, 32, "warm", PROFILE="job")
     assert report["choice"] == 32

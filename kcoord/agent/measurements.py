@@ -1,0 +1,60 @@
+"""Measurements of autotuners: the ranks of a node that tune one key at once share them out. Nobody waits for another rank.
+
+A rank that asks gets a configuration that no other measures, as long as there is one; then one that others are slow to measure.
+Once all are measured, by whomever, each rank gets them all, and they are forgotten: what lasts is the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kcoord.errors import ProtocolError
+from kcoord.protocol.messages import Measure, Measurements
+
+_MOST_CONFIGURATIONS = 1000
+_LARGEST_TIMING = 1000  # bytes
+_REMEMBERED = 100  # tunings
+
+
+@dataclass
+class _Tuning:
+    """By the configuration's number: how often it was given out, and what was measured. `processes` want to know it all."""
+
+    given: list[int]
+    timings: list[bytes | None]
+    processes: set[int] = field(default_factory=set)
+
+
+class SharedMeasurements:
+    """Answers `Measure`. Of tunings whose ranks have died in the middle it remembers the latest hundred."""
+
+    def __init__(self) -> None:
+        self._tunings: dict[str, _Tuning] = {}  # by the key's digest, the latest last
+
+    def answer(self, process: int, message: Measure) -> Measurements:
+        """The next configuration to measure. Raises `ProtocolError` for what no autotuner asks."""
+        count, index, timing = message.count, message.index, message.timing
+        if (
+            not 0 < count <= _MOST_CONFIGURATIONS
+            or not 0 <= (index or 0) < count
+            or len(timing or b"") > _LARGEST_TIMING
+        ):
+            raise ProtocolError(f"there is no configuration {index} of {count}, or its measurement is too large")
+        tuning = self._tunings.pop(message.digest, None)
+        if tuning is None or len(tuning.given) != count:
+            tuning = _Tuning([0] * count, [None] * count)
+        self._tunings[message.digest] = tuning
+        if len(self._tunings) > _REMEMBERED:
+            del self._tunings[next(iter(self._tunings))]
+        if index is not None and timing is not None:
+            tuning.timings[index] = timing
+        missing = [number for number, known in enumerate(tuning.timings) if known is None]
+        tuning.processes.add(process)
+        if not missing:
+            tuning.processes.remove(process)
+            if not tuning.processes:
+                del self._tunings[message.digest]
+            return Measurements(timings=tuning.timings)
+        chosen = min(missing, key=lambda number: tuning.given[number])
+        tuning.given[chosen] += 1
+        return Measurements(chosen)
