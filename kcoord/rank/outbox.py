@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
 from kcoord.errors import StoreError
 from kcoord.profiles.parts import roots, save_part
-from kcoord.profiles.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe
+from kcoord.profiles.recipe import MOST_AT_ONCE, MOST_RECIPES, Recipe, add
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -22,17 +23,17 @@ class Outbox:
         self._settings, self._client, self._notices = settings, client, notices
         # protects the two below; reentrant, since a signal's handler may come while its thread is in here
         self._lock = threading.RLock()
-        self._seen: set[str] = set()
+        self._seen: dict[str, int] = {}  # digest → order
         self._waiting: dict[str, Recipe] = {}
         self._delivering = threading.Lock()
 
     def put(self, recipe: Recipe) -> None:
-        """Keep `recipe` for the next delivery, unless it was put before. Costs microseconds."""
+        """Keep `recipe` for the next delivery, unless it was put before, with an earlier order. Costs microseconds."""
         digest = recipe.digest
         with self._lock:
-            if digest not in self._seen and len(self._seen) < MOST_RECIPES:
-                self._seen.add(digest)
-                self._waiting[digest] = recipe
+            if recipe.order < self._seen.get(digest, math.inf) and len(self._seen) < MOST_RECIPES:
+                self._seen[digest] = recipe.order
+                add(self._waiting, recipe)
 
     def deliver(self) -> bool:
         """Deliver all recipes. False if no agent took them; none is started."""
@@ -67,7 +68,8 @@ class Outbox:
     def _delivered(self, recipes: list[Recipe]) -> None:
         with self._lock:
             for recipe in recipes:
-                self._waiting.pop(recipe.digest, None)
+                if self._waiting.get(recipe.digest) is recipe:
+                    del self._waiting[recipe.digest]
 
 
 def _batches(recipes: list[Recipe]) -> Iterator[list[Recipe]]:
