@@ -16,6 +16,7 @@ from benchmarks import (
     linear_attention,
     live_key,
     many_artifacts,
+    rivals,
     scrapes,
     stale_rows,
     takeover,
@@ -32,9 +33,9 @@ _ALL = {
     "cold_start": cold_start.run,
     "footprint": footprint.run,
 }
+_ON_GPUS = {"liger": liger.run, "linear_attention": linear_attention.run, "rivals": rivals.run}
 _ON_REQUEST = {
-    "liger": liger.run,  # needs GPUs
-    "linear_attention": linear_attention.run,  # so does this
+    **_ON_GPUS,
     "cluster": cluster.run,  # takes minutes
     "compilers": compilers.run,  # so does this
     "stale_rows": stale_rows.run,  # so does this
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
     parser.add_argument("--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster; default: 1 and 8")
     parser.add_argument(
-        "--ranks", type=int, default=0, metavar="N", help="of liger and linear_attention; default: one a GPU"
+        "--ranks", type=int, default=0, metavar="N", help=f"of {', '.join(_ON_GPUS)}; default: one a GPU"
     )
     args = parser.parse_args()
     known = _ALL | _ON_REQUEST
@@ -68,7 +69,7 @@ def main() -> int:
     if any(count < 1 for count in args.nodes):
         parser.error("--nodes: each must be at least 1")
     for name in args.names or _ALL:
-        how = {"cluster": [args.nodes], "liger": [args.ranks], "linear_attention": [args.ranks]}.get(name, [])
+        how = {"cluster": [args.nodes]}.get(name, [args.ranks] if name in _ON_GPUS else [])
         result: Result = known[name](*how)
         print(result.text(), flush=True)
         if args.save:

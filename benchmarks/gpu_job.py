@@ -2,7 +2,7 @@
 
 ``--mode rank0`` lets rank 0 go first, ``split`` deals the operations out by hand, ``together`` runs all on every rank. Rank 0
 prints one line of JSON: wall seconds (the slowest rank's), seconds since the launch (``LAUNCHED``), compiles and loads summed
-over the ranks, unique kernels.
+over the ranks, unique kernels. With ``PRIVATE`` each rank has a ``TRITON_CACHE_DIR`` of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def main(operations: Callable[[torch.device], list[Operation]]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", default="together", choices=["together", "rank0", "split"])
     mode = parser.parse_args().mode
+    if "PRIVATE" in os.environ:
+        os.environ["TRITON_CACHE_DIR"] += f"/{os.environ['RANK']}"
+    if not hasattr(triton.knobs.cache, "redis"):  # so Triton's RedisRemoteCacheBackend raises, from 3.4 to 3.9 at least
+        triton.knobs.cache.redis = triton.knobs.redis
     rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local % gpus)
