@@ -1,4 +1,4 @@
-# make setup | demo | check | test | lint | bench | docs
+# make setup | demo | check | test | lint | bench | docs | dist
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
@@ -8,7 +8,7 @@ fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo check test test-tritons test-compilers test-redis-py chaos fuzz nfs lint format bench docs clean
+.PHONY: setup demo check test test-tritons test-compilers test-redis-py chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready
 
@@ -91,6 +91,13 @@ docs: setup
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# What a release uploads: the wheel, and the source with its tests.
+dist: setup
+	rm -rf dist
+	$(BIN)/pip install --quiet build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf .venv build dist .demo *.egg-info

@@ -1,4 +1,4 @@
-"""``python docs/generate.py``: write settings.md and cli.md from the code. A test compares them with it."""
+"""``python docs/generate.py``: write settings.md and cli.md from the code, and the picture from results. A test compares them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import first_step
 
 from kcoord.cli import cli
 from kcoord.settings import FIELDS, Settings, variable
@@ -115,6 +116,7 @@ def main() -> None:
     here = Path(__file__).parent
     (here / "settings.md").write_text(settings_page())
     (here / "cli.md").write_text(cli_page())
+    (here / "first-step.svg").write_text(first_step.drawn())
 
 
 if __name__ == "__main__":

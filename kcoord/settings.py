@@ -20,7 +20,7 @@ from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
 from kcoord.units import parse_bytes
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 profile_name = values.name
 """Returns a name that a profile may have. Raises ValueError for another."""
 _DEFAULT_NAMESPACE = "default"

@@ -169,6 +169,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         return recipe_of(request.source, request.triton_target, request.options, seconds, order)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
+        import_module("triton")  # first: once it is there the hook imports the module below
         return str(import_module("kcoord.backends.triton.recipes").replay(recipe, target, waits))
 
 

@@ -207,3 +207,18 @@ def test_a_miss_is_explained_by_the_variable_that_made_it(sandbox: Sandbox) -> N
     told = sandbox.run(*kcoord, "explain", digest[:16])
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].strip() == "env TRITON_DISABLE_LINE_INFO: unset → 1"
+
+
+def test_a_replay_that_is_the_first_to_import_triton_hooks_it(sandbox: Sandbox) -> None:
+    """As the workers of `kcoord warmup` do: the hook imports the replayer's modules in the middle of that import."""
+    script = (
+        "import kcoord; kcoord.install()\n"
+        "from kcoord.backends.registry import replayer\n"
+        "from kcoord.profiles.recipe import Recipe\n"
+        "try: replayer('triton').replay(Recipe('triton', 'nowhere', 'f', {}, 'cuda:90', 0.0, 0), None, False)\n"
+        "except ModuleNotFoundError: pass\n"
+        "from triton.runtime.autotuner import Autotuner\n"
+        "assert hasattr(Autotuner.check_disk_cache, '__kcoord_stock__')\n"
+    )
+    done = sandbox.run("-c", script, TRITON_CACHE_MANAGER="kcoord.backends.triton.cache_manager:TritonCacheManager")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
