@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
+    ("__main__",),
     ("testing", "cli", "autoload"),
     ("kcoord_launch", "pool"),
     ("agent", "warmup", "report"),

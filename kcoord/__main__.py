@@ -1,0 +1,5 @@
+"""``python -m kcoord``: the kcoord command."""
+
+from kcoord.cli import main
+
+main()
