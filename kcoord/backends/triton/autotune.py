@@ -113,7 +113,7 @@ class _Tuning:
     def _measured_together(self, measure: Callable[[Any], Any]) -> dict[Any, Any]:
         """The measurements of all configurations, or of as many as were made before the agent was gone."""
         answer = self.coordinator.next_measurement(self.key, len(self.configs))
-        while answer is not None and answer.next is not None and answer.next < len(self.configs):
+        while answer is not None and answer.next is not None and 0 <= answer.next < len(self.configs):
             config = self.configs[answer.next]
             if config in self.own:
                 return self.own  # another agent, which knows of no measurement
@@ -125,6 +125,8 @@ class _Tuning:
         timings = [] if answer is None else map(triton_choice.timing_in, answer.timings)
         others = {config: timing for config, timing in zip(self.configs, timings, strict=False) if timing is not None}
         found = {**others, **self.own}
+        if not triton_choice.are_comparable(found.values()):
+            return self.own  # others measure otherwise
         best = min(found, key=found.__getitem__, default=None)
         if best in others and best not in self.own and choice_key.is_finite(others[best]) and not self._runs(best):
             return self.own  # this GPU is another, whatever its name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -54,6 +55,11 @@ def timing_in(packed: Any) -> Any | None:
     except (ValueError, msgpack.exceptions.UnpackException):
         return None
     return timing if _is_timing(timing) else None
+
+
+def are_comparable(timings: Iterable[Any]) -> bool:
+    """True if the measurements are of one kind: all are numbers, or all have as many quantiles."""
+    return len({len(timing) if isinstance(timing, (list, tuple)) else 0 for timing in timings}) <= 1
 
 
 def _is_timing(value: Any) -> bool:

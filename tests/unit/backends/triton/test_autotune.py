@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from kcoord.artifacts import local
@@ -29,6 +30,7 @@ from kcoord.profiles.recipe import TRIED, Recipe
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
+from kcoord.telemetry.events import Notices
 from tests.support.agents import Node
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
@@ -126,6 +128,20 @@ def test_a_rank_on_which_the_nodes_best_does_not_run_measures_for_itself(sandbox
     reports = [said(r) for r in ranks]
     assert all(r["error"] is None for r in reports)
     assert all(r["launched"] <= 64 for r in reports[1:])
+
+
+@pytest.mark.parametrize(("theirs", "measured"), [([3.0, 3.0, 3.0], 1), (3.0, 3), ("3", 3), ([], 3)], ids=str)
+def test_measurements_of_another_kind_are_none(sandbox: Sandbox, theirs: Any, measured: int) -> None:
+    """Another rank's are untrusted: Triton compares them, and must be able to."""
+    tune(sandbox, 64, node="first")
+    (choice,) = choices(sandbox.root / "first")
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
+    with contextlib.closing(AgentClient(settings, Notices())) as client:
+        for number in range(2):
+            assert client.next_measurement(choice.key, 3, number, msgpack.packb(theirs)) is not None
+    report = tune(sandbox, 64)
+    assert len(report["measured"]) == measured
+    assert measured == 1 or (report["choice"], report["launched"]) == (64, 64)
 
 
 def test_a_rank_whose_agent_dies_meanwhile_measures_what_is_left(sandbox: Sandbox) -> None:
