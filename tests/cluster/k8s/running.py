@@ -28,7 +28,7 @@ _PROGRAMS = {
     "kcoord-torchrun": ["-m", "kcoord_launch.torchrun"],
     "python": [],
 }
-_USER = 65532
+USER = 65532
 _SET_BY_THE_CONTROLLER = {"batch.kubernetes.io/job-name": "train"}
 
 
@@ -38,7 +38,7 @@ def _as_user() -> tuple[tuple[str, ...], str]:
 
     Nothing, and our own, if we may not become another user, or that one may not read this checkout.
     """
-    prefix = ("setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+    prefix = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
               "--no-new-privs")  # fmt: skip
     same = shutil.which(f"python{sys.version_info[0]}.{sys.version_info[1]}", path="/usr/local/bin:/usr/bin")
     code = "import subprocess, sys, kcoord.cli, redis.asyncio; subprocess.run([sys.executable, '-c', ''], check=True)"
@@ -69,7 +69,7 @@ class RunningPod:
         self._changed = changed
         self._prefix, self.python = _as_user()
         self._started: list[subprocess.Popen[str]] = []
-        user = _USER if self._prefix else os.getuid()
+        user = USER if self._prefix else os.getuid()
         root.chmod(0o755)
         self._project_secrets()
         for volume in pod.spec["volumes"]:

@@ -229,6 +229,36 @@ def test_what_the_components_make_of_a_pod_that_says_little_is_valid(tmp_path: P
     assert pod.metadata["labels"] == {"kcoord/agent": "sidecar"}
 
 
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainingRuntime", "ClusterTrainingRuntime"])
+def test_on_a_disk_of_the_node_are_the_copies_and_not_the_socket(tmp_path: Path, kind: str) -> None:
+    (mine,) = _made_by(tmp_path, kind, "sidecar", "local-disk")
+    for version in VERSIONS:
+        validate(mine, version)
+    pod = next(pods([mine]))
+    claims = {v["name"]: v.get("persistentVolumeClaim", {}).get("claimName") for v in pod.spec["volumes"]}
+    assert claims["kcoord-local"] == "kcoord-local"
+    for name in ("kcoord-agent", "kcoord-prefetch", *(c["name"] for c in pod.spec["containers"])):
+        container = pod.container(name)
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert mounts["/kcoord-local"] == "kcoord-local"
+        assert mounts["/kcoord"] == "kcoord"
+        assert environment(container)["KCOORD_LOCAL_DIR"]["value"] == "/kcoord-local/node"
+        assert environment(container).get("KCOORD_SOCKET", {}).get("value") in (None, "/kcoord/node/agent.sock")
+        assert ("KCOORD_LOCAL_MAX_SIZE" in environment(container)) == (name == "kcoord-agent")
+    assert "kcoord-local" not in str(pod.container("data"))
+
+
+def test_the_claim_of_a_nodes_disk_is_bound_to_its_volume() -> None:
+    volume, claim = sorted(objects(checkout() / "local-disk"), key=lambda each: each["kind"])
+    for each in (volume, claim):
+        for version in VERSIONS:
+            validate(each, version)
+    assert volume["spec"]["claimRef"] == {"namespace": "default", "name": claim["metadata"]["name"]}
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
 def _made_by(directory: Path, kind: str, *components: str) -> list[Object]:
     """A pod that says little, as an object of `kind`, with `components`."""
     named = ", ".join(_relative(directory, c) for c in components)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,8 +18,8 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.profiles.requested import load_requested, requested_directory
 from tests.cluster.k8s.lint import SECRETS
-from tests.cluster.k8s.manifests import objects, pods
-from tests.cluster.k8s.running import RunningPod
+from tests.cluster.k8s.manifests import checkout, objects, pods
+from tests.cluster.k8s.running import USER, RunningPod
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
@@ -109,6 +111,39 @@ def test_the_next_pod_has_all_before_its_trainer_starts(pod: RunningPod) -> None
     (report,) = reports(finish(rank(pod, 0, 5)).stdout)
     assert (report["counters"]["local_hits"], report["compiled"]) == (5, [])
     ended(agent)
+
+
+def test_on_a_disk_of_the_node_copies_outlive_the_pod_and_pods_share_them(
+    tmp_path: Path, sandbox: Sandbox, server: RedisServer, secrets: dict[str, str]
+) -> None:
+    component, overlay = (
+        os.path.relpath(checkout() / p, tmp_path) for p in ("components/local-disk", "overlays/indexed-job")
+    )
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{overlay}]\ncomponents: [{component}]\n")
+    (template,) = pods([each for each in objects(tmp_path) if each["kind"] == "Job"])
+    pod = RunningPod(template, sandbox.root, server, secrets, {})
+    disk = pod.path("/kcoord-local")
+    disk.chmod(0o700)  # as k8s/local-disk says
+    if pod.is_another_user:
+        os.chown(disk, USER, USER)
+    try:
+        agent = started(pod)
+        assert finish(rank(pod, 0, 5)).returncode == 0
+        beside = {"KCOORD_SOCKET": str(pod.path("/kcoord/beside/agent.sock"))}  # of another pod on this node
+        other = pod.start("kcoord-agent", **beside)
+        eventually(Path(beside["KCOORD_SOCKET"]).exists, what="another pod's agent listens")
+        (report,) = reports(finish(rank(pod, 0, 5, **beside)).stdout)
+        assert report["compiled"] == []
+        ended(other)
+        ended(agent)
+        for emptied in (pod.node, pod.path("/kcoord-store/v1/objects")):
+            shutil.rmtree(emptied)
+        agent = started(pod)  # of the next pod, with a volume of its own for the socket
+        (report,) = reports(finish(rank(pod, 0, 5)).stdout)
+        assert (report["counters"]["local_hits"], report["compiled"]) == (5, [])
+        ended(agent)
+    finally:
+        pod.end()
 
 
 def test_no_secret_reaches_a_rank_and_no_rank_reaches_a_secret(pod: RunningPod, secrets: dict[str, str]) -> None:
