@@ -34,7 +34,10 @@ _RESTRICTED_VOLUMES = {
     "secret",
 }
 
-# Fields of other projects' objects that we use, as their CRDs have them: JobSet v0.12, Kubeflow Trainer v2.2.
+_REPLICA = {"replicas": int, "restartPolicy": str, "template": dict}
+
+# Fields of other projects' objects that we use, as their CRDs have them: JobSet v0.12, Kubeflow Trainer v2.2. Those of recipes
+# are as these projects' documentation and code have them.
 _CUSTOM: dict[str, dict[str, Any]] = {
     "jobset.x-k8s.io/v1alpha2 JobSet": {
         "network": {"enableDNSHostnames": bool, "publishNotReadyAddresses": bool, "subdomain": str},
@@ -49,7 +52,44 @@ _CUSTOM: dict[str, dict[str, Any]] = {
         "runtimeRef": {"apiGroup": str, "kind": str, "name": str},
         "trainer": {"numNodes": int, "numProcPerNode": int, "command": [str], "args": [str], "env": list, "image": str},
     },
+    "kubeflow.org/v1 PyTorchJob": {"pytorchReplicaSpecs": {"Master": _REPLICA, "Worker": _REPLICA}},
+    "kubeflow.org/v2beta1 MPIJob": {
+        "slotsPerWorker": int,
+        "sshAuthMountPath": str,
+        "runPolicy": {"cleanPodPolicy": str},
+        "mpiReplicaSpecs": {"Launcher": _REPLICA, "Worker": _REPLICA},
+    },
+    "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet": {
+        "replicas": int,
+        "leaderWorkerTemplate": {"size": int, "restartPolicy": str, "workerTemplate": dict},
+    },
+    "batch.volcano.sh/v1alpha1 Job": {
+        "schedulerName": str,
+        "minAvailable": int,
+        "plugins": {"svc": [str]},
+        "policies": [{"event": str, "action": str}],
+        "tasks": [{"name": str, "replicas": int, "policies": [{"event": str, "action": str}], "template": dict}],
+    },
+    "ray.io/v1 RayJob": {
+        "entrypoint": str,
+        "shutdownAfterJobFinishes": bool,
+        "rayClusterSpec": {
+            "headGroupSpec": {"rayStartParams": dict, "template": dict},
+            "workerGroupSpecs": [
+                {
+                    "groupName": str,
+                    "replicas": int,
+                    "minReplicas": int,
+                    "maxReplicas": int,
+                    "rayStartParams": dict,
+                    "template": dict,
+                }
+            ],
+        },
+    },
 }
+_DECIDES_ITSELF = {"PyTorchJob", "MPIJob", "LeaderWorkerSet", "RayJob"}
+"""Kinds whose controllers set their pods' restartPolicy."""
 
 
 def complaints(found: list[Object]) -> list[str]:
@@ -67,7 +107,7 @@ def _of_object(each: Object) -> Iterator[str]:
     schema = _CUSTOM.get(f"{each['apiVersion']} {each['kind']}")
     if schema is not None:
         yield from (f"{name}: {line}" for line in _unlike(each["spec"], schema, "spec"))
-    for job in jobs(each):
+    for job in jobs(each) if each["kind"] not in _DECIDES_ITSELF else ():
         if job["template"]["spec"].get("restartPolicy") not in ("Never", "OnFailure"):
             yield f"{name}: a Job's restartPolicy must be Never or OnFailure"
     if each["kind"] == "Service":
