@@ -52,7 +52,7 @@ class RunFailed(Exception):
         self.log = log
 
 
-def environment(launcher: str) -> dict[str, str]:
+def environment(launcher: str, cache: str) -> dict[str, str]:
     """This process's environment with every cache below `HOME`, and without settings that would change the comparison."""
     foreign = ("KCOORD_", "TRITON_", "TORCHINDUCTOR_", "PET_")
     base = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
@@ -64,7 +64,7 @@ def environment(launcher: str) -> dict[str, str]:
     }
     if launcher == "torchrun":
         return base | {"TRITON_CACHE_DIR": str(HOME / launcher / "triton")}
-    return base | {"KCOORD_LOCAL_DIR": str(HOME / launcher / "local")}
+    return base | {"KCOORD_LOCAL_DIR": str(HOME / launcher / "local"), "KCOORD_JOB": f"demo-{cache}"}
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def run(launcher: str, cache: str, options: argparse.Namespace) -> Figures:
     command = [sys.executable, "-m", LAUNCHERS[launcher], "--standalone", "--nproc-per-node", str(options.ranks)]
     command += [str(SCRIPT), "--kernels", str(options.kernels), "--steps", str(options.steps)]
     started = time.perf_counter()
-    with own_group(command, log, environment(launcher)) as process:
+    with own_group(command, log, environment(launcher, cache)) as process:
         try:
             code = process.wait(TIME_LIMIT)
         except subprocess.TimeoutExpired:
@@ -142,6 +142,16 @@ def verdict(runs: list[Figures]) -> str:
         f"{ours.compile_seconds:.1f} s instead of {plain.compile_seconds:.1f} s "
         f"({plain.compile_seconds / max(ours.compile_seconds, 0.001):.1f} ×)."
     )
+
+
+def report() -> str:
+    """The page about the cold run under kcoord; a sentence that says where it is, or why there is none."""
+    page = HOME / "report.html"
+    command = [sys.executable, "-m", "kcoord", "report", "demo-cold", "--output", str(page)]
+    done = subprocess.run(command, env=environment("kcoord-torchrun", "cold"), capture_output=True, text=True)
+    if done.returncode:
+        return f"There is no report: {done.stderr.strip()}"
+    return f"The time line of the cold run under kcoord, for a browser: {page.as_uri()}"
 
 
 def caveat(ranks: int, cores: int) -> str | None:
@@ -200,6 +210,7 @@ def main() -> int:
     console.print(verdict(runs))
     if warning:
         console.print(warning, style="yellow")
+    console.print(report(), soft_wrap=True)
     return 0
 
 
