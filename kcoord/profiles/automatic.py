@@ -18,6 +18,8 @@ from kcoord.settings import NO_PROFILE
 
 _NAME = re.compile(r"auto-(?P<entry>\w{1,30})\.(?P<ranks>\d{1,7})\.(?P<content>[0-9a-f]{8})")
 _OWN = ("kcoord", "kcoord_torchrun", "kcoord_launch")
+_OF_ANY_JOB = "ray/_private/workers/default_worker.py"
+"""The end of a program's path that runs functions of any job, whose kernels have nothing in common."""
 _LARGEST = 1 << 20  # bytes of a script that are looked at
 KEPT = 100
 """Automatic profiles that a directory keeps: the latest."""
@@ -73,7 +75,10 @@ def of_command(words: Sequence[str], ranks: int) -> str | None:
 
 
 def of_this_process(ranks: int) -> str:
-    """The name for the script or module that this process runs; `NO_PROFILE` in a shell, a notebook, or a program of kcoord."""
+    """The name for the script or module that this process runs.
+
+    `NO_PROFILE` in a shell, a notebook, a program of kcoord, or a worker of Ray.
+    """
     main = sys.modules.get("__main__")
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:
@@ -82,7 +87,7 @@ def of_this_process(ranks: int) -> str:
         entry = Path(file).stem
     else:
         return NO_PROFILE
-    if re.sub(r"\W", "_", entry.partition(".")[0]) in _OWN:
+    if re.sub(r"\W", "_", entry.partition(".")[0]) in _OWN or str(file).endswith(_OF_ANY_JOB):
         return NO_PROFILE
     return automatic_name(entry, ranks, _content(file))
 

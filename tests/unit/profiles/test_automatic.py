@@ -97,3 +97,9 @@ def test_programs_of_kcoord_record_nothing(file: str, monkeypatch: pytest.Monkey
     spec = SimpleNamespace(name="kcoord.warmup.__main__")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=file, __spec__=spec))
     assert automatic.of_this_process(1) == NO_PROFILE
+
+
+def test_a_worker_of_ray_runs_any_job_and_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/x/site-packages/ray/_private/workers/default_worker.py"
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=file, __spec__=None))
+    assert automatic.of_this_process(1) == NO_PROFILE
