@@ -8,7 +8,7 @@ fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo check test test-tritons test-compilers test-redis-py chaos fuzz nfs lint format bench docs dist clean
+.PHONY: setup demo check test test-tritons test-compilers test-platforms test-redis-py chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready
 
@@ -62,6 +62,15 @@ test-compilers: setup
 	  $$place/bin/python -m pip install --quiet $${each#*:} && \
 	  $$place/bin/python -m pytest -q -n auto tests/unit/backends/$${each%%:*} $(ARGS) || exit 1; \
 	done
+
+# The tests of libraries that start workers themselves, on top of .venv.
+PLATFORMS := 'ray[train]==2.60.0' lightning==2.6.6 deepspeed==0.19.8
+test-platforms: setup
+	place=.venv/platforms; \
+	$(PYTHON) -m venv $$place && \
+	echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" > $$(echo $$place/lib/python*/site-packages)/below.pth && \
+	$$place/bin/python -m pip install --quiet $(PLATFORMS) && \
+	$$place/bin/python -m pytest -q tests/platforms $(ARGS)
 
 # The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).
 test-redis-py: setup
