@@ -5,50 +5,63 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import click
 
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.options import ON_DISK, short_key, subcommand
+from kcoord.report.variants import Variant, variant_text, variants_of
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import span_text
 
-_WIDTHS = ("<12", "<8", "<40", "<14", ">12", ">9", ">6", "")
+_WIDTHS = ("<12", "<8", "<40", "<14", ">12", ">9", ">6", "<24", "")
+_COMPARED = 500  # artifacts that are read before they are printed, and told apart
 
 
 @subcommand("ls", *ON_DISK)
 @click.argument("name", required=False, default="")
 def command(settings: Settings, name: str, as_json: bool) -> None:
-    """List artifacts, newest first; with NAME those whose kernel's name contains it."""
-    found = (m for m in newest_first(settings) if name in m.key.name)
+    """List artifacts, newest first; with NAME those whose kernel's name contains it.
+
+    Artifacts of one kernel are told apart by the factors in which their keys differ, constants first.
+    """
+    found = _told_apart(m for m in newest_first(settings) if name in m.key.name)
     if as_json:
         _print_documents(found)
     else:
         _print_table(found, settings)
 
 
-def _print_documents(found: Iterable[Manifest]) -> None:
+def _told_apart(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, Variant]]:
+    """Each with its variant among the `_COMPARED` that were read with it: a store may hold a hundred thousand."""
+    while some := list(islice(found, _COMPARED)):
+        variants = variants_of(some)
+        yield from ((manifest, variants.get(manifest.key.digest, {})) for manifest in some)
+
+
+def _print_documents(found: Iterable[tuple[Manifest, Variant]]) -> None:
     """One JSON list, printed while it is read: a store may hold a hundred thousand artifacts."""
     before = "["
-    for manifest in found:
-        document = json.dumps(_document(manifest), indent=2, sort_keys=True)
+    for manifest, variant in found:
+        document = json.dumps({**_document(manifest), "variant": variant}, indent=2, sort_keys=True)
         click.echo(f"{before}\n{textwrap.indent(document, '  ')}", nl=False)
         before = ","
     click.echo("[]" if before == "[" else "\n]")
 
 
-def _print_table(found: Iterable[Manifest], settings: Settings) -> None:
-    click.echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by"))
+def _print_table(found: Iterable[tuple[Manifest, Variant]], settings: Settings) -> None:
+    click.echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by", "variant"))
     count, size, seconds = 0, 0, 0.0
-    for m in found:
+    for m, variant in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
-        size_text, took, age = f"{m.size:,}", f"{m.compile_seconds:.2f}", span_text(time.time() - m.origin.created)
-        where = f"{m.origin.host}{rank}"
+        what = short_key(m.key.digest), m.key.backend, m.key.name, m.origin.device
+        age = span_text(time.time() - m.origin.created)
         click.echo(
-            _row(short_key(m.key.digest), m.key.backend, m.key.name, m.origin.device, size_text, took, age, where)
+            _row(*what, f"{m.size:,}", f"{m.compile_seconds:.2f}", age, f"{m.origin.host}{rank}", variant_text(variant))
         )
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
     where = f"{settings.store_root} and {settings.local_dir}" if settings.store_root else f"{settings.local_dir}"

@@ -17,6 +17,7 @@ from kcoord.report.misses import Miss, misses_of
 from kcoord.report.page import page, waiting_share
 from kcoord.report.tables import first_few, nodes_text, ranges, ranks_text, seconds, several
 from kcoord.report.timeline import Timeline
+from kcoord.report.variants import tell_apart
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 
@@ -44,6 +45,7 @@ def command(timeline: Timeline, path: Path, settings: Settings, misses: bool, as
     manifests = _manifests(settings, timeline) if misses else None
     explained = misses_of(manifests, timeline.begin, found) if manifests is not None else []
     divergences = divergences_of(timeline, found, manifests or [])
+    tell_apart(found.kernels, manifests or [])
     with output_file(path) as file:
         file.write(page(timeline, found, explained, divergences))
     if as_json:

@@ -23,12 +23,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kcoord.artifacts.manifest import Manifest
-from kcoord.errors import ArtifactInvalid
-from kcoord.keys.cache_key import Factor, FactorDiff
+from kcoord.keys.cache_key import FactorDiff
 from kcoord.report.findings import Findings, Kernel
 from kcoord.report.groups import Asked, Name, Ranks, apart, asked_of
-from kcoord.report.relatives import is_digest, telling_differences
+from kcoord.report.relatives import flat, is_digest, telling_differences, whole_key
 from kcoord.report.timeline import Timeline
+from kcoord.report.variants import OF_THE_CALL
 
 _SURROUNDINGS = frozenset((
     "compiler", "compilers", "device_id", "driver", "env", "environment", "libc", "machine", "packages", "platform", "python",
@@ -45,9 +45,6 @@ _REMEDIES = {
 }
 _OWN = "each rank has its own number in the code: pass it when the kernel is launched"
 _OTHER = "make it the same on all ranks, if they are to run the same code"
-_OF_THE_CALL = frozenset(
-    ("arguments", "attributes", "configs", "constants", "options", "signature", "tuning_key", "types")
-)
 _MOST_GROUPS = 64  # of one kernel; further groups are only counted
 _MOST_COMPARED = 64  # keys of one group in one kernel
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
@@ -158,25 +155,14 @@ class _Known:
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Known:
-        try:
-            key = manifest.explained
-        except ArtifactInvalid:  # the key itself is whole
-            key = manifest.key
+        key = whole_key(manifest)
         factors = (*key.factors, *key.details)
         plain = replace(manifest, key=key, details=b"")
         explained = bool(key.details) or not all(is_digest(f.text) for f in key.factors)
-        return cls(plain, frozenset(_flat("", factors)), explained)
+        return cls(plain, frozenset((name, factor.digest) for name, factor in flat(factors)), explained)
 
     def to(self, other: _Known) -> list[FactorDiff]:
         return telling_differences(self.manifest, other.manifest)
-
-
-def _flat(prefix: str, factors: Iterable[Factor]) -> Iterator[tuple[str, str]]:
-    for factor in factors:
-        if factor.parts:
-            yield from _flat(f"{prefix}{factor.name} ", factor.parts)
-        else:
-            yield prefix + factor.name, factor.digest
 
 
 def _compared(name: Name, groups: Sequence[Ranks], kept: Mapping[int, Manifest]) -> Iterator[_Case]:
@@ -284,7 +270,7 @@ def _remedy(case: _Case, asked: Asked) -> str | None:
         # ranks of a mere warm-up share nothing, and a variant may have its rank's number by coincidence
         elsewhere = (several or len(case.groups) > _EVIDENCE) and asked.share(case.groups.values())
         return _OWN if everywhere or elsewhere else None
-    of_the_call = any(factor.partition(" ")[0] in _OF_THE_CALL for factor in case.factors)
+    of_the_call = any(factor.partition(" ")[0] in OF_THE_CALL for factor in case.factors)
     return _OTHER if everywhere and not of_the_call else None
 
 

@@ -19,7 +19,10 @@ Placed = tuple[Process, Span]
 
 @dataclass
 class Kernel:
-    """One key: its compiles, and the waits and loads of the other processes. Times are in seconds."""
+    """One key: its compiles, and the waits and loads of the other processes. Times are in seconds.
+
+    `variant`: for people, the factors in which it differs from the job's other keys of its name.
+    """
 
     backend: str
     name: str
@@ -33,6 +36,7 @@ class Kernel:
     longest_wait: float = 0.0
     loads: int = 0
     saved: float = 0.0
+    variant: str = ""
 
     @property
     def seconds(self) -> float:

@@ -1,26 +1,28 @@
-"""The nearest earlier artifact of the same kernel, and the factors in which two keys differ."""
+"""The nearest artifact of the same kernel, and the factors in which keys differ."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
-from kcoord.keys.cache_key import FactorDiff
+from kcoord.keys.cache_key import CacheKey, Factor, FactorDiff
 
 _DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 
 
-def nearest(found: Iterable[Manifest], mine: Manifest) -> Manifest | None:
-    """The earlier artifact of the same kernel whose key differs least; the later of two that differ equally."""
+def nearest(found: Iterable[Manifest], mine: Manifest, *, at_any_time: bool = False) -> Manifest | None:
+    """The earlier artifact (or one `at_any_time`) of the same kernel whose key differs least; the later of two that differ
+    equally.
+    """
     relatives = [
         m
         for m in found
         if (m.key.backend, m.key.name) == (mine.key.backend, mine.key.name)
         and m.key.digest != mine.key.digest
-        and m.origin.created <= mine.origin.created
+        and (at_any_time or m.origin.created <= mine.origin.created)
     ]
     relatives.sort(key=lambda m: -m.origin.created)
     return min(relatives[:_MOST_COMPARED], key=lambda m: len(_diff(m, mine)), default=None)
@@ -38,8 +40,25 @@ def is_digest(text: str | None) -> bool:
     return text is not None and _DIGEST.fullmatch(text) is not None
 
 
+def whole_key(manifest: Manifest) -> CacheKey:
+    """The key with its details, or without them if they cannot be read: the key itself is whole."""
+    try:
+        return manifest.explained
+    except ArtifactInvalid:
+        return manifest.key
+
+
+def flat(factors: Iterable[Factor], prefix: str = "") -> Iterator[tuple[str, Factor]]:
+    """The factors that have no parts, by their full names: ``options num_warps``."""
+    for factor in factors:
+        if factor.parts:
+            yield from flat(factor.parts, f"{prefix}{factor.name} ")
+        else:
+            yield prefix + factor.name, factor
+
+
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     try:
         return theirs.explained.diff(mine.explained)
-    except ArtifactInvalid:  # details that cannot be read; the key itself is whole
+    except ArtifactInvalid:  # with the details of one alone, all of them would differ
         return theirs.key.diff(mine.key)

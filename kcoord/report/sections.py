@@ -190,4 +190,5 @@ def _button(kernel: Kernel, keys: dict[int, int]) -> str:
 
 
 def _digest(kernel: Kernel) -> str:
-    return f'<code class="key">{escape(kernel.key[:12])}</code>'
+    variant = f" {escape(kernel.variant)}" if kernel.variant else ""
+    return f'<code class="key">{escape(kernel.key[:12])}</code>{variant}'

@@ -1,4 +1,4 @@
-"""A job's report: its span files on a disk, and its page as a reader sees it."""
+"""A job's report: its span files and artifacts on a disk, and its page as a reader sees it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import kcoord
+from kcoord.rank.coordinator import Coordinator
+from kcoord.settings import Settings
 from kcoord.telemetry import span_files
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import Process, Span
+from tests.support.sandbox import Sandbox, eventually
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=\"document.title='owned'\">",
            "<!--", "{{data}}", "\u2028'\"&amp;", "$&\\1"]  # fmt: skip
@@ -24,6 +28,16 @@ def save(root: Path, job: str, node: str, spans: dict[int, list[Span]], agent: s
     deliveries = [span_files.delivery(Process(node, 100 + rank, rank), found) for rank, found in spans.items()]
     path.write_bytes(span_files.header(node) + b"".join(deliveries))
     return path
+
+
+def make(sandbox: Sandbox, job: str, name: str = "scale", **factors: Any) -> None:
+    """A job that compiles one kernel of this key."""
+    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_JOB": job})
+    coordinator = Coordinator(settings)
+    key = kcoord.CacheKey.of("test", name, **factors)
+    coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
+    coordinator.close()
+    eventually(lambda: any(p.stat().st_size for p in (sandbox.local / "traces" / job).glob("*.spans")))
 
 
 class Text(HTMLParser):

@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 
-import kcoord
-from kcoord.rank.coordinator import Coordinator
 from kcoord.report.findings import findings_of, why_again
 from kcoord.report.misses import Miss
 from kcoord.report.page import page
 from kcoord.report.timeline import Row, Timeline
-from kcoord.settings import Settings
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
 from tests.support.command import kcoord as run
-from tests.support.pages import HOSTILE, Text, save
+from tests.support.pages import HOSTILE, Text, make, save
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
 
 LIGHT = {
@@ -94,16 +91,6 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     assert "4 kernels were compiled, each once" in seen.text
     assert "4 kernels, 1." in seen.text
     assert "never compiled before" in seen.text
-
-
-def make(sandbox: Sandbox, job: str, name: str = "scale", **factors: Any) -> None:
-    """A job that compiles one kernel of this key."""
-    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local), "KCOORD_JOB": job})
-    coordinator = Coordinator(settings)
-    key = kcoord.CacheKey.of("test", name, **factors)
-    coordinator.get_or_compile(key, lambda s: (s / "f").write_text("x"), scope=kcoord.Scope.TARGET)
-    coordinator.close()
-    eventually(lambda: any(p.stat().st_size for p in (sandbox.local / "traces" / job).glob("*.spans")))
 
 
 def misses(sandbox: Sandbox, job: str) -> list[dict[str, Any]]:
