@@ -1,4 +1,4 @@
-"""``kcoord report``: a job on one page."""
+"""``kcoord report``: a job on one page, alone or compared with an earlier one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import click
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
+from kcoord.cli.comparison import comparison_facts, comparison_lines
 from kcoord.cli.jobs import STDOUT, job_command, output_file
 from kcoord.cli.options import print_json
 from kcoord.errors import KcoordError
+from kcoord.report.comparison import Comparison, compare
 from kcoord.report.divergence import Divergence, divergences_of
 from kcoord.report.findings import Findings, findings_of
 from kcoord.report.misses import Miss, misses_of
@@ -26,7 +28,7 @@ _FEW = 3  # factors or groups in a line
 _LONGEST_VALUE = 80  # characters
 
 
-@job_command("report", ".html")
+@job_command("report", ".html", compares=True)
 @click.option(
     "--misses/--no-misses",
     default=True,
@@ -34,9 +36,14 @@ _LONGEST_VALUE = 80  # characters
     help="Explain why kernels were compiled and how the keys of ranks differ; this reads a small file of every artifact in the "
     "store, which may be slow.",
 )
-def command(timeline: Timeline, path: Path, settings: Settings, misses: bool, as_json: bool) -> None:
+def command(
+    timeline: Timeline, earlier: Timeline | None, path: Path, settings: Settings, misses: bool, as_json: bool
+) -> None:
     """Write one HTML page about JOB: its time line, the slowest kernels, the seconds saved, why each kernel was compiled, and how
     the keys of ranks differ that did not share them.
+
+    With OTHER compare two runs, of which JOB is the earlier: the page is about OTHER, and says what got slower, and which keys
+    are new and why.
 
     The page needs no network and no other file. Without JOB, list the jobs that have left a time line, newest first.
     """
@@ -46,10 +53,13 @@ def command(timeline: Timeline, path: Path, settings: Settings, misses: bool, as
     explained = misses_of(manifests, timeline.begin, found) if manifests is not None else []
     divergences = divergences_of(timeline, found, manifests or [])
     tell_apart(found.kernels, manifests or [])
+    comparison = _compared(earlier, timeline, found, manifests) if earlier is not None else None
     with output_file(path) as file:
-        file.write(page(timeline, found, explained, divergences))
+        file.write(page(timeline, found, explained, divergences, comparison))
     if as_json:
-        print_json({"file": str(path), **_facts(timeline, found, explained, divergences)})
+        facts = _facts(timeline, found, explained, divergences)
+        compared = {} if comparison is None else {"comparison": comparison_facts(comparison)}
+        print_json({"file": str(path), **facts, **compared})
         return
     for problem in timeline.problems:
         click.echo(f"kcoord: not read: {problem}", err=True)
@@ -61,6 +71,23 @@ def command(timeline: Timeline, path: Path, settings: Settings, misses: bool, as
         click.echo(line_of(divergence))
     if len(divergences) > _MOST_LINES:
         click.echo(f"and {len(divergences) - _MOST_LINES:,} more such differences: the page has them")
+    for line in comparison_lines(comparison) if comparison is not None else ():
+        click.echo(line)
+
+
+def _compared(earlier: Timeline, timeline: Timeline, found: Findings, manifests: list[Manifest] | None) -> Comparison:
+    """Raises `KcoordError` if nothing of the earlier job could be read; adds what is missing of it to the problems."""
+    job = plain_text(earlier.job)
+    if not earlier.rows:
+        raise KcoordError(f"nothing of job {job!r} could be read ({earlier.problems[0]}): compare with another one")
+    timeline.problems += [f"job {job}: {problem}" for problem in earlier.problems]
+    if earlier.dropped:
+        timeline.problems.append(f"{several(earlier.dropped, 'span')} of job {job}: there were more than are kept")
+    if earlier.begin > timeline.begin:
+        click.echo(
+            f"kcoord: job {job} began after job {plain_text(timeline.job)}: name the earlier run first", err=True
+        )
+    return compare(earlier, timeline, found, manifests)
 
 
 def _manifests(settings: Settings, timeline: Timeline) -> list[Manifest] | None:

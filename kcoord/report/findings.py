@@ -48,6 +48,11 @@ class Kernel:
         """The seconds of all its compiles but the longest one."""
         return self.seconds - max((span.seconds for _, span in self.compiles), default=0.0)
 
+    @property
+    def one_compile(self) -> float:
+        """Seconds of its longest compile here; of a kernel that was only loaded, of the compile that made it. 0 if unknown."""
+        return max((span.seconds for _, span in self.compiles), default=self.saved / self.loads if self.loads else 0.0)
+
 
 @dataclass
 class Findings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kcoord.artifacts.manifest import Manifest
@@ -11,15 +11,18 @@ from kcoord.report.findings import Findings, Kernel
 from kcoord.report.relatives import nearest, telling_differences
 from kcoord.telemetry.spans import KEY_DIGITS
 
-_Differences = tuple[tuple[str, str, str], ...]
+Differences = tuple[tuple[str, str, str], ...]
+"""Of two keys: factor, before, now."""
+
+UNKNOWN = "their artifacts are neither in the store nor on this node, so the reason is unknown"
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Kernels that were compiled for one reason. `differences` of their keys from an earlier artifact's: factor, before, now."""
+    """Kernels that were compiled for one reason, with the `differences` of their keys from an earlier artifact's."""
 
     reason: str
-    differences: _Differences
+    differences: Differences
     kernels: tuple[Kernel, ...]
 
     @property
@@ -37,18 +40,23 @@ def misses_of(manifests: Sequence[Manifest], began: float, found: Findings) -> l
     by_name: dict[tuple[str, str], list[Manifest]] = defaultdict(list)
     for manifest in manifests:
         by_name[manifest.key.backend, manifest.key.name].append(manifest)
-    groups: dict[tuple[str, _Differences], list[Kernel]] = defaultdict(list)
-    for kernel in found.compiled:
-        groups[_reason(by_key.get(kernel.key), by_name, began)].append(kernel)
+    return grouped((kernel, *_reason(by_key.get(kernel.key), by_name, began)) for kernel in found.compiled)
+
+
+def grouped(explained: Iterable[tuple[Kernel, str, Differences]]) -> list[Miss]:
+    """One `Miss` for each reason with its differences, the longest compiles first."""
+    groups: dict[tuple[str, Differences], list[Kernel]] = defaultdict(list)
+    for kernel, reason, differences in explained:
+        groups[reason, differences].append(kernel)
     misses = [Miss(reason, differences, tuple(kernels)) for (reason, differences), kernels in groups.items()]
     return sorted(misses, key=lambda m: -m.seconds)
 
 
 def _reason(
     mine: Manifest | None, by_name: Mapping[tuple[str, str], list[Manifest]], began: float
-) -> tuple[str, _Differences]:
+) -> tuple[str, Differences]:
     if mine is None:
-        return "their artifacts are neither in the store nor on this node, so the reason is unknown", ()
+        return UNKNOWN, ()
     if mine.origin.created < began:
         return "compiled before with this very key: it could not be fetched, or was not right for this GPU", ()
     relatives = by_name[mine.key.backend, mine.key.name]  # the manifest's: a span's name may be cut
@@ -56,8 +64,18 @@ def _reason(
     theirs = nearest(older, mine) or nearest(relatives, mine)
     if theirs is None:
         return "never compiled before", ()
-    differences = tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in telling_differences(theirs, mine))
-    which = "this factor" if len(differences) == 1 else "these factors"
+    differences = differences_of(theirs, mine)
     if older:
-        return f"compiled before, with another value of {which}", differences
-    return f"new in this job, which has compiled another of the same name that differs in {which}", differences
+        return f"compiled before, with another value of {these(differences)}", differences
+    return (
+        f"new in this job, which has compiled another of the same name that differs in {these(differences)}",
+        differences,
+    )
+
+
+def differences_of(theirs: Manifest, mine: Manifest) -> Differences:
+    return tuple((d.name, d.ours or "unset", d.theirs or "unset") for d in telling_differences(theirs, mine))
+
+
+def these(differences: Differences) -> str:
+    return "this factor" if len(differences) == 1 else "these factors"

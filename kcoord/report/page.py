@@ -17,6 +17,7 @@ from html import escape
 from importlib.resources import files
 
 import kcoord
+from kcoord.report.comparison import Comparison
 from kcoord.report.divergence import Divergence
 from kcoord.report.drawing import drawing
 from kcoord.report.findings import Findings
@@ -37,7 +38,13 @@ _SWATCHES = {
 }
 
 
-def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergences: Sequence[Divergence] = ()) -> str:
+def page(
+    timeline: Timeline,
+    found: Findings,
+    misses: Sequence[Miss],
+    divergences: Sequence[Divergence] = (),
+    comparison: Comparison | None = None,
+) -> str:
     """The report of a job as an HTML page."""
     resources = files("kcoord.report")
     script = resources.joinpath("report.js").read_text(encoding="utf-8")
@@ -59,7 +66,7 @@ def page(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergence
         "legend": _legend(found),
         "canvas_label": escape(label, quote=True),
         "caption": _caption(left_out),
-        "sections": sections(timeline, found, misses, divergences),
+        "sections": sections(timeline, found, misses, divergences, comparison),
         "footer": escape(f"Written by kcoord {kcoord.__version__} on {_date(time.time())}."),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }

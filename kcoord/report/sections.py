@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
+from kcoord.report.comparison import Comparison
 from kcoord.report.divergence import Divergence
 from kcoord.report.findings import Findings, Kernel, places, why_again
 from kcoord.report.misses import Miss
@@ -22,9 +23,16 @@ _MOST_DIVERGENCES = 50
 _MOST_FACTORS = 6
 
 
-def sections(timeline: Timeline, found: Findings, misses: Sequence[Miss], divergences: Sequence[Divergence]) -> str:
+def sections(
+    timeline: Timeline,
+    found: Findings,
+    misses: Sequence[Miss],
+    divergences: Sequence[Divergence],
+    comparison: Comparison | None,
+) -> str:
     keys = {id(kernel): n for n, kernel in enumerate(found.kernels)}  # as the time line numbers them
     return "".join((
+        _comparison(comparison, keys) if comparison is not None else "",
         _divergences(divergences, keys),
         _slowest(found, keys),
         _misses(misses, keys),
@@ -68,20 +76,47 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
 def _misses(misses: Sequence[Miss], keys: dict[int, int]) -> str:
     if not misses:
         return ""
+    about = (
+        "Each kernel is compared with the most similar one of its name that was compiled earlier and is still in the store or on "
+        "this node. A factor is anything that the compiled code depends on; if one differs, the kernel has to be compiled again."
+    )
+    return f"<section><h2>Why they were compiled</h2>{_quiet(about)}{_reasons(misses, keys)}</section>"
+
+
+def _reasons(misses: Sequence[Miss], keys: dict[int, int]) -> str:
     parts = []
     for miss in misses[:_MOST_ROWS]:
-        parts.append(f"<h3>{several(len(miss.kernels), 'kernel')}, {seconds(miss.seconds)}: ")
-        parts.append(f"{escape(miss.reason)}</h3>")
+        took = f", {seconds(miss.seconds)}" if miss.seconds else ""
+        parts.append(f"<h3>{several(len(miss.kernels), 'kernel')}{took}: {escape(miss.reason)}</h3>")
         if miss.differences:
             texts = [[plain_text(text, _LONGEST_VALUE) for text in difference] for difference in miss.differences]
             rows = [[f"<code>{escape(text)}</code>" for text in difference] for difference in texts[:_MOST_ROWS]]
             parts.append(table(("factor", "before", "now"), rows))
         parts.append(_names(miss.kernels, keys))
-    about = (
-        "Each kernel is compared with the most similar one of its name that was compiled earlier and is still in the store or on "
-        "this node. A factor is anything that the compiled code depends on; if one differs, the kernel has to be compiled again."
-    )
-    return f"<section><h2>Why they were compiled</h2>{_quiet(about)}{''.join(parts)}</section>"
+    return "".join(parts)
+
+
+def _comparison(comparison: Comparison, keys: dict[int, int]) -> str:
+    changes = [(escape(change.label), *change.texts) for change in comparison.changes]
+    parts = [table(("", "#earlier", "#this run", "#difference"), changes)]
+    if comparison.slower:
+        rows = [
+            (
+                _button(each.kernel, keys), seconds(each.before.one_compile), seconds(each.kernel.one_compile),
+                f"+{seconds(each.seconds)}", _digest(each.kernel),
+                "<br>".join(_texts(difference) for difference in each.differences[:_MOST_FACTORS]) or "the same key",
+            )
+            for each in comparison.slower[:_MOST_ROWS]
+        ]  # fmt: skip
+        heads = ("kernel", "#earlier", "#this run", "#difference", "key", "factor, before, now")
+        parts.append(f"<h3>Slower to compile: {several(len(comparison.slower), 'kernel')}</h3>{table(heads, rows)}")
+    if comparison.new:
+        count = sum(len(miss.kernels) for miss in comparison.new)
+        parts.append(f"<h3>New in this run: {several(count, 'key')}</h3>{_reasons(comparison.new, keys)}")
+    if comparison.gone:
+        parts.append(f"<h3>Only in the earlier run: {several(len(comparison.gone), 'key')}</h3>")
+        parts.append(_names(comparison.gone, {}))
+    return f"<section><h2>Compared with job {escape(plain_text(comparison.job))}</h2>{''.join(parts)}</section>"
 
 
 def _divergences(divergences: Sequence[Divergence], keys: dict[int, int]) -> str:
@@ -185,6 +220,9 @@ def _names(kernels: Sequence[Kernel], keys: dict[int, int]) -> str:
 
 
 def _button(kernel: Kernel, keys: dict[int, int]) -> str:
+    """The kernel's name; on the time line, if it is there, a click shows it alone."""
+    if id(kernel) not in keys:
+        return f'<span class="name">{escape(kernel.name)}</span>'
     title = "Show this kernel alone in the time line"
     return f'<button class="kernel name" data-key="{keys[id(kernel)]}" title="{title}">{escape(kernel.name)}</button>'
 
