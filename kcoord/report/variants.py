@@ -16,6 +16,7 @@ OF_THE_CALL = frozenset(
 )
 """Factors whose parts are named by the kernel's author or caller: constants, dtypes, options."""
 
+_TARGET = "target"
 _FEW = 4
 _LONGEST_VALUE = 40  # characters
 
@@ -24,7 +25,10 @@ Variant = Mapping[str, str]
 
 
 def variants_of(manifests: Iterable[Manifest]) -> dict[str, Variant]:
-    """By digest, the variant of each key that is not the only one of its backend and name. Hashes are left out of it."""
+    """By digest, the variant of each key that is not the only one of its backend and name. Hashes are left out of it.
+
+    Keys for several GPUs differ in their target, and not in the options that follow from it.
+    """
     by_name: dict[tuple[str, str], dict[str, Manifest]] = defaultdict(dict)
     for manifest in manifests:
         by_name[manifest.key.backend, manifest.key.name][manifest.key.digest] = manifest
@@ -40,6 +44,18 @@ def _told_apart(same: Sequence[Manifest]) -> list[Variant]:
     for manifest in same:
         key = whole_key(manifest)
         values.append({name: factor.text for name, factor in flat((*key.factors, *key.details))})
+    targets = [each.pop(_TARGET, "") for each in values]
+    if len(set(targets)) == 1:
+        return _differing(values)
+    found: list[Variant] = [{}] * len(values)
+    for target in set(targets):
+        of_target = [number for number, each in enumerate(targets) if each == target]
+        for number, variant in zip(of_target, _differing([values[number] for number in of_target]), strict=True):
+            found[number] = {_TARGET: target, **variant}
+    return found
+
+
+def _differing(values: Sequence[dict[str, str]]) -> list[Variant]:
     names = {name for each in values for name in each}
     differing = [name for name in names if len({each.get(name) for each in values}) > 1]
     telling = [name for name in differing if not any(is_digest(each.get(name)) for each in values)]

@@ -38,6 +38,15 @@ def test_factors_of_the_call_come_before_those_around_it() -> None:
     assert first == "Z=1, env A=1"
 
 
+def test_keys_for_several_gpus_differ_in_their_target_and_within_it() -> None:
+    def on(target: str, block: int) -> dict[str, Any]:
+        return {"target": target, "constants": {"BLOCK": block}, "options": {"arch": target}}
+
+    assert variants(on("cuda:90", 64), on("cuda:90", 128), on("hip:gfx942", 64)) == [
+        "target=cuda:90, BLOCK=64", "target=cuda:90, BLOCK=128", "target=hip:gfx942",
+    ]  # fmt: skip
+
+
 def test_hashes_tell_nothing() -> None:
     assert variants({"source": "a" * 64}, {"source": "b" * 64}) == ["", ""]
 
