@@ -18,11 +18,14 @@ _REMEMBERED = 100  # tunings
 
 @dataclass
 class _Tuning:
-    """By the configuration's number: how often it was given out, and what was measured. `processes` want to know it all."""
+    """By the configuration's number: how often it was given out, and what was measured. `processes` want to know it all.
+
+    A process is known by two ids: the peer's as the agent sees it, which is 0 in another container, and its own.
+    """
 
     given: list[int]
     timings: list[bytes | None]
-    processes: set[int] = field(default_factory=set)
+    processes: set[tuple[int, int]] = field(default_factory=set)
 
 
 class SharedMeasurements:
@@ -31,14 +34,12 @@ class SharedMeasurements:
     def __init__(self) -> None:
         self._tunings: dict[str, _Tuning] = {}  # by the key's digest, the latest last
 
-    def answer(self, process: int, message: Measure) -> Measurements:
-        """The next configuration to measure. Raises `ProtocolError` for what no autotuner asks."""
+    def answer(self, process: tuple[int, int], message: Measure) -> Measurements:
+        """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for what no autotuner asks."""
         count, index, timing = message.count, message.index, message.timing
-        if (
-            not 0 < count <= _MOST_CONFIGURATIONS
-            or not 0 <= (index or 0) < count
-            or len(timing or b"") > _LARGEST_TIMING
-        ):
+        if count > _MOST_CONFIGURATIONS:
+            return Measurements()
+        if count < 1 or not 0 <= (index or 0) < count or len(timing or b"") > _LARGEST_TIMING:
             raise ProtocolError(f"there is no configuration {index} of {count}, or its measurement is too large")
         tuning = self._tunings.pop(message.digest, None)
         if tuning is None or len(tuning.given) != count:

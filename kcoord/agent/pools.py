@@ -237,11 +237,12 @@ class Pools:
         """
         pool = self._pools.get(job)
         if pool is not None and (found := pool.published.keys() & set(digests)):
-            recipes = [pool.published.pop(digest).to_wire() for digest in found]
-            for profile in list(pool.profiles)[:1]:
-                self._profiles.add(profile, recipes)
             pool.used += len(found)
             self._count(job, {"ahead_used": len(found)})
+            recipes = [pool.published.pop(digest).to_wire() for digest in found]
+            for profile in list(pool.profiles)[:1]:
+                for first in range(0, len(recipes), MOST_AT_ONCE):
+                    self._profiles.add(profile, recipes[first : first + MOST_AT_ONCE])
 
     def gone(self, connection: int) -> None:
         self._permits.gone(connection)

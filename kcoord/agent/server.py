@@ -160,7 +160,9 @@ class Agent:
             messages.GiveUp: self._claims.give_up,
             messages.Lookup: self._lookup,
             messages.Offer: lambda connection, _, message: self._choices.offer(connection.who, message),
-            messages.Measure: lambda connection, _, message: self._measurements.answer(connection.pid, message),
+            messages.Measure: lambda connection, _, message: self._measurements.answer(
+                (connection.pid, connection.who.pid), message
+            ),
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),

@@ -271,7 +271,7 @@ class Offer(Request, op="offer"):
 
 @dataclass(frozen=True)
 class Measure(Request, op="measure"):
-    """Ask what to measure next, of `count` configurations among which the key's choice is made.
+    """Ask what to measure next, of `count` configurations. `digest`: of all that their measurements depend on.
 
     `timing` is what this rank has just measured of number `index`, as its backend encodes it.
     """

@@ -170,10 +170,10 @@ class AgentClient:
         return self._choice(messages.Offer(fields.carried(key), content, seconds, device))
 
     def next_measurement(
-        self, key: CacheKey, count: int, index: int | None, timing: bytes | None
+        self, digest: str, count: int, index: int | None, timing: bytes | None
     ) -> messages.Measurements | None:
         """Of `count` configurations, the one to measure next, after `index` took `timing`. None: no agent."""
-        return self.ask(messages.Measure(key.digest, count, index, timing), messages.Measurements)
+        return self.ask(messages.Measure(digest, count, index, timing), messages.Measurements)
 
     def record(self, profile: str, recipes: list[dict[str, Any]]) -> bool:
         """Add to a profile. False: they were not delivered; an agent is not started for them. Raises `ProtocolError`."""

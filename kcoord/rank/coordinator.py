@@ -340,14 +340,14 @@ class Coordinator:
             return None
 
     def next_measurement(
-        self, key: CacheKey, count: int, index: int | None = None, timing: bytes | None = None
+        self, digest: str, count: int, index: int | None = None, timing: bytes | None = None
     ) -> Measurements | None:
-        """Of `count` configurations among which `key` is chosen, the one to measure next; or all that this node's ranks measured.
+        """Of `count` configurations, the one to measure next; or all that this node's ranks measured of what has this `digest`.
 
         `timing` is what this process has just measured of number `index`. None: nobody shares measurements. Waits for no rank.
         Others' timings are untrusted.
         """
-        return self._client.next_measurement(key, count, index, timing) if self.usable else None
+        return self._client.next_measurement(digest, count, index, timing) if self.usable else None
 
     def _recorded_choice(self, key: CacheKey, content: bytes | None, seconds: float) -> bytes | None:
         """`content`, which is in the job's profile from now on."""

@@ -25,6 +25,7 @@ import inspect
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -68,8 +69,8 @@ class _Tuning:
     """Measurements by this rank."""
     shared: dict[Any, Any] | None = None
     """Measurements by all ranks of the node, once they are made."""
-    recipes: dict[Any, Recipe] = field(default_factory=dict)
-    """Of the compiles that measuring may begin, by configuration."""
+    listed: bool = False
+    """True if the compiles that measuring may begin are known, as recipes."""
 
     def find(self) -> Any | None:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
@@ -100,8 +101,7 @@ class _Tuning:
 
     def _record(self, winner: Any) -> None:
         """The job will ask for this kernel again, and not for the others."""
-        recipe = self.recipes.get(winner)
-        if recipe is not None:
+        for recipe in _listed.get(self.autotuner, {}).get(winner, {}).values():
             self.coordinator.record(recipe.measured(0.0, time.monotonic_ns()))
 
     def timing(self, config: Any, measure: Callable[[Any], Any]) -> Any:
@@ -112,16 +112,20 @@ class _Tuning:
 
     def _measured_together(self, measure: Callable[[Any], Any]) -> dict[Any, Any]:
         """The measurements of all configurations, or of as many as were made before the agent was gone."""
-        answer = self.coordinator.next_measurement(self.key, len(self.configs))
+        digest = choice_key.measured_as(self.key, choice_key.named(self.autotuner, self.args) | self.kwargs)
+        answer = self.coordinator.next_measurement(digest, len(self.configs)) if digest else None
+        given = set()
         while answer is not None and answer.next is not None and 0 <= answer.next < len(self.configs):
-            config = self.configs[answer.next]
-            if config in self.own:
+            if answer.next in given:
                 return self.own  # another agent, which knows of no measurement
-            self.own[config] = measure(config)
+            given.add(answer.next)
+            config = self.configs[answer.next]
+            if config not in self.own:
+                self.own[config] = measure(config)
             packed = triton_choice.pack_timing(self.own[config])
             if packed is None:
                 return self.own
-            answer = self.coordinator.next_measurement(self.key, len(self.configs), answer.next, packed)
+            answer = self.coordinator.next_measurement(digest, len(self.configs), answer.next, packed)
         timings = [] if answer is None else map(triton_choice.timing_in, answer.timings)
         others = {config: timing for config, timing in zip(self.configs, timings, strict=False) if timing is not None}
         found = {**others, **self.own}
@@ -231,6 +235,10 @@ def _sharing(stock: Any) -> Any:
     return check_disk_cache
 
 
+_listed: weakref.WeakKeyDictionary[Autotuner, dict[Any, dict[str, Recipe]]] = weakref.WeakKeyDictionary()
+"""Recipes by configuration, of all calls that an autotuner was tuned for: a kernel that is in memory is listed no more."""
+
+
 class _Current(threading.local):
     tuning: _Tuning | None = None
 
@@ -242,7 +250,7 @@ _current = _Current()
 def _under(tuning: _Tuning | None) -> Iterator[None]:
     """This thread measures for `tuning`; what it compiles is tried, and `_Tuning.settle` records what is used."""
     before = _current.tuning, trying.active
-    _current.tuning, trying.active = tuning, tuning is not None and bool(tuning.recipes)
+    _current.tuning, trying.active = tuning, tuning is not None and tuning.listed
     try:
         yield
     finally:
@@ -253,8 +261,8 @@ def _measuring(stock: Any) -> Any:
     @functools.wraps(stock)
     def _bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> Any:
         tuning = _current.tuning
-        if tuning is None or tuning.autotuner is not self:
-            return stock(self, *args, config=config, **meta)
+        if tuning is None or tuning.autotuner is not self or type(self)._bench is not _bench:
+            return stock(self, *args, config=config, **meta)  # a subclass's decides about one configuration
         return tuning.timing(config, lambda each: stock(self, *args, config=each, **meta))
 
     return _bench
@@ -307,7 +315,10 @@ def _announce(tuning: _Tuning) -> None:
     if quiet and (pool.takes_announcements or tuning.coordinator.settings.recorded_as is not None):
         # a hook of the user's may wait for other ranks
         recipes = recipes_of([functools.partial(tuning.launch, config) for config in tuning.configs])
-        tuning.recipes = {tuning.configs[recipe.order - TRIED]: recipe for recipe in recipes}
+        listed = _listed.setdefault(tuning.autotuner, {})
+        for recipe in recipes:
+            listed.setdefault(tuning.configs[recipe.order - TRIED], {})[recipe.digest] = recipe
+        tuning.listed = True
         pool.announce(recipes)
 
 

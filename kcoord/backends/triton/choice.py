@@ -63,6 +63,6 @@ def are_comparable(timings: Iterable[Any]) -> bool:
 
 
 def _is_timing(value: Any) -> bool:
-    """Milliseconds: one number, or one for each quantile."""
+    """Milliseconds: one number, or one for each quantile. Infinity: it does not run."""
     numbers = value if isinstance(value, list) and 0 < len(value) <= 100 else [value]
-    return all(type(number) in (int, float) for number in numbers)
+    return all(type(number) in (int, float) and number >= 0 for number in numbers)

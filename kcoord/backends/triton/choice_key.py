@@ -12,6 +12,7 @@ Functions here raise `KeyFactorError` for a value without identity, with the rea
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import re
@@ -29,6 +30,7 @@ from kcoord.backends.triton import own_key
 from kcoord.backends.triton.choice import FORMAT
 from kcoord.backends.triton.inputs import JITCallable, inputs_of, is_triton
 from kcoord.errors import KeyFactorError
+from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.function.lookup import is_project
 from kcoord.keys.function.walk import content_of
@@ -115,6 +117,35 @@ def _kind(value: Any) -> Any:
         return [_kind(each) for each in value]
     base = getattr(value, "base", None)  # a tensor descriptor; hooks set its block
     return [type(value).__name__, _kind(base)] if hasattr(base, "dtype") else type(value).__name__
+
+
+def measured_as(key: CacheKey, bound: Mapping[str, Any]) -> str:
+    """A digest of `key` and of the sizes in a call: measurements of calls that differ in it are not compared.
+
+    `bound` has the call's arguments by name. Empty if they cannot be told.
+    """
+    try:
+        sizes = sorted((name, repr(_size(value))) for name, value in bound.items())
+    except Exception as error:  # noqa: BLE001 - a tensor's own methods
+        let_through(error)
+        return ""
+    return hashlib.sha256(f"{key.digest} {sizes}".encode()).hexdigest()
+
+
+def _size(value: Any) -> Any:
+    """A number as it is; of a tensor, or a descriptor of one, the shape, the strides and the alignment."""
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_size(each) for each in value]
+    found: list[Any] = [type(value).__name__, *(_size(list(getattr(value, name, ()))) for name in ("shape", "strides"))]
+    if hasattr(value, "base"):
+        found.append(_size(value.base))
+    if callable(getattr(value, "stride", None)):
+        found.append(list(value.stride()))
+    if callable(getattr(value, "data_ptr", None)):
+        found.append(value.data_ptr() % 16)
+    return found
 
 
 def config_digest(config: Any) -> str:

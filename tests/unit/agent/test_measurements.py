@@ -16,7 +16,7 @@ def asked(
     shared: SharedMeasurements, process: int, index: int | None = None, digest: str = A, count: int = 3
 ) -> Measurements:
     """`process` has measured `index`, and asks for the next."""
-    return shared.answer(process, Measure(digest, count, index, None if index is None else b"%d" % index))
+    return shared.answer((process, process), Measure(digest, count, index, None if index is None else b"%d" % index))
 
 
 def test_each_rank_gets_what_no_other_measures_and_in_the_end_all_measurements() -> None:
@@ -26,6 +26,18 @@ def test_each_rank_gets_what_no_other_measures_and_in_the_end_all_measurements()
     assert asked(shared, 1, 0).next == 2, "nobody waits for the other"
     for process in (2, 1):
         assert asked(shared, process, 2) == Measurements(timings=[b"0", b"1", b"2"])
+
+
+def test_of_too_many_configurations_each_rank_measures_all() -> None:
+    assert asked(SharedMeasurements(), 1, count=1001) == Measurements()
+
+
+def test_ranks_in_containers_whose_ids_the_agent_cannot_see_are_several() -> None:
+    shared = SharedMeasurements()
+    for own in (1, 2):
+        assert shared.answer((0, own), Measure(A, 1)).next == 0
+    for own in (1, 2):
+        assert shared.answer((0, own), Measure(A, 1, 0, b"0")).timings == [b"0"]
 
 
 def test_keys_are_apart() -> None:
@@ -49,9 +61,7 @@ def test_tunings_that_nobody_finished_are_bounded(monkeypatch: pytest.MonkeyPatc
     assert asked(shared, 2).next == 0, "the older one is forgotten"
 
 
-@pytest.mark.parametrize(
-    "bad", [{"count": 0}, {"count": 1001}, {"index": -1}, {"index": 3}, {"timing": b"x" * 1001}], ids=str
-)
+@pytest.mark.parametrize("bad", [{"count": 0}, {"index": -1}, {"index": 3}, {"timing": b"x" * 1001}], ids=str)
 def test_what_no_autotuner_asks_is_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ProtocolError):
-        SharedMeasurements().answer(1, Measure(**{"digest": A, "count": 3, "index": 0, "timing": b"", **bad}))
+        SharedMeasurements().answer((1, 1), Measure(**{"digest": A, "count": 3, "index": 0, "timing": b"", **bad}))

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -27,10 +28,10 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.choices import KIND
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.protocol.messages import Measurements
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
-from kcoord.telemetry.events import Notices
 from tests.support.agents import Node
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
@@ -130,18 +131,87 @@ def test_a_rank_on_which_the_nodes_best_does_not_run_measures_for_itself(sandbox
     assert all(r["launched"] <= 64 for r in reports[1:])
 
 
-@pytest.mark.parametrize(("theirs", "measured"), [([3.0, 3.0, 3.0], 1), (3.0, 3), ("3", 3), ([], 3)], ids=str)
-def test_measurements_of_another_kind_are_none(sandbox: Sandbox, theirs: Any, measured: int) -> None:
-    """Another rank's are untrusted: Triton compares them, and must be able to."""
-    tune(sandbox, 64, node="first")
-    (choice,) = choices(sandbox.root / "first")
-    settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
-    with contextlib.closing(AgentClient(settings, Notices())) as client:
-        for number in range(2):
-            assert client.next_measurement(choice.key, 3, number, msgpack.packb(theirs)) is not None
-    report = tune(sandbox, 64)
-    assert len(report["measured"]) == measured
-    assert measured == 1 or (report["choice"], report["launched"]) == (64, 64)
+class ScriptedAgent:
+    """A coordinator whose agent gives out `given`, one after the other, and then knows `timings`."""
+
+    def __init__(self, given: list[int], timings: list[Any]) -> None:
+        self._answers = [Measurements(number) for number in given] + [Measurements(timings=timings)]
+        self.asked: list[str] = []
+
+    def next_measurement(self, digest: str, *rest: Any) -> Measurements:
+        self.asked.append(digest)
+        return self._answers.pop(0)
+
+
+def together(coordinator: ScriptedAgent, *args: Any, **kwargs: Any) -> tuple[list[int], dict[int, Any]]:
+    """The configurations that a rank measures, and the measurements that it has in the end, by BLOCK."""
+    from triton.runtime.autotuner import Autotuner
+
+    from kcoord.backends.triton.autotune import _Tuning
+
+    autotuner, here = made(Autotuner), []
+    autotuner.fn.run = lambda *args, **kwargs: object()
+
+    def measure(config: Any) -> list[float]:
+        here.append(config.kwargs["BLOCK"])
+        return [float(config.kwargs["BLOCK"])] * 3
+
+    key, nothing = CacheKey.of("test", "choice"), object()
+    tuning = _Tuning(coordinator, autotuner, args, kwargs, key, autotuner.configs, [], nothing)  # type: ignore[arg-type]
+    found = tuning._measured_together(measure)
+    return here, {config.kwargs["BLOCK"]: timing for config, timing in found.items()}
+
+
+@pytest.mark.parametrize("theirs", [3.0, "3", [], [float("nan")] * 3, [float("-inf")] * 3, None], ids=str)
+def test_measurements_that_triton_cannot_compare_are_none(theirs: Any) -> None:
+    """Other ranks' are untrusted."""
+    here, found = together(ScriptedAgent([0], [None, msgpack.packb(theirs)]))
+    assert (here, found) == ([32], {32: [32.0] * 3})
+
+
+def test_what_others_measured_is_taken_and_an_agent_that_forgets_is_asked_no_more() -> None:
+    assert together(ScriptedAgent([1], [msgpack.packb([9.0] * 3), None])) == ([64], {32: [9.0] * 3, 64: [64.0] * 3})
+    assert together(ScriptedAgent([1, 1, 0], [])) == ([64], {64: [64.0] * 3})
+
+
+def test_calls_of_other_sizes_share_no_measurements(sandbox: Sandbox) -> None:
+    """A choice depends on them a little, and a measurement as much as it can."""
+
+    class Tensor:
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+        def stride(self) -> tuple[int, ...]:
+            return (1,)
+
+        def data_ptr(self) -> int:
+            return 32
+
+    calls = [ScriptedAgent([], []) for _ in range(4)]
+    for node, (tensor, count) in zip(
+        calls, [(Tensor(4), 4), (Tensor(4), 4), (Tensor(8), 4), (Tensor(4), 8)], strict=True
+    ):
+        together(node, tensor, n=count)
+    first, second, *others = [node.asked[0] for node in calls]
+    assert first == second
+    assert len({first, *others}) == 3
+
+
+def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> None:
+    """Its `_bench` decides about one configuration, and must not be given another's."""
+
+    class Own(hooked):  # type: ignore[misc]
+        def _bench(self, *args: Any, config: Any, **meta: Any) -> Any:
+            return super()._bench(*args, config=config, **meta)
+
+    from kcoord.backends.triton import autotune as triton_autotune
+
+    autotuner, asked = made(Own), []
+    autotuner.nargs, autotuner.do_bench = {}, lambda kernel_call, quantiles: [1.0] * 3
+    tuning = SimpleNamespace(autotuner=autotuner, listed=False, timing=lambda *args: asked.append(args))
+    with triton_autotune._under(tuning):  # type: ignore[arg-type]
+        assert autotuner._bench(config=autotuner.configs[0]) == [1.0] * 3
+    assert not asked
 
 
 def test_a_rank_whose_agent_dies_meanwhile_measures_what_is_left(sandbox: Sandbox) -> None:
