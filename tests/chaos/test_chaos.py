@@ -20,7 +20,7 @@ from tests.chaos.schedule import Fault, Kernel, Round
 from tests.chaos.throw import Thrown
 
 _SEED = os.environ.get("CHAOS_SEED", "kcoord")
-_SECONDS = float(os.environ.get("CHAOS_SECONDS", "45"))
+_SECONDS = float(os.environ.get("CHAOS_SECONDS", "25"))
 
 
 @pytest.mark.serial  # the judge bounds each single wait

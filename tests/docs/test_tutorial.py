@@ -36,7 +36,9 @@ def test_every_step_does_as_the_page_says(sandbox: Sandbox) -> None:
     assert sorted(found) == list("1234567")
     script = "\n".join(f"echo STEP{number}\n{found[number]}" for number in "234567").replace("rm -r", "ls\nrm -r")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = sandbox.env(PATH=path, KCOORD=str(ROOT), TRITON_DEFAULT_FP_FUSION="1", OMP_NUM_THREADS="1")
+    environment = sandbox.env(
+        PATH=path, KCOORD=str(ROOT), TRITON_DEFAULT_FP_FUSION="1", OMP_NUM_THREADS="1", KCOORD_AHEAD="0"
+    )
     done = subprocess.run(
         ["bash", "-c", script], env=environment, cwd=sandbox.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )  # fmt: skip

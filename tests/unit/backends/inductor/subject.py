@@ -9,6 +9,7 @@ from typing import Any
 
 os.makedirs(os.environ["HOME"], exist_ok=True)  # noqa: PTH103
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=os.environ["HOME"])  # torch's own caches answer nothing
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers would import torch, each process its own
 
 import kcoord  # noqa: E402
 
