@@ -29,7 +29,7 @@ def main(operations: Callable[[torch.device], list[Operation]]) -> None:
     mode = parser.parse_args().mode
     if "PRIVATE" in os.environ:
         os.environ["TRITON_CACHE_DIR"] += f"/{os.environ['RANK']}"
-    if not hasattr(triton.knobs.cache, "redis"):  # so Triton's RedisRemoteCacheBackend raises, from 3.4 to 3.9 at least
+    if not hasattr(triton.knobs.cache, "redis"):  # so RedisRemoteCacheBackend raises, in Triton 3.6 and 3.9
         triton.knobs.cache.redis = triton.knobs.redis
     rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     gpus = torch.cuda.device_count()
