@@ -21,12 +21,13 @@ from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
 from kcoord.profiles.choices import KIND, choice_in
-from kcoord.profiles.recipe import MOST_RECIPES, Recipe
+from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
 
 Found = tuple[Manifest, dict[str, bytes]]
+_MOST_RECORDED = 10_000  # choices of profiles, some kilobytes each
 
 
 class Choices:
@@ -40,11 +41,13 @@ class Choices:
     def learn(self, recipes: Iterable[Recipe]) -> None:
         """Take the choices of a profile."""
         for recipe in recipes:
-            if recipe.backend == KIND and len(self._recorded) < MOST_RECIPES:
+            if recipe.backend == KIND:
                 try:
                     self._recorded[choice_in(recipe)[0].digest] = recipe
                 except ValueError as error:
                     self._notices.tell(f"a profile holds what is no choice: {error}")
+        for digest in list(self._recorded)[:-_MOST_RECORDED]:
+            del self._recorded[digest]
 
     def lookup(self, message: messages.Lookup) -> Awaitable[messages.Choice]:
         """The choice of the key with this digest, if there is one."""

@@ -29,10 +29,10 @@ class _Tuning:
 
 
 class SharedMeasurements:
-    """Answers `Measure`. Of tunings whose ranks have died in the middle it remembers the latest hundred."""
+    """Answers `Measure`. It remembers the latest hundred tunings; ranks of an older one measure for themselves."""
 
     def __init__(self) -> None:
-        self._tunings: dict[str, _Tuning] = {}  # by the key's digest, the latest last
+        self._tunings: dict[str, _Tuning] = {}  # by `Measure.digest`, the latest last
 
     def answer(self, process: tuple[int, int], message: Measure) -> Measurements:
         """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for what no autotuner asks."""

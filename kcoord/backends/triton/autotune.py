@@ -40,6 +40,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.triton import choice as triton_choice
 from kcoord.backends.triton import choice_key
+from kcoord.backends.triton.measuring import Measuring
 from kcoord.backends.triton.recipes import trying
 from kcoord.backends.triton.upcoming import recipes_of
 from kcoord.errors import KeyFactorError
@@ -65,10 +66,8 @@ class _Tuning:
     digests: list[str]
     device: DeviceKey
     begun: float = field(default_factory=time.perf_counter)
-    own: dict[Any, Any] = field(default_factory=dict)
-    """Measurements by this rank."""
-    shared: dict[Any, Any] | None = None
-    """Measurements by all ranks of the node, once they are made."""
+    measuring: Measuring | None = None
+    """None if this rank measures all by itself."""
     listed: bool = False
     """True if the compiles that measuring may begin are known, as recipes."""
 
@@ -93,7 +92,7 @@ class _Tuning:
         measured = None if timings is None else [timings.get(config) for config in self.configs]
         content = triton_choice.pack(mine, chosen, measured)
         decided = self.coordinator.offer(self.key, content, took, str(self.device))
-        runs = timings if self.shared is None else self.own
+        runs = timings if self.measuring is None else self.measuring.own
         winner = self._use(decided, runs) if decided is not None and decided != content else None
         winner = chosen if winner is None else winner
         self._record(winner)
@@ -103,38 +102,6 @@ class _Tuning:
         """The job will ask for this kernel again, and not for the others."""
         for recipe in _listed.get(self.autotuner, {}).get(winner, {}).values():
             self.coordinator.record(recipe.measured(0.0, time.monotonic_ns()))
-
-    def timing(self, config: Any, measure: Callable[[Any], Any]) -> Any:
-        """The measurement of `config`, by this rank or another. Raises what ``measure(config)`` raises, which measures here."""
-        if self.shared is None:
-            self.shared = self._measured_together(measure)
-        return self.shared[config] if config in self.shared else measure(config)
-
-    def _measured_together(self, measure: Callable[[Any], Any]) -> dict[Any, Any]:
-        """The measurements of all configurations, or of as many as were made before the agent was gone."""
-        digest = choice_key.measured_as(self.key, choice_key.named(self.autotuner, self.args) | self.kwargs)
-        answer = self.coordinator.next_measurement(digest, len(self.configs)) if digest else None
-        given = set()
-        while answer is not None and answer.next is not None and 0 <= answer.next < len(self.configs):
-            if answer.next in given:
-                return self.own  # another agent, which knows of no measurement
-            given.add(answer.next)
-            config = self.configs[answer.next]
-            if config not in self.own:
-                self.own[config] = measure(config)
-            packed = triton_choice.pack_timing(self.own[config])
-            if packed is None:
-                return self.own
-            answer = self.coordinator.next_measurement(digest, len(self.configs), answer.next, packed)
-        timings = [] if answer is None else map(triton_choice.timing_in, answer.timings)
-        others = {config: timing for config, timing in zip(self.configs, timings, strict=False) if timing is not None}
-        found = {**others, **self.own}
-        if not triton_choice.are_comparable(found.values()):
-            return self.own  # others measure otherwise
-        best = min(found, key=found.__getitem__, default=None)
-        if best in others and best not in self.own and choice_key.is_finite(others[best]) and not self._runs(best):
-            return self.own  # this GPU is another, whatever its name
-        return found
 
     def bound_with(self, config: Any) -> dict[str, Any]:
         """The arguments of the launch by name, as Triton gives them to hooks."""
@@ -150,12 +117,12 @@ class _Tuning:
             return None
         config = self.configs[self.digests.index(digest)]
         known = None if timings is None else timings.get(config)
-        if not (self._runs(config) if known is None else choice_key.is_finite(known)):
+        if not (self.runs(config) if known is None else choice_key.is_finite(known)):
             notices.tell(f"{self.key.name}: the shared choice does not run on this GPU; this rank tunes for itself")
             return None
         return config
 
-    def _runs(self, config: Any) -> bool:
+    def runs(self, config: Any) -> bool:
         """True if `config` compiles for this very call, and loads. The launch needs the kernel anyway, and finds it in memory."""
         try:
             kernel = self.launch(config)
@@ -219,6 +186,7 @@ def _sharing(stock: Any) -> Any:
             return True
         if tuning is not None:
             _announce(tuning)
+            _share(tuning)
         before = vars(self).get("configs_timings")
         found = False
         with _under(tuning):
@@ -261,9 +229,10 @@ def _measuring(stock: Any) -> Any:
     @functools.wraps(stock)
     def _bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> Any:
         tuning = _current.tuning
-        if tuning is None or tuning.autotuner is not self or type(self)._bench is not _bench:
-            return stock(self, *args, config=config, **meta)  # a subclass's decides about one configuration
-        return tuning.timing(config, lambda each: stock(self, *args, config=each, **meta))
+        measuring = None if tuning is None or tuning.autotuner is not self else tuning.measuring
+        if measuring is None or type(self)._bench is not _bench:  # a subclass's decides about one configuration
+            return stock(self, *args, config=config, **meta)
+        return measuring.timing(config, lambda each: stock(self, *args, config=each, **meta))
 
     return _bench
 
@@ -320,6 +289,12 @@ def _announce(tuning: _Tuning) -> None:
             listed.setdefault(tuning.configs[recipe.order - TRIED], {})[recipe.digest] = recipe
         tuning.listed = True
         pool.announce(recipes)
+
+
+@fails_open(lambda tuning: None)
+def _share(tuning: _Tuning) -> None:
+    digest = choice_key.measured_as(tuning.key, choice_key.named(tuning.autotuner, tuning.args) | tuning.kwargs)
+    tuning.measuring = Measuring(tuning.coordinator, digest, tuning.configs, tuning.runs)
 
 
 @fails_open(lambda tuning: None)

@@ -143,39 +143,45 @@ class ScriptedAgent:
         return self._answers.pop(0)
 
 
-def together(coordinator: ScriptedAgent, *args: Any, **kwargs: Any) -> tuple[list[int], dict[int, Any]]:
+def together(agent: ScriptedAgent, runs: bool = True) -> tuple[list[int], dict[int, Any]]:
     """The configurations that a rank measures, and the measurements that it has in the end, by BLOCK."""
-    from triton.runtime.autotuner import Autotuner
+    from kcoord.backends.triton.measuring import Measuring
 
-    from kcoord.backends.triton.autotune import _Tuning
-
-    autotuner, here = made(Autotuner), []
-    autotuner.fn.run = lambda *args, **kwargs: object()
+    configs = [triton.Config({"BLOCK": block}) for block in (32, 64)]
+    here: list[int] = []
 
     def measure(config: Any) -> list[float]:
         here.append(config.kwargs["BLOCK"])
         return [float(config.kwargs["BLOCK"])] * 3
 
-    key, nothing = CacheKey.of("test", "choice"), object()
-    tuning = _Tuning(coordinator, autotuner, args, kwargs, key, autotuner.configs, [], nothing)  # type: ignore[arg-type]
-    found = tuning._measured_together(measure)
-    return here, {config.kwargs["BLOCK"]: timing for config, timing in found.items()}
+    measuring = Measuring(agent, "a digest", configs, lambda config: runs)  # type: ignore[arg-type]
+    return here, {config.kwargs["BLOCK"]: measuring.timing(config, measure) for config in configs}
 
 
 @pytest.mark.parametrize("theirs", [3.0, "3", [], [float("nan")] * 3, [float("-inf")] * 3, None], ids=str)
 def test_measurements_that_triton_cannot_compare_are_none(theirs: Any) -> None:
     """Other ranks' are untrusted."""
-    here, found = together(ScriptedAgent([0], [None, msgpack.packb(theirs)]))
-    assert (here, found) == ([32], {32: [32.0] * 3})
+    assert together(ScriptedAgent([0], [None, msgpack.packb(theirs)])) == ([32, 64], {32: [32.0] * 3, 64: [64.0] * 3})
 
 
 def test_what_others_measured_is_taken_and_an_agent_that_forgets_is_asked_no_more() -> None:
     assert together(ScriptedAgent([1], [msgpack.packb([9.0] * 3), None])) == ([64], {32: [9.0] * 3, 64: [64.0] * 3})
-    assert together(ScriptedAgent([1, 1, 0], [])) == ([64], {64: [64.0] * 3})
+    assert together(ScriptedAgent([1, 1, 0], [])) == ([64, 32], {32: [32.0] * 3, 64: [64.0] * 3})
 
 
-def test_calls_of_other_sizes_share_no_measurements(sandbox: Sandbox) -> None:
+def test_what_is_the_best_elsewhere_and_does_not_run_here_is_measured_here() -> None:
+    assert together(ScriptedAgent([1], [msgpack.packb([9.0] * 3), None]), runs=False)[0] == [64, 32]
+
+
+def test_a_fault_of_kcoords_ends_the_sharing_and_not_the_job() -> None:
+    assert together(ScriptedAgent([7], []))[0] == [32, 64], "no such configuration"
+    broken = SimpleNamespace(next_measurement=lambda *arguments: 1 / 0)
+    assert together(broken)[0] == [32, 64]  # type: ignore[arg-type]
+
+
+def test_calls_of_other_sizes_share_no_measurements() -> None:
     """A choice depends on them a little, and a measurement as much as it can."""
+    from kcoord.backends.triton.choice_key import measured_as
 
     class Tensor:
         def __init__(self, *shape: int) -> None:
@@ -187,14 +193,14 @@ def test_calls_of_other_sizes_share_no_measurements(sandbox: Sandbox) -> None:
         def data_ptr(self) -> int:
             return 32
 
-    calls = [ScriptedAgent([], []) for _ in range(4)]
-    for node, (tensor, count) in zip(
-        calls, [(Tensor(4), 4), (Tensor(4), 4), (Tensor(8), 4), (Tensor(4), 8)], strict=True
-    ):
-        together(node, tensor, n=count)
-    first, second, *others = [node.asked[0] for node in calls]
+    key = CacheKey.of("test", "choice")
+    first, second, *others = [
+        measured_as(key, {"x": tensor, "n": count})
+        for tensor, count in ((Tensor(4), 4), (Tensor(4), 4), (Tensor(8), 4), (Tensor(4), 8))
+    ]
     assert first == second
     assert len({first, *others}) == 3
+    assert not measured_as(key, {"x": SimpleNamespace(shape=1)}), "sizes that cannot be told"
 
 
 def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> None:
@@ -206,9 +212,11 @@ def test_a_subclass_that_measures_itself_shares_no_measurements(hooked: Any) -> 
 
     from kcoord.backends.triton import autotune as triton_autotune
 
-    autotuner, asked = made(Own), []
+    asked: list[Any] = []
+    autotuner = made(Own)
     autotuner.nargs, autotuner.do_bench = {}, lambda kernel_call, quantiles: [1.0] * 3
-    tuning = SimpleNamespace(autotuner=autotuner, listed=False, timing=lambda *args: asked.append(args))
+    measuring = SimpleNamespace(timing=lambda *args: asked.append(args))
+    tuning = SimpleNamespace(autotuner=autotuner, listed=False, measuring=measuring)
     with triton_autotune._under(tuning):  # type: ignore[arg-type]
         assert autotuner._bench(config=autotuner.configs[0]) == [1.0] * 3
     assert not asked
