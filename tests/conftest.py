@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import interpose
+from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
 from tests.support.fuzzing import LONG, USUAL
 from tests.support.interpose import Interposer
@@ -35,8 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
+        toolchain.begin()
         for package in ("kcoord", "launch", "tests"):
             compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        toolchain.end()
 
 
 def pytest_xdist_auto_num_workers() -> int:

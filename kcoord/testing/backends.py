@@ -34,32 +34,43 @@ from kcoord.artifacts.catalog import local_manifests
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.forkserver import Forked, fork_server
 
+Started = subprocess.Popen[str] | Forked
 Environ = Mapping[str, str]
 NOTHING: Environ = MappingProxyType({})
 _LONG = 120.0  # seconds: the bound of every process
 
 
 class World:
-    """A local directory, and processes that use it. `environ` is theirs."""
+    """A local directory, and processes that use it. `environ` is theirs; they have the modules `preload` imported, if any."""
 
-    def __init__(self, root: Path, program: Path, environ: Mapping[str, str]) -> None:
-        self.root, self.program = root, program
+    def __init__(self, root: Path, program: Path, environ: Mapping[str, str], preload: Sequence[str] = ()) -> None:
+        self.root, self.program, self._preload = root, program, preload
+        self._started: list[Started] = []
         self.local = root / "local"
         kept = {n: v for n, v in os.environ.items() if not n.startswith("KCOORD_") and not n.endswith("_CACHE_DIR")}
         self.environ = {**kept, "KCOORD_LOCAL_DIR": str(self.local), "HOME": str(root), **environ}
 
-    def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> subprocess.Popen[str]:
+    def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> Started:
         """A process that goes through `steps` (`kcoord.testing.subject`)."""
-        command = [sys.executable, str(self.program), json.dumps(steps)]
-        environment = {**self.environ, **environ}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environment, cwd=cwd or self.root, stdout=pipe, stderr=pipe, text=True)
+        command = [str(self.program), json.dumps(steps)]
+        environment, pipe = {**self.environ, **environ}, subprocess.PIPE
+        process: Started
+        if self._preload and (server := fork_server(self._preload)).serves(environment):
+            process = server.start(command, environment, cwd or self.root)
+        else:
+            command = [sys.executable, *command]
+            process = subprocess.Popen(
+                command, env=environment, cwd=cwd or self.root, stdout=pipe, stderr=pipe, text=True
+            )
+        self._started.append(process)
+        return process
 
     def run(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> list[Any]:
         return self.outcomes(self.start(*steps, cwd=cwd, environ=environ))
 
-    def outcomes(self, process: subprocess.Popen[str]) -> list[Any]:
+    def outcomes(self, process: Started) -> list[Any]:
         """The outcome of each step. A process that fails fails the test."""
         try:
             out, err = process.communicate(timeout=_LONG)
@@ -103,7 +114,7 @@ class World:
 
     def close(self) -> None:
         """End all of its processes."""
-        for process in self.processes():
+        for process in (*self._started, *self.processes()):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         until(lambda: not self.processes())
@@ -124,6 +135,8 @@ class BackendSuite:
     """It ends with ``main(MySubject)``: see `kcoord.testing.Subject`."""
     error: ClassVar[str]
     """The class name of the exception that `Subject.refuse` raises."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that take long to import: the processes are forked from one that has them (`kcoord.testing.forkserver`)."""
     interrupted: ClassVar[str] = "TimeoutError"
     """The exception that leaves the compiler when a signal's handler raises `TimeoutError` in it."""
     failure_elsewhere: ClassVar[str] = ""
@@ -141,7 +154,7 @@ class BackendSuite:
     @pytest.fixture
     def world(self) -> Iterator[World]:
         root = Path(tempfile.mkdtemp(prefix="kc-", dir="/tmp"))  # a Unix socket's path is at most 108 bytes long
-        world = World(root, self.program, self.environment(root))
+        world = World(root, self.program, self.environment(root), self.preload)
         try:
             yield world
         finally:
@@ -193,7 +206,7 @@ class BackendSuite:
         assert (built["compiles"], "code" in built) == (1, True)
 
     def test_a_full_disk_costs_no_kernel(self, world: World) -> None:
-        world.local.mkdir()
+        world.local.mkdir(exist_ok=True)
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", world.local], capture_output=True)
         if mounted.returncode:
             pytest.skip("needs the right to mount a tmpfs")

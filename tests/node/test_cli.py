@@ -174,7 +174,7 @@ def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
     done = sandbox.run(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
     assert "TRITON_CACHE_MANAGER" not in done.stdout
     assert done.stderr == ""
-    assert not sandbox.local.exists()
+    assert sandbox.is_untouched
 
 
 def test_stats_outlast_the_agent_and_hold_the_documented_counters(sandbox: Sandbox) -> None:

@@ -275,7 +275,7 @@ def test_every_request_has_exactly_one_outcome(sandbox: Sandbox) -> None:
 def test_disabled_compiles_privately_and_leaves_no_trace(sandbox: Sandbox) -> None:
     reports = run_ranks(sandbox, 2, 3, KCOORD_DISABLE="1")
     assert [compiled for compiled, _ in reports] == [3, 3]
-    assert not sandbox.local.exists()
+    assert sandbox.is_untouched
     assert not list((sandbox.root / "tmp").iterdir())
     assert not sandbox.processes()
 

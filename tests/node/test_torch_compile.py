@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.support.command import KCOORD
-from tests.support.sandbox import PROGRAMS, Sandbox, finish, sandboxed
+from tests.support.sandbox import PROGRAMS, Sandbox, Started, finish, sandboxed
 from tests.support.waiting import eventually as within
 
 pytest.importorskip("torch")
 
 COMPILED = PROGRAMS / "compiled.py"
+_meetings = itertools.count()
 LAUNCH = ("-m", "kcoord_launch.torchrun", "--standalone")
 FOUR, TWO = ("ddp", "plain", "retained"), ("regional", "fsdp", "activated", "cast", "dynamic", "convolutions")
 LONG = 400.0  # seconds; torch imports and compiles, beside other tests
@@ -35,6 +37,7 @@ def environment(box: Sandbox, caches: str) -> dict[str, str]:
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(box.root / caches),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
         "OMP_NUM_THREADS": "1",
         "KCOORD_AGENT_TIMEOUT": "20",  # an agent that is late on a busy machine would cost one compile more
     }
@@ -49,7 +52,7 @@ def outcomes(done: subprocess.CompletedProcess[str]) -> list[Outcome]:
 def stock(box: Sandbox, *models: str, caches: str = "stock") -> list[Outcome]:
     """One process without kcoord."""
     arguments = json.dumps({"models": models, "alone": True})
-    return outcomes(box.run(COMPILED, arguments, STOCK="1", timeout=LONG, **environment(box, caches)))
+    return outcomes(box.run_forked(COMPILED, arguments, STOCK="1", timeout=LONG, **environment(box, caches)))
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +63,21 @@ def true() -> dict[str, Outcome]:
 
 
 def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more: str) -> list[Outcome]:
-    arguments = json.dumps({"models": models, "marks": True})
-    launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, arguments)
-    return outcomes(box.run(*launch, timeout=LONG, **environment(box, caches), **more))
+    """A world of `count` ranks, without a launcher."""
+    return world(box, count, COMPILED, json.dumps({"models": models, "marks": True}), caches=caches, **more)
+
+
+def launched(box: Sandbox, count: int, *models: str) -> list[Outcome]:
+    """The same, as a user does."""
+    launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, json.dumps({"models": models, "marks": True}))
+    return outcomes(box.run(*launch, timeout=LONG, **environment(box, "ranks")))
+
+
+def world(box: Sandbox, count: int, *program: str | Path, caches: str, **more: str) -> list[Outcome]:
+    meeting = str(box.root / f"meeting{next(_meetings)}")
+    common = {"WORLD_SIZE": str(count), "MEETING": meeting, **environment(box, caches), **more}
+    started = [box.fork(*program, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(count)]
+    return [outcome for process in started for outcome in outcomes(finish(process, LONG))]
 
 
 def result(outcome: Outcome) -> tuple[Any, ...]:
@@ -74,11 +89,13 @@ def work(found: list[Outcome], model: str) -> dict[str, int]:
     return {kind: sum(each.get(kind, 0) for each in found if each["model"] == model) for kind in WORK}
 
 
-@pytest.mark.parametrize(("count", "models"), [(4, FOUR), (2, TWO)], ids=["four ranks", "two ranks"])
+@pytest.mark.parametrize(
+    ("start_ranks", "count", "models"), [(ranks, 4, FOUR), (launched, 2, TWO)], ids=["four ranks", "two of torchrun"]
+)
 def test_all_ranks_together_do_the_work_of_one_and_get_its_results_to_the_bit(
-    sandbox: Sandbox, true: dict[str, Outcome], count: int, models: tuple[str, ...]
+    sandbox: Sandbox, true: dict[str, Outcome], start_ranks: Any, count: int, models: tuple[str, ...]
 ) -> None:
-    found = ranks(sandbox, count, *models)
+    found = start_ranks(sandbox, count, *models)
     for model in models:
         mine = [each for each in found if each["model"] == model]
         assert len(mine) == count
@@ -107,10 +124,9 @@ def test_another_node_traces_nothing_and_generates_nothing(sandbox: Sandbox) -> 
 
 def test_each_rank_takes_its_own_part_of_a_tensor_that_is_spread_over_a_mesh(sandbox: Sandbox) -> None:
     """Torch 2.13's key of such a unit is the same on all ranks, and its trace is not: each process traces, as in stock."""
-    program = (*LAUNCH, "--nproc-per-node=2", PROGRAMS / "spread.py")
     for caches in ("ranks", "ranks", "others"):
-        done = sandbox.run(*program, timeout=LONG, **environment(sandbox, caches))
-        assert outcomes(done) == [{"right": True, "traces": 1}] * 2
+        found = world(sandbox, 2, PROGRAMS / "spread.py", caches=caches)
+        assert found == [{"right": True, "traces": 1}] * 2
         assert artifacts(sandbox) == 0
 
 
@@ -143,10 +159,10 @@ def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[
     assert result(found) == result(true["plain"])
 
 
-def start(box: Sandbox, name: str, *models: str, stall: float | None = None, **wanted: Any) -> subprocess.Popen[str]:
+def start(box: Sandbox, name: str, *models: str, stall: float | None = None, **wanted: Any) -> Started:
     """A rank with a world of its own, which meets the others through kcoord alone."""
     arguments = json.dumps({"models": models, "alone": True, "marks": True, **wanted})
-    return box.start(COMPILED, arguments, KCOORD_STALL=stall and str(stall), **environment(box, name))
+    return box.fork(COMPILED, arguments, KCOORD_STALL=stall and str(stall), **environment(box, name))
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["was killed", "hangs"])
@@ -217,9 +233,7 @@ def test_ranks_that_load_the_same_kernels_at_once_write_them_once(sandbox: Sandb
     arrivals, kernels = sandbox.root / "arrivals", sandbox.root / "kernels"
     arrivals.mkdir()
     ranks = [
-        sandbox.start(
-            PROGRAMS / "emit.py", arrivals, "3", TRITON_CACHE_DIR=str(kernels), **environment(sandbox, "emit")
-        )
+        sandbox.fork(PROGRAMS / "emit.py", arrivals, "3", TRITON_CACHE_DIR=str(kernels), **environment(sandbox, "emit"))
         for _ in range(3)
     ]
     done = [finish(rank, LONG) for rank in ranks]
@@ -244,7 +258,7 @@ def test_neither_kcoord_nor_torch_finds_a_unit_with_attention_that_is_switched_o
     """Torch's key does not hold the switch."""
 
     def hits(attention: str, caches: str) -> int:
-        done = sandbox.run("-c", _ATTENDS, attention, timeout=LONG, **environment(sandbox, caches))
+        done = sandbox.run_forked("-c", _ATTENDS, attention, timeout=LONG, **environment(sandbox, caches))
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 

@@ -240,7 +240,7 @@ def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     environment = {"KCOORD_DISABLE": "1", "TRITON_CACHE_DIR": str(sandbox.root / "stock")}
     done = sandbox.run(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
     assert done.returncode == 0, done.stderr
-    assert not sandbox.local.exists()
+    assert sandbox.is_untouched
     assert not list((sandbox.root / "stock").glob("*/kcoord-*"))
     assert [(w["redis"], w["kcoord"]) for w in witnesses(done.stdout)] == [(False, False)] * 2
     assert "kcoord" not in done.stderr

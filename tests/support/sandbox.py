@@ -13,11 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import living
+from kcoord.testing.forkserver import Forked, fork_server
+from tests.support import living, toolchain
 from tests.support.environment import clean_environ
 from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
+WITH_TORCH, WITH_TRITON = "tests.support.with_torch", "tests.support.with_triton"
+Started = subprocess.Popen[str] | Forked
 
 
 class Sandbox:
@@ -33,10 +36,17 @@ class Sandbox:
             "PYTHONUNBUFFERED": "1",
         }
         (root / "tmp").mkdir()
+        self._forked: list[Forked] = []
+        toolchain.share(self.local)
 
     @property
     def local(self) -> Path:
         return self.root / "local"
+
+    @property
+    def is_untouched(self) -> bool:
+        """True if no process has written anything into the local directory."""
+        return [path.name for path in self.local.iterdir()] == ["toolchain"]
 
     def env(self, **more: str | None) -> dict[str, str]:
         merged = {**self.environment, **more}
@@ -57,13 +67,25 @@ class Sandbox:
         process = self.start(*arguments, **more)
         return finish(process, timeout)
 
+    def fork(self, *arguments: str | Path, preload: str = WITH_TORCH, **more: str | None) -> Forked:
+        """As `start`, but the process has `preload` imported already, and its threads' number is one."""
+        process = fork_server((preload,)).start([*map(str, arguments)], self.env(**more), self.root)
+        self._forked.append(process)
+        return process
+
+    def run_forked(
+        self, *arguments: str | Path, timeout: float = 120, **more: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        return finish(self.fork(*arguments, **more), timeout)
+
     def processes(self) -> list[psutil.Process]:
         """Everything that runs with this sandbox's settings."""
-        return living.those_within(self.root)
+        forked = [psutil.Process(process.pid) for process in self._forked if process.poll() is None]
+        return living.those_within(self.root) + forked
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Wait for a process that `Sandbox.start` started; one that outlasts `timeout` fails the test."""
+def finish(process: Started, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Wait for a process that `Sandbox` started; one that outlasts `timeout` fails the test."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
 
 _gates = itertools.count()
 RANK = PROGRAMS / "rank.py"
@@ -28,7 +27,7 @@ def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None
     }
 
 
-def report(process: subprocess.Popen[str]) -> dict[str, Any]:
+def report(process: Started) -> dict[str, Any]:
     done = finish(process)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -38,7 +37,10 @@ def report(process: subprocess.Popen[str]) -> dict[str, Any]:
 def run_ranks(sandbox: Sandbox, count: int, *arguments: str, **more: str | None) -> list[dict[str, Any]]:
     """Ranks that begin to compile in the same moment."""
     gate = sandbox.root / f"gate{next(_gates)}"
-    start = [sandbox.start(RANK, *arguments, "--gate", gate, **hooked(sandbox, r, **more)) for r in range(count)]
+    start = [
+        sandbox.fork(RANK, *arguments, "--gate", gate, preload=WITH_TRITON, **hooked(sandbox, r, **more))
+        for r in range(count)
+    ]
     eventually(lambda: len(list(sandbox.root.glob(f"{gate.name}.*"))) == count or any(p.poll() for p in start), 60)
     gate.touch()
     return [report(p) for p in start]

@@ -213,6 +213,14 @@ def train(name: str) -> dict[str, Any]:
     }
 
 
+def meeting() -> dict[str, Any]:
+    """Ranks that no launcher started meet at a file."""
+    if "MEETING" not in os.environ:
+        return {}
+    world = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    return {"init_method": f"file://{os.environ['MEETING']}", **world}
+
+
 def main() -> None:
     counted(compile_fx, "fx_codegen_and_compile", lambda *_: "codegens", before_code_generation)
     counted(aot_autograd, "aot_stage1_graph_capture", lambda *_: "traces")
@@ -232,7 +240,7 @@ def main() -> None:
     if wanted.get("alone"):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     elif "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", **meeting())
     for name in wanted["models"]:
         sys.stdout.write(json.dumps({"model": name, **train(name)}) + "\n")
     torch._dynamo.reset()

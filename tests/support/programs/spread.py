@@ -1,8 +1,9 @@
-"""A rank that compiles what it does with a tensor of the whole mesh: taking its own part. Run it with torchrun."""
+"""A rank that compiles what it does with a tensor of the whole mesh: taking its own part."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -13,20 +14,24 @@ from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+import kcoord
+
 traces = 0
-native = aot_autograd.aot_stage1_graph_capture
-
-
-def counted(*arguments: Any, **keywords: Any) -> Any:
-    global traces
-    traces += 1
-    return native(*arguments, **keywords)
 
 
 def main() -> None:
+    kcoord.install()
+    native = aot_autograd.aot_stage1_graph_capture
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        global traces
+        traces += 1
+        return native(*arguments, **keywords)
+
     aot_autograd.aot_stage1_graph_capture = counted
     config.fallback_by_default = True  # no C++ to build
-    dist.init_process_group("gloo")
+    world = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", **world)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = torch.nn.Parameter(distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Replicate()]))
 

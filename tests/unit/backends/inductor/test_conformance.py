@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.testing.backends import BackendSuite
+from tests.support.sandbox import WITH_TORCH
 
 pytest.importorskip("torch._inductor")
 
@@ -14,5 +15,6 @@ pytest.importorskip("torch._inductor")
 class TestInductor(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "InductorError"
+    preload = (WITH_TORCH,)
     interrupted = "InductorError"  # torch wraps what a signal's handler raises
     changes = ("a setting",)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.testing.backends import BackendSuite
+from tests.support.sandbox import WITH_TORCH
 
 pytest.importorskip("torch.utils.cpp_extension")
 
@@ -14,4 +15,5 @@ pytest.importorskip("torch.utils.cpp_extension")
 class TestNinja(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "RuntimeError"
+    preload = (WITH_TORCH,)
     changes = ("a source", "a header", "a flag", "CPATH")

@@ -55,7 +55,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
 
 
 def start(sandbox: Sandbox, directory: str, kind: str = "shared", factor: int = 2) -> Any:
-    return sandbox.start("-c", LOADS, kind, str(factor), TVM_FFI_CACHE_DIR=str(sandbox.root / directory))
+    return sandbox.fork("-c", LOADS, kind, str(factor), TVM_FFI_CACHE_DIR=str(sandbox.root / directory))
 
 
 def outcome(process: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class TestTvmFfi:
 
     def test_a_build_that_fails_says_why_in_the_builders_words(self, sandbox: Sandbox) -> None:
         broken, place = LOADS.replace("return {", "return no_such_name + {"), str(sandbox.root / "one")
-        done = finish(sandbox.start("-c", broken, "shared", "2", TVM_FFI_CACHE_DIR=place))
+        done = finish(sandbox.fork("-c", broken, "shared", "2", TVM_FFI_CACHE_DIR=place))
         assert "ninja exited with status 1" in done.stderr
         assert "no_such_name" in done.stderr
         assert "please report it" not in done.stderr

@@ -61,7 +61,7 @@ def source(sandbox: Sandbox) -> Path:
 def load(
     sandbox: Sandbox, source: Path, *more: Path, directory: str = "extensions", kind: str = "shared"
 ) -> dict[str, object]:
-    done = sandbox.run("-c", LOADS, kind, source, *more, TORCH_EXTENSIONS_DIR=str(sandbox.root / directory))
+    done = sandbox.run_forked("-c", LOADS, kind, source, *more, TORCH_EXTENSIONS_DIR=str(sandbox.root / directory))
     assert done.returncode == 0, done.stderr
     assert "please report it" not in done.stderr
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -96,7 +96,7 @@ def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, sou
             "TORCH_EXTENSIONS_DIR": str(sandbox.root / name),
             "KCOORD_LOCAL_DIR": str(sandbox.root / f"{name}-local"),
         }
-        done = sandbox.run("-c", *arguments, **places, **store)
+        done = sandbox.run_forked("-c", *arguments, **places, **store)
         assert done.returncode == 0, done.stderr
         return str(done.stdout.splitlines()[-1])
 
@@ -128,7 +128,7 @@ print(first.__file__ == cpp_extension.load("numbers", [sys.argv[1]]).__file__)
 
 def test_an_extension_that_has_not_changed_is_not_loaded_from_another_place(sandbox: Sandbox, source: Path) -> None:
     """Operators that it registers (``TORCH_LIBRARY``) would be registered twice, which ends the process."""
-    done = sandbox.run("-c", AGAIN, source, TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+    done = sandbox.run_forked("-c", AGAIN, source, TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
@@ -149,7 +149,7 @@ def test_the_lock_file_of_a_builder_that_was_killed_holds_nobody_up(sandbox: San
 
 def test_a_torch_that_cannot_name_the_inputs_says_why_in_its_own_words(sandbox: Sandbox, source: Path) -> None:
     source.with_name("number.h").unlink()
-    done = sandbox.run(*("-c", LOADS, "shared", source), TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+    done = sandbox.run_forked(*("-c", LOADS, "shared", source), TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
     assert done.returncode == 1
     assert "Error building extension 'numbers'" in done.stderr
     assert "please report it" not in done.stderr

@@ -1,0 +1,236 @@
+"""Python processes that begin with modules imported: a server imports them once, and forks.
+
+For suites whose programs import a compiler that takes seconds. The processes are as real as others: each has a process id, an
+environment and a death of its own. They differ in three points. ``/proc/PID/environ`` shows the server's variables. A variable
+that a preloaded module reads while it is imported, and one of the interpreter's own (``PYTHONHASHSEED``), has the server's value.
+At the end functions of `atexit` are called, and no destructors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+_LARGEST_REQUEST = 1 << 20  # bytes
+_INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH")  # the variables that only a new interpreter obeys
+
+
+class ForkServer:
+    """One server with `modules` imported under the variables `environ`. `close` ends it, and what it has started."""
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._environ = dict(environ)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *modules]
+            self._server = subprocess.Popen(command, env=self._environ, pass_fds=[theirs.fileno()])
+        self._socket = ours
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LARGEST_REQUEST)
+
+    def serves(self, environ: Mapping[str, str]) -> bool:
+        """False: a process with these variables needs an interpreter of its own."""
+        return all(environ.get(name) == self._environ.get(name) for name in _INTERPRETER)
+
+    def start(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | str) -> Forked:
+        """``python *arguments``: a program's path, or ``-c`` or ``-m`` and its operand, and what follows."""
+        request = json.dumps([list(arguments), dict(environ), str(cwd)]).encode()
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - `Forked` closes them
+        status, theirs = os.pipe()
+        try:
+            socket.send_fds(self._socket, [request], [out.fileno(), err.fileno(), theirs])
+        finally:
+            os.close(theirs)
+        return Forked(["python", *arguments], status, out, err)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._server.wait()
+
+
+_servers: dict[tuple[str, ...], ForkServer] = {}
+
+
+def fork_server(modules: Sequence[str]) -> ForkServer:
+    """This process's server of `modules`, with this process's variables but for kcoord's. It ends with this process."""
+    server = _servers.get(tuple(modules))
+    if server is None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")}
+        server = _servers[tuple(modules)] = ForkServer(modules, environ)
+    return server
+
+
+class Forked:
+    """A process that a `ForkServer` started, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, args: list[str], status: int, out: IO[bytes], err: IO[bytes]) -> None:
+        self.args, self.returncode = args, None  # type: list[str], int | None
+        self._status, self._outputs = status, (out, err)
+        self._lines = b""
+        while b"\n" not in self._lines:  # the server may still import
+            if not (more := os.read(status, 64)):
+                raise RuntimeError("the fork server has ended: its modules cannot be imported")
+            self._lines += more
+        pid, _, self._lines = self._lines.partition(b"\n")
+        self.pid = int(pid)
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; negative: the signal that ended it. Raises `subprocess.TimeoutExpired`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._status], [], [], left)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            more = os.read(self._status, 64)
+            self._lines += more
+            if not more:
+                os.close(self._status)
+                self.returncode = int(self._lines or b"-9")  # without a word: the server was killed, and it with it
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Its output and its errors, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        self.wait(timeout)
+        texts = []
+        for output in self._outputs:
+            output.seek(0)
+            texts.append(output.read().decode(errors="replace"))
+            output.close()
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(requests: socket.socket) -> list[str]:
+    """Fork a process for each request until there are no more. Returns in the child alone, with its arguments.
+
+    Invariant: `statuses` has the processes that were started and have not been waited for.
+    """
+    statuses: dict[int, int] = {}
+    ended, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    while True:
+        ready, _, _ = select.select([requests.fileno(), ended], [], [])
+        if ended in ready:
+            os.read(ended, 512)
+            _wait_for_ended(statuses)
+        if requests.fileno() in ready:
+            request, fds, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
+            if not request:
+                break
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (ended, wakes, *statuses.values(), fds[2]):
+                    os.close(each)
+                requests.close()
+                return _become(request, fds[:2])
+            statuses[pid] = fds[2]
+            os.write(fds[2], b"%d\n" % pid)
+            for each in fds[:2]:
+                os.close(each)
+    for pid in statuses:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _wait_for_ended(statuses: dict[int, int]) -> None:
+    """Tell the exit codes of the processes that have ended."""
+    while statuses:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        os.write(statuses[pid], b"%d" % os.waitstatus_to_exitcode(status))
+        os.close(statuses.pop(pid))
+
+
+def _become(request: bytes, outputs: list[int]) -> list[str]:
+    """Give this child its outputs, variables and directory; returns its arguments."""
+    arguments, environ, cwd = json.loads(request)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for standard, output in enumerate(outputs, 1):
+        os.dup2(output, standard)
+        os.close(output)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(cwd)
+    tempfile.tempdir = None  # it is a variable's, TMPDIR
+    listed: list[str] = arguments
+    return listed
+
+
+def _run(arguments: list[str]) -> None:
+    """Run the program of `arguments` as the interpreter does, in a new ``__main__``."""
+    first, *rest = arguments
+    if first == "-m":
+        sys.argv, sys.path[0] = rest, str(Path.cwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    if first == "-c":
+        sys.argv, sys.path[0] = [first, *rest[1:]], ""
+        code = compile(rest[0], "<string>", "exec")
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(first).resolve().parent)
+        module.__file__ = first
+        code = compile(Path(first).read_bytes(), first, "exec")
+    exec(code, vars(module))
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """Run the program, and return its exit code."""
+    try:
+        _run(arguments)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:  # noqa: BLE001 - what the interpreter itself does with it
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        __import__(_name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy the pages of all modules
+    _code = _exit_code(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    vars(threading)["_shutdown"]()  # it waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_code)  # to take apart what the server imported costs a second

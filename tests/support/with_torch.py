@@ -1,0 +1,43 @@
+"""Torch and its compilers as after a first `torch.compile`, for a fork server: 6 s of CPU, and else of each process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+    os.environ[_name] = "1"  # no thread is lost at a fork
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else Inductor compiles programs that try what the processor can do
+
+for _name in (
+    "torch.utils.cpp_extension",
+    "torch._inductor.compile_fx",
+    "torch._inductor.choices",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.halide",
+    "torch._inductor.codegen.mps",
+    "torch._inductor.codegen.pallas",
+    "torch._inductor.codegen.python_wrapper_mtia",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.codegen.xpu.xpu_combined_scheduling",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.repro.after_dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.export._trace",
+):
+    importlib.import_module(_name)
+
+from torch._inductor.codecache import torch_key  # noqa: E402
+from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
+
+torch_key()  # it hashes all files of torch
+with tempfile.TemporaryDirectory() as _directory:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _directory
+    pick_vec_isa()
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
