@@ -125,6 +125,9 @@ class Settings:
     metrics: str | None = _setting(
         None, values.address, "host:port", "The address at which the agent serves /metrics to Prometheus. A port "
         "alone: to this host only; 0.0.0.0:PORT in a pod. Unset: no metrics.")  # fmt: skip
+    page: str | None = _setting(
+        None, values.address, "host:port", "The address at which the agent serves `kcoord status` as a live page for "
+        "browsers. A port alone: to this host only. Unset: no page.")  # fmt: skip
     log_format: str = _setting(
         "text", values.one_of("text", "json", any_case=True), "text or json", "The agent's log: lines for people, or "
         "one JSON object a line.")  # fmt: skip

@@ -59,9 +59,11 @@ from kcoord.telemetry.ledger import Ledger
 
 if TYPE_CHECKING:
     from kcoord.agent.metrics.exporter import Exporter
+    from kcoord.agent.page.status_page import StatusPage
 
 ENDS_WITHIN = 18.0
 """Seconds in which a stopped agent ends, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
+_JOBS_SHOWN = 8  # the latest
 _LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the profile recorded
 # The ends of the drain's phases, in seconds from its beginning.
 _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
@@ -97,10 +99,11 @@ class Agent:
         share: Share | None = None,
         owned: bool = False,
         exporter: Exporter | None = None,
+        page: StatusPage | None = None,
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
-        self._exporter = exporter
+        self._exporter, self._page, self._store_root = exporter, page, store.root if store is not None else None
         self._observer = exporter.observer if exporter is not None else Observer()
         self._connections = Connections(
             self.id, notices, tells_clients, self._request, self._gone, self._observer,
@@ -207,16 +210,27 @@ class Agent:
             "notices": self._notices.since(0)[0],
             "flights": self._claims.status(),
             "uploads": self._lease_tasks.uploads,
+            "leases": self._lease_tasks.held,
+            "store": None
+            if self._store_root is None
+            else {
+                "root": str(self._store_root),
+                "usable": not self._lease_tasks.store_is_faulty,
+            },
+            "jobs": self._statistics.latest(_JOBS_SHOWN),
             "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,
             "metrics": self._exporter.bound if self._exporter is not None else None,
+            "page": self._page.bound if self._page is not None else None,
         }
 
     # The life of an agent.
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
+        if self._page is not None:
+            self._page.begin(self.status)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)

@@ -58,7 +58,11 @@ def _picture(status: dict[str, Any]) -> Group:
         kernel = " ".join(filter(None, (flight["name"], variant_text(flight.get("variant", {})))))
         key, kernel = short_key(flight["key"]), printable(kernel)
         table.add_row(key, kernel, flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
-    lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
+    lines: list[Any] = [
+        head,
+        *([f"page: http://{status['page']}/"] if status.get("page") else []),
+        table if status["flights"] else "nothing is being compiled",
+    ]
     lines += [
         printable(_pool_line(job, pool))
         for job, pool in status.get("pools", {}).items()
