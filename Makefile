@@ -103,10 +103,11 @@ format: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
-# The site, in build/site. settings.md and cli.md are written from the code.
+# The site, in build/site. settings.md and cli.md are written from the code; pictures are taken of a real job, if there is Chromium.
 docs: setup
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What a release uploads: the wheel, and the source with its tests.

@@ -122,7 +122,7 @@ class _Application:
         with self._lock:
             if time.monotonic() >= self._until:
                 shown = {name: value for name, value in self._ask().items() if name not in _LEFT_OUT}
-                self._status = json.dumps(shown | {"now": time.time()}, sort_keys=True, default=str).encode()
+                self._status = json.dumps(shown | {"now": time.time()}, default=str).encode()
                 self._until = time.monotonic() + _FRESH
             return self._status
 
