@@ -87,7 +87,7 @@ fuzz: setup
 	  $(PARALLEL) -q -m fuzz --hypothesis-profile=long --timeout=900 $(fuzzed) $(ARGS) || exit 1; \
 	done
 
-# On a real NFS server; what a rig is: docs/development.md. Without one they are skipped.
+# On a real NFS server; what a rig is: tests/nfs/README.md. Without one they are skipped.
 nfs: setup
 	NFS_RESULTS=benchmarks/results/nfs.md $(BIN)/pytest tests/nfs
 
