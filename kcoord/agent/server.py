@@ -23,6 +23,7 @@ from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.deliveries import Deliveries
+from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
@@ -111,10 +112,13 @@ class Agent:
         )  # fmt: skip
         self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
+        self._late = LatePublishes(
+            store, settings.local_dir, lambda: not self._lease_tasks.store_is_faulty, notices
+        )  # fmt: skip
         self._lease_tasks = LeaseTasks(
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
-            local_dir=settings.local_dir, learn=self._expectations.learn,
+            local_dir=settings.local_dir, learn=self._expectations.learn, in_store=self._late.published,
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
@@ -135,7 +139,7 @@ class Agent:
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
-                 self._use_notes, in_store, on_node, keys)  # fmt: skip
+                 self._use_notes, in_store, on_node, keys, self._late)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
         self._pools = Pools(
             settings.ahead,
@@ -345,6 +349,7 @@ class Agent:
             self._cold_starts.add(connection.who, spans)
             self._pools.used(connection.who.job, used)
         self._use_notes.used(used, connection.pid)
+        self._late.used(span.key for span in spans if span.kind == "load")
         return messages.Done()
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
