@@ -45,7 +45,8 @@ def cli_page() -> str:
     parts = [
         _NOTE + "# Commands\n\n"
         "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. Commands that print facts take `--json`.\n"
-        "The [settings](settings.md) that a command uses are flags, too: `--store` for `KCOORD_STORE`.\n"
+        "The [settings](settings.md) that a command uses are flags, too: `--store` for `KCOORD_STORE`. `kcoord COMMAND --help`\n"
+        "says more.\n"
     ]
     context = click.Context(cli, info_name="kcoord")
     for name in cli.list_commands(context):
@@ -62,10 +63,9 @@ def _command(command: click.Command, context: click.Context, heading: str = "##"
     arguments = command.get_usage(context).partition("[OPTIONS] ")[2]
     if arguments and not isinstance(command, click.Group):
         text.append(f"`{context.command_path} {arguments}`\n")
-    text.append(_prose(command.help or "") + "\n")
+    text.append(_prose(inspect.cleandoc(command.help or "").partition("\n\n")[0]) + "\n")
     if own:
-        text.append("| option | |\n| --- | --- |")
-        text.extend(f"| {_option(option, context)} | {_cell(option.help or '')} |" for option in own)
+        text.extend(f"- {_option(option, context)}: {_cell(option.help or '')}" for option in own)
         text.append("")
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
