@@ -87,7 +87,7 @@ fuzz: setup
 	  $(PARALLEL) -q -m fuzz --hypothesis-profile=long --timeout=900 $(fuzzed) $(ARGS) || exit 1; \
 	done
 
-# On a real NFS server; what a rig is: docs/development.md. Without one they are skipped.
+# On a real NFS server; what a rig is: tests/nfs/README.md. Without one they are skipped.
 nfs: setup
 	NFS_RESULTS=benchmarks/results/nfs.md $(BIN)/pytest tests/nfs
 
@@ -103,10 +103,11 @@ format: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
-# The site, in build/site. settings.md and cli.md are written from the code.
+# The site, in build/site. settings.md and cli.md are written from the code; pictures are taken of a real job, if there is Chromium.
 docs: setup
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What a release uploads: the wheel, and the source with its tests.

@@ -15,7 +15,6 @@ from kcoord.settings import FIELDS, Settings, variable
 _BY_ENVIRONMENT = ("local_dir",)  # their text has the default
 _NOTE = "<!-- Written by docs/generate.py: change the code, and run it. -->\n\n"
 _SETTINGS = {spec.name for spec in FIELDS}
-_PATHS = 4  # a command with few settings lists their names
 
 
 def settings_table() -> list[str]:
@@ -45,8 +44,9 @@ def settings_page() -> str:
 def cli_page() -> str:
     parts = [
         _NOTE + "# Commands\n\n"
-        "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. `--json` prints JSON. Where a command takes\n"
-        "settings, they are flags with the names of the [variables](settings.md): `--store` for `KCOORD_STORE`.\n"
+        "Exit codes: 0 done, 1 the thing failed, 2 a wrong setting or usage. Commands that print facts take `--json`.\n"
+        "The [settings](settings.md) that a command uses are flags, too: `--store` for `KCOORD_STORE`. `kcoord COMMAND --help`\n"
+        "says more.\n"
     ]
     context = click.Context(cli, info_name="kcoord")
     for name in cli.list_commands(context):
@@ -58,19 +58,15 @@ def cli_page() -> str:
 
 def _command(command: click.Command, context: click.Context, heading: str = "##") -> str:
     options = [p for p in command.params if isinstance(p, click.Option)]
-    own = [o for o in options if not _is_setting(o) and not o.hidden]
-    taken = [o for o in options if _is_setting(o)]
-    name = context.command_path
-    text = [f"{heading} {name}\n", f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"]
-    text.append(_prose(command.help or "") + "\n")
+    own = [o for o in options if not _is_setting(o) and not o.hidden and o.name != "as_json"]
+    text = [f"{heading} {context.command_path}\n"]
+    arguments = command.get_usage(context).partition("[OPTIONS] ")[2]
+    if arguments and not isinstance(command, click.Group):
+        text.append(f"`{context.command_path} {arguments}`\n")
+    text.append(_prose(inspect.cleandoc(command.help or "").partition("\n\n")[0]) + "\n")
     if own:
-        text.append("| option | |\n| --- | --- |")
-        text.extend(f"| {_option(option, context)} | {_cell(option.help or '')} |" for option in own)
+        text.extend(f"- {_option(option, context)}: {_cell(option.help or '')}" for option in own)
         text.append("")
-    if len(taken) > _PATHS + 2:
-        text.append("Settings: all that can be flags.\n")
-    elif taken:
-        text.append(f"Settings: {', '.join(f'`{o.opts[0]}`' for o in taken)}.\n")
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
             text.append(_command(each, click.Context(each, info_name=name, parent=context), heading + "#"))

@@ -55,43 +55,40 @@ class Settings:
 
     store: Path | None = _setting(
         None, values.path, "directory", "Shared directory (NFS, Lustre, any POSIX directory) for artifacts. Unset: "
-        "artifacts stay on this node.")  # fmt: skip
+        "they stay on this node.")  # fmt: skip
     store_create: bool = _setting(
         False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
-        "init` does. 0: it works without one, and says so.")  # fmt: skip
+        "init` does.")  # fmt: skip
     local_dir: Path = _setting(
         usual_local_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
         "kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
         None, parse_redis_url, "URL", "Redis that elects one compiler across nodes; credentials, rediss:// and "
-        "redis+sentinel:// included (a flag shows in the process list: prefer the variable). Unset: lease files in "
-        "the store elect it, or each node elects its own.", repr=False)  # fmt: skip
+        "redis+sentinel:// included (a flag shows in the process list). Unset: lease files in the store elect "
+        "it.", repr=False)  # fmt: skip
     redis_url_file: Path | None = _setting(
         None, values.path, "file", "A file that holds this URL, for the agent alone: a mounted Secret, or a file that "
-        "only its owner may read. It wins over KCOORD_REDIS_URL.")  # fmt: skip
+        "only its owner may read. It wins.")  # fmt: skip
     socket: Path | None = _setting(
         None, values.socket, "file", "The agent's Unix socket. Default: in the local directory, named by the other "
         "settings.")  # fmt: skip
     namespace: str = _setting(
         _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store: each namespace "
-        "but `default` has its own store, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
+        "but `default` has its own, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
     trust: str | None = _setting(
-        None, values.one_of(*values.TRUST), "policy", "Policy for artifacts and profiles in the store that none of our keys "
-        "has signed: require (compile instead), warn (use them, and warn once) or off. Default: require with a "
-        "signing key, off without.")  # fmt: skip
+        None, values.one_of(*values.TRUST), "policy", "Policy for what none of our keys has signed in the store: require "
+        "(compile instead), warn (use it, and warn once) or off. Default: require with a signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
-        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone: `kcoord keys` "
-        "makes them; the first that can sign signs, all verify. A mounted Secret, or a file that only its owner may "
-        "read.")  # fmt: skip
+        None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone; `kcoord keys` "
+        "makes them. A mounted Secret, or a file that only its owner may read.")  # fmt: skip
     signing_key: str | None = _setting(
         None, str, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
     trust_keys: str | None = _setting(
-        None, str, "name", "The name of the keys that the node's agent must have, for a rank that is not given them: the "
-        "path of their file, or the id of a key. Launchers set it.")  # fmt: skip
+        None, str, "name", "The name of the keys that the node's agent must have, for a rank that is not given them. "
+        "Launchers set it.")  # fmt: skip
     lease_ttl: float = _setting(
-        15.0, values.seconds, "seconds", "A lease expires when it is not renewed for this long. It is renewed every "
-        "third of it.")  # fmt: skip
+        15.0, values.seconds, "seconds", "A lease expires when it is not renewed for this long.")  # fmt: skip
     lease_limit: float = _setting(
         900.0, values.seconds, "seconds", "One compile may hold its lease for at most this long.")  # fmt: skip
     stall: float = _setting(
@@ -105,8 +102,8 @@ class Settings:
         300.0, values.seconds, "seconds", "A rank that waited this long for another rank's compile compiles for "
         "itself. Keep it below the process group's timeout.")  # fmt: skip
     failure_ttl: float = _setting(
-        30.0, values.seconds, "seconds", "For this long after a failed compile, ranks that ask for the key compile "
-        "for themselves at once (with `compile_once`: raise `CompileFailed`).")  # fmt: skip
+        30.0, values.seconds, "seconds", "For this long after a failed compile, ranks compile the key for themselves "
+        "at once (with `compile_once`: raise `CompileFailed`).")  # fmt: skip
     idle_timeout: float = _setting(
         600.0, values.seconds, "seconds", "An agent that a rank started ends after this long without ranks.")  # fmt: skip
     agent_timeout: float = _setting(
@@ -117,30 +114,32 @@ class Settings:
         None, values.job, "name", "The job's name in statistics; the same on all its nodes. Default: the launcher's "
         "job id.")  # fmt: skip
     profile: str | None = _setting(
-        None, values.name, "name", "Compiles are recorded under this name, and later jobs compile the recorded ones before "
-        "they ask for them. Default: a name made from what the job runs. off: nothing is recorded.")  # fmt: skip
+        None, values.name, "name", "Compiles are recorded under this name, and compiled ahead in later jobs. Default: a name "
+        "made from what the job runs. off: nothing is recorded.")  # fmt: skip
     ahead: int = _setting(
-        64, values.count_or_none, "count", "The most workers of the node's pool, which compiles upcoming keys before ranks "
-        "ask for them: no more than idle cores, and only with 1 GiB of free memory for each. 0: none.")  # fmt: skip
+        64, values.count_or_none, "count", "The most workers of the node's pool, which compiles keys before ranks ask for "
+        "them. 0: none.")  # fmt: skip
     metrics: str | None = _setting(
         None, values.address, "host:port", "The address at which the agent serves /metrics to Prometheus. A port "
-        "alone: to this host only; 0.0.0.0:PORT in a pod. Unset: no metrics.")  # fmt: skip
+        "alone: to this host only; 0.0.0.0:PORT in a pod.")  # fmt: skip
+    page: str | None = _setting(
+        None, values.address, "host:port", "The address at which the agent serves `kcoord status` as a page for "
+        "browsers. A port alone: to this host only.")  # fmt: skip
     log_format: str = _setting(
         "text", values.one_of("text", "json", any_case=True), "text or json", "The agent's log: lines for people, or "
         "one JSON object a line.")  # fmt: skip
     store_max_size: int | None = _setting(
-        None, parse_bytes, "size", "The most space that artifacts in the store take, such as 50GiB: now and then an "
-        "agent removes the least recently used. Unset: no bound.")  # fmt: skip
+        None, parse_bytes, "size", "The most space that artifacts in the store take, such as 50GiB: agents remove the "
+        "least recently used.")  # fmt: skip
     store_max_files: int | None = _setting(
         None, values.count, "count", "The most files and directories of artifacts in the store (each artifact is "
-        "three), kept in the same way. Unset: no bound.")  # fmt: skip
+        "three).")  # fmt: skip
     store_unused_for: float | None = _setting(
-        None, values.days, "time", "An agent removes artifacts from the store that no job has used for this long, "
-        "such as 30d; at least 2d. Unset: they stay.")  # fmt: skip
+        None, values.days, "time", "Agents remove artifacts from the store that no job has used for this long, such "
+        "as 30d; at least 2d.")  # fmt: skip
     local_max_size: int | None = _setting(
-        None, parse_bytes, "size", "The most space that this node's own copies take; those used within a day stay. "
-        "Unset: no bound.")  # fmt: skip
-    disable: bool = _setting(False, values.switch, "0 or 1", "1: everything off, everything as without kcoord.")
+        None, parse_bytes, "size", "The most space that this node's own copies take; those used within a day stay.")  # fmt: skip
+    disable: bool = _setting(False, values.switch, "0 or 1", "1: everything as without kcoord.")
     optional: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """No setting: those of `SECRET_FILES` that a variable named, and no flag. A mounted Kubernetes Secret may lack them."""
 

@@ -36,6 +36,7 @@ from kcoord.telemetry.events import Notices
 
 if TYPE_CHECKING:
     from kcoord.agent.metrics.exporter import Exporter
+    from kcoord.agent.page.status_page import StatusPage
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +90,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
         await opened(store, settings.agent_timeout / 3, notices)
     leases, share = _lease_service(settings, store, notices)
     agent = Agent(settings, leases, store, notices, daemon=daemon, tells_clients=not parent, share=share,
-                  owned=parent > 0, exporter=exporter)  # fmt: skip
+                  owned=parent > 0, exporter=exporter, page=_page(settings, notices))  # fmt: skip
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -148,6 +149,15 @@ def _exporter(settings: Settings, notices: Notices) -> tuple[Exporter | None, ty
     exporter = Exporter(settings.metrics, notices)
     exporter.begin()
     return exporter, metered_store(exporter.tally)
+
+
+def _page(settings: Settings, notices: Notices) -> StatusPage | None:
+    """The status page, if KCOORD_PAGE is set."""
+    if settings.page is None:
+        return None
+    from kcoord.agent.page.status_page import StatusPage
+
+    return StatusPage(settings.page, notices)
 
 
 def _allow_many_files() -> None:

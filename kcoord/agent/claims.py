@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,15 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.keys.variants import Variant, call_of, told_apart
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.events import Notices
+from kcoord.telemetry.spans import plain_text
 
 _NAMES_REMEMBERED = 20_000
+_CALLS_REMEMBERED = 500  # of about 600 bytes
 _UNKNOWN = "?:?"
 _STARVED = 30.0  # seconds
 
@@ -50,13 +54,15 @@ class Claims:
         self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
         self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
+        self._calls: dict[str, str] = {}  # key → `kcoord.keys.variants.call_text`; the latest
         self.hedged, self.stalled_ones = 0, 0
 
     def claim(self, connection: Connection, request: int, message: messages.Claim, ahead: Recipe | None = None) -> None:
         """Begin a claim. `_reply` answers it, now or later. `ahead`: a pool's worker makes it, to compile this recipe."""
         self._connections.must_live(connection)
         home = str(message.home)
-        self._remember(message.digest, message.label)
+        _remember(self._names, message.digest, message.label, _NAMES_REMEMBERED)
+        _remember(self._calls, message.digest, message.call, _CALLS_REMEMBERED)
         self._sweeper.seen(home)
         now, who = time.monotonic(), connection.label(platform.node())
         claimant = act.Claimant(
@@ -131,11 +137,12 @@ class Claims:
 
     def status(self) -> list[dict[str, Any]]:
         """The flights, for people."""
-        now = time.monotonic()
+        now, variants = time.monotonic(), self._variants()
         return [
             {
                 "key": f.key,
                 "name": self._names.get(f.key, "?"),
+                "variant": variants.get(f.key, {}),
                 "state": "waiting for another node" if f.remote else f.state.value,
                 "leader": f.leader.claimant.who if f.leader else f.remote,
                 "seconds": round(now - (f.leader.since if f.leader else f.since), 3),
@@ -149,11 +156,18 @@ class Claims:
         known = self._expectations.slow_after(digest, recipe)
         return known if ahead is None else min(known, _STARVED)
 
-    def _remember(self, digest: str, name: str) -> None:
-        self._names.pop(digest, None)
-        if len(self._names) >= _NAMES_REMEMBERED:
-            del self._names[next(iter(self._names))]
-        self._names[digest] = name
+    def _variants(self) -> dict[str, Variant]:
+        """By key: the factors in which the flights' keys differ from those of their name that were claimed lately."""
+        labels = {self._names.get(flight.key) for flight in self._flights}
+        by_label: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+        for digest, call in self._calls.items():
+            if (label := self._names.get(digest, _UNKNOWN)) in labels:
+                by_label[label][digest] = {plain_text(name): plain_text(text) for name, text in call_of(call).items()}
+        return {
+            digest: variant
+            for same in by_label.values()
+            for digest, variant in zip(same, told_apart(list(same.values())), strict=True)
+        }
 
     async def _land(
         self, connection: Connection, digest: str, token: str, publish: Callable[[], Awaitable[Artifact]]
@@ -199,3 +213,10 @@ class Claims:
         else:
             why = f"it cannot be copied to {claimant.home}"
             self._reply(act.Reply(claimant, messages.Alone(why)))
+
+
+def _remember(latest: dict[str, str], digest: str, text: str, most: int) -> None:
+    latest.pop(digest, None)
+    if len(latest) >= most:
+        del latest[next(iter(latest))]
+    latest[digest] = text

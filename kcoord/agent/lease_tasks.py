@@ -36,7 +36,8 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    ``learn(name, seconds)`` gets the compile time that a fetched artifact records. `local_dir` is `Settings.local_dir`. An
+    ``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
+    published or fetched. `local_dir` is `Settings.local_dir`. An
     artifact's place is looked at each time that it is used: it must be this user's alone.
     """
 
@@ -52,11 +53,13 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
+        in_store: Callable[[str], None] = lambda digest: None,
         local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
+        self._in_store = in_store
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -270,6 +273,7 @@ class LeaseTasks:
             if manifest is None:
                 await self._held.give_back(key, serial)
         if manifest is not None:
+            self._in_store(key)
             await self._held.ready(key, serial, manifest)
 
     # The right to hedge.
@@ -333,6 +337,7 @@ class LeaseTasks:
                 return None
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
+            self._in_store(digest)
             await self._at((home,), lambda: local.install(manifest, contents, home))
             return stated
         except ArtifactDistrusted as error:

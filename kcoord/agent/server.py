@@ -23,6 +23,7 @@ from kcoord.agent.actions import Action
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.deliveries import Deliveries
+from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
@@ -59,9 +60,11 @@ from kcoord.telemetry.ledger import Ledger
 
 if TYPE_CHECKING:
     from kcoord.agent.metrics.exporter import Exporter
+    from kcoord.agent.page.status_page import StatusPage
 
 ENDS_WITHIN = 18.0
 """Seconds in which a stopped agent ends, whatever hangs: a launcher kills it after 20, Slurm and Kubernetes after 30."""
+_JOBS_SHOWN = 8  # the latest
 _LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the profile recorded
 # The ends of the drain's phases, in seconds from its beginning.
 _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
@@ -97,10 +100,11 @@ class Agent:
         share: Share | None = None,
         owned: bool = False,
         exporter: Exporter | None = None,
+        page: StatusPage | None = None,
     ) -> None:
         self.id = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._settings, self._leases, self._notices, self._daemon = settings, leases, notices, daemon
-        self._exporter = exporter
+        self._exporter, self._page, self._store_root = exporter, page, store.root if store is not None else None
         self._observer = exporter.observer if exporter is not None else Observer()
         self._connections = Connections(
             self.id, notices, tells_clients, self._request, self._gone, self._observer,
@@ -108,10 +112,13 @@ class Agent:
         )  # fmt: skip
         self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
+        self._late = LatePublishes(
+            store, settings.local_dir, lambda: not self._lease_tasks.store_is_faulty, notices
+        )  # fmt: skip
         self._lease_tasks = LeaseTasks(
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
-            local_dir=settings.local_dir, learn=self._expectations.learn,
+            local_dir=settings.local_dir, learn=self._expectations.learn, in_store=self._late.published,
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
@@ -132,7 +139,7 @@ class Agent:
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
         parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
-                 self._use_notes, in_store, on_node, keys)  # fmt: skip
+                 self._use_notes, in_store, on_node, keys, self._late)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
         self._pools = Pools(
             settings.ahead,
@@ -207,16 +214,27 @@ class Agent:
             "notices": self._notices.since(0)[0],
             "flights": self._claims.status(),
             "uploads": self._lease_tasks.uploads,
+            "leases": self._lease_tasks.held,
+            "store": None
+            if self._store_root is None
+            else {
+                "root": str(self._store_root),
+                "usable": not self._lease_tasks.store_is_faulty,
+            },
+            "jobs": self._statistics.latest(_JOBS_SHOWN),
             "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,
             "metrics": self._exporter.bound if self._exporter is not None else None,
+            "page": self._page.bound if self._page is not None else None,
         }
 
     # The life of an agent.
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
+        if self._page is not None:
+            self._page.begin(self.status)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)
@@ -331,6 +349,7 @@ class Agent:
             self._cold_starts.add(connection.who, spans)
             self._pools.used(connection.who.job, used)
         self._use_notes.used(used, connection.pid)
+        self._late.used(span.key for span in spans if span.kind == "load")
         return messages.Done()
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:

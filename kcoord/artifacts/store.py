@@ -54,6 +54,7 @@ class Store:
         self.root, self.trust, self._tell, self._creates = root, trust, tell, creates
         self._layout = StoreRoot(root)
         self.opened = False  # `open` has returned once
+        self.uuid = ""  # from then on
         self._unwritable: StoreError | None = None  # the reason why `open` found a store that can only be read
         self._refused = 1  # bytes of the last artifact that could not be published
 
@@ -72,7 +73,7 @@ class Store:
                 raise
             uuid, self._unwritable = self._layout.uuid(), error
         self._check_access()
-        self.opened = True
+        self.uuid, self.opened = uuid, True
         return uuid
 
     @property

@@ -19,20 +19,18 @@ _CHECKED_WITHIN = 5.0  # seconds
 
 
 @click.command("agent")
-@click.option("--stop", is_flag=True, help="Tell the running agent to finish its publishes and end.")
-@click.option(
-    "--check", is_flag=True, help="Print nothing; exit with 0 if the agent answers, else with 1. For a probe."
-)
-@click.option("--prefetch", is_flag=True, help="Do not serve: fetch the artifacts of the profile's jobs from the store to this "
-              "node, and end. Exits with 0 whatever happens: the job goes on without them.")  # fmt: skip
+@click.option("--stop", is_flag=True, help="End the running agent, after its publishes.")
+@click.option("--check", is_flag=True, help="For a probe: exit with 0 if the agent answers, else with 1.")
+@click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's jobs from the store to this node, and end. "
+              "Exits with 0 in any case.")  # fmt: skip
 @click.option("--timeout", type=Finite(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
-              help="With --prefetch: end after this long.")  # fmt: skip
+              help="With --prefetch: after this long, end.")  # fmt: skip
 @click.option("--max-mib", type=click.IntRange(0), default=4096, show_default=True, metavar="MIB",
               help="With --prefetch: fetch about this much at most.")  # fmt: skip
 @click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
-              help="Do not serve: wait until the agent answers, at most this long. Exits with 0 in any case.")  # fmt: skip
-@click.option("--sidecar", is_flag=True, help="In a pod: if the agent cannot serve, log why and stay, so that the job starts all "
-              "the same; hide the agent's secrets from other processes of this user.")  # fmt: skip
+              help="Wait until the agent answers, at most this long. Exits with 0 in any case.")  # fmt: skip
+@click.option("--sidecar", is_flag=True, help="In a pod: if the agent cannot serve, log why and stay; hide its secrets from "
+              "other processes of this user.")  # fmt: skip
 @settings_flags(*ALL)
 def command(
     stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,

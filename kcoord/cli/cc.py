@@ -16,8 +16,7 @@ def command(line: tuple[str, ...]) -> None:
     CXX="kcoord cc -- g++", CMAKE_CUDA_COMPILER_LAUNCHER="kcoord;cc;--", or a script for what takes a path (DeepGEMM's
     DG_JIT_NVCC_COMPILER): exec kcoord cc -- nvcc "$@".
 
-    A command that compiles sources is shared; links, preprocessing, and flags that write further files run as they are. The exit
-    status and the messages are the compiler's.
+    A command that compiles sources is shared; links, preprocessing, and flags that write further files run as they are.
     """
     from kcoord.backends.cc.launcher import run
 

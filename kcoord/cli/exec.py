@@ -13,16 +13,14 @@ from kcoord.cli.options import ALL, settings_flags
 @click.option(
     "--record",
     metavar="NAME",
-    help="Record the compiles as profile NAME, for `kcoord warmup NAME`; the same as --profile.",
+    help="The same as --profile.",
 )
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:
     """Run COMMAND (python, torchrun, accelerate, …) with an agent on this node, and hook the compilers in all its processes.
 
-    Put it after srun or mpirun: srun kcoord exec -- python train.py.
-
-    COMMAND gets the signals, and its exit code is this one's. A summary is printed at the end.
+    Put it after srun or mpirun: srun kcoord exec -- python train.py. COMMAND gets the signals, and its exit code is this one's.
     """
     from kcoord_launch.checks import checked_settings
     from kcoord_launch.exec import run

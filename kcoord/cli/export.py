@@ -43,8 +43,7 @@ def command(
 ) -> None:  # fmt: skip
     """Write the profiles NAME, and the artifacts that their jobs asked for, into one FILE for `kcoord import`.
 
-    Agents note these artifacts while a profile is recorded. The file is signed if there is a signing key, and then holds what
-    known keys have signed, under any KCOORD_TRUST. The same artifacts make the same file.
+    The file is signed if there is a signing key, and then holds what known keys have signed, under any KCOORD_TRUST.
     """
     root = needed_store(settings)
     if not (names or everything or keys):

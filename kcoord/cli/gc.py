@@ -28,37 +28,31 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
 
 
 @subcommand("gc", *ON_DISK)
-@click.option(
-    "--max-size", type=_SIZE, help="Remove the least recently used until the rest takes at most this much: 50GiB."
-)
+@click.option("--max-size", type=_SIZE, help="Remove the least recently used until the rest fits: 50GiB.")
 @click.option(
     "--max-files", type=click.IntRange(0), metavar="N", help="The same for the number of files and directories."
 )
-@click.option("--unused-for", type=_TIME, help="Remove artifacts that no job has used for this long: 30d.")
-@click.option(
-    "--older-than", type=_TIME, help="Remove artifacts that were compiled longer ago than this, used or not: 180d."
-)
-@click.option("--toolchain-gone", type=_TIME, help="Remove the artifacts of a compiler version of which nothing has been used "
-              "for this long: 14d. Reads every manifest.")  # fmt: skip
+@click.option("--unused-for", type=_TIME, help="Remove those that no job has used for this long: 30d.")
+@click.option("--older-than", type=_TIME, help="Remove those that were compiled longer ago, used or not: 180d.")
+@click.option("--toolchain-gone", type=_TIME, help="Remove those of a compiler version of which nothing has been used for "
+              "this long: 14d.")  # fmt: skip
 @click.option("--least-age", type=_TIME, default=LEAST_AGE, help="Never remove younger artifacts. Default: 1h.")
 @click.option(
     "--pin",
     "pins",
     type=PROFILE,
     multiple=True,
-    help="Keep for ever the artifacts that this profile's jobs asked for.",
+    help="Keep the artifacts that this profile's jobs asked for.",
 )
 @click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
-@click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles, and do nothing else.")
-@click.option(
-    "--local", is_flag=True, help="This node's own copies instead of the store; none that was used within a day."
-)
-@click.option("--grace", type=_TIME, default=GRACE, help="How long removed artifacts lie in the trash. Default: 15min.")
+@click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles.")
+@click.option("--local", is_flag=True, help="This node's own copies instead of the store's artifacts.")
+@click.option("--grace", type=_TIME, default=GRACE, help="The trash's grace period. Default: 15min.")
 @click.option(
     "--traces-for", type=_TIME, default=30 * 86400.0, help="How long the time lines of jobs stay. Default: 30d."
 )
 @click.option("--quarantine-for", type=_TIME, default=7 * 86400.0, help="How long damaged artifacts stay. Default: 7d.")
-@click.option("--dry-run", is_flag=True, help="Only show which artifacts would be removed, and why; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show which artifacts would be removed, and why; write nothing.")
 def command(
     settings: Settings, least_age: float, pins: tuple[str, ...], unpins: tuple[str, ...], list_pins: bool, local: bool,
     grace: float, traces_for: float, quarantine_for: float, dry_run: bool, as_json: bool, **limits: float | None,
@@ -66,9 +60,8 @@ def command(
     """Remove artifacts that nobody needs, while jobs run. Without a limit remove only the trash, files of killed processes, old
     time lines and old quarantine.
 
-    Removed artifacts lie in the trash for the grace period. The next `kcoord gc`, or an agent, deletes them, so space comes back
-    later. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and KCOORD_STORE_UNUSED_FOR (with --local: KCOORD_LOCAL_MAX_SIZE) are the
-    defaults of their options.
+    Removed artifacts lie in the trash for the grace period. KCOORD_STORE_MAX_SIZE, KCOORD_STORE_MAX_FILES and
+    KCOORD_STORE_UNUSED_FOR (with --local: KCOORD_LOCAL_MAX_SIZE) are the defaults of their options.
     """
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if pins or unpins or list_pins:

@@ -27,8 +27,8 @@ from kcoord.transfer.bundle_index import BundleInvalid
 def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> None:
     """Put the artifacts and profiles of FILE into the store.
 
-    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written; what was exported with
-    --unsigned is left out then. Artifacts that the store has are kept. An import that is interrupted can be run again.
+    Every byte, and with KCOORD_TRUST=require the signature, is verified before anything is written. Artifacts that the store has
+    are kept.
     """
     root, trust = needed_store(settings), Trust.of(settings)
     store = Store(root, trust)

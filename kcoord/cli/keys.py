@@ -94,7 +94,7 @@ def rotate(file: Path | None, key_id: str | None) -> None:
     """Put a new key first in FILE, or in KCOORD_SIGNING_KEY_FILE. It signs from then on; the earlier keys stay, and verify.
 
     The new key is of the kind of the one that signed. Of earlier Ed25519 keys the public half stays, and FILE.pub gets the new
-    one. Files are replaced at once, and keep no comments. Print what to do next.
+    one. Print what to do next.
     """
     file = _given(file)
     if file.is_symlink():  # as a mounted Secret is

@@ -13,7 +13,8 @@ import click
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.options import ON_DISK, short_key, subcommand
-from kcoord.report.variants import Variant, variant_text, variants_of
+from kcoord.keys.variants import Variant
+from kcoord.report.variants import variant_text, variants_of
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import span_text

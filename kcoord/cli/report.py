@@ -33,19 +33,15 @@ _LONGEST_VALUE = 80  # characters
     "--misses/--no-misses",
     default=True,
     show_default=True,
-    help="Explain why kernels were compiled and how the keys of ranks differ; this reads a small file of every artifact in the "
-    "store, which may be slow.",
+    help="Explain why kernels were compiled and how the keys of ranks differ; reads the manifest of every artifact.",
 )
 def command(
     timeline: Timeline, earlier: Timeline | None, path: Path, settings: Settings, misses: bool, as_json: bool
 ) -> None:
-    """Write one HTML page about JOB: its time line, the slowest kernels, the seconds saved, why each kernel was compiled, and how
-    the keys of ranks differ that did not share them.
+    """Write one HTML page about JOB: its time line, the slowest kernels, why each was compiled, and the keys that differ by rank.
 
-    With OTHER compare two runs, of which JOB is the earlier: the page is about OTHER, and says what got slower, and which keys
-    are new and why.
-
-    The page needs no network and no other file. Without JOB, list the jobs that have left a time line, newest first.
+    With OTHER compare two runs, of which JOB is the earlier: the page is about OTHER. Without JOB, list the jobs that have left a
+    time line, newest first.
     """
     timeline = timeline.with_short_names()
     found = findings_of(timeline)

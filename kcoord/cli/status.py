@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
 from kcoord.report.tables import first_few
+from kcoord.report.variants import variant_text
 from kcoord.settings import Settings
 
 _REFRESH = 0.5  # seconds
@@ -54,9 +55,14 @@ def _picture(status: dict[str, Any]) -> Group:
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for flight in status["flights"]:
         leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
-        key, kernel = short_key(flight["key"]), printable(flight["name"])
+        kernel = " ".join(filter(None, (flight["name"], variant_text(flight.get("variant", {})))))
+        key, kernel = short_key(flight["key"]), printable(kernel)
         table.add_row(key, kernel, flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
-    lines: list[Any] = [head, table if status["flights"] else "nothing is being compiled"]
+    lines: list[Any] = [
+        head,
+        *([f"page: http://{status['page']}/"] if status.get("page") else []),
+        table if status["flights"] else "nothing is being compiled",
+    ]
     lines += [
         printable(_pool_line(job, pool))
         for job, pool in status.get("pools", {}).items()

@@ -20,7 +20,7 @@ def command() -> None:
 def init(settings: Settings, as_json: bool) -> None:
     """Make a store in KCOORD_STORE (--store), once, before the first job. One that is there stays as it is.
 
-    Agents make none by themselves: where a mount is missing, or a path has a slip in it, each node would have a store of its own.
+    Agents make none: where a mount is missing, each node would have a store of its own.
     """
     root = needed_store(settings)
     is_new = not (root / MARKER).exists()

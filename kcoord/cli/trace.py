@@ -16,7 +16,7 @@ from kcoord.settings import Settings
 
 @job_command("trace", ".trace.json", ", *.gz is compressed")
 def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -> None:
-    """Write the time line of JOB as a Chrome trace: a row for each rank, with its compiles, waits, fetches and loads of kernels.
+    """Write the time line of JOB as a Chrome trace: a row for each rank.
 
     Open it in https://ui.perfetto.dev or chrome://tracing. Without JOB, list the jobs that have left a time line, newest first.
     """

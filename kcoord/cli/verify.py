@@ -39,11 +39,11 @@ class _Seen:
 @click.option("--all", "everything", is_flag=True, help="All artifacts, the default.")
 @click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
 def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool) -> None:
-    """Read and check every byte of all artifacts, or of those whose keys begin with a DIGEST. Exit code 1 if one is not whole or
-    cannot be read; each of these is named.
+    """Check every byte of all artifacts, or of those whose keys begin with a DIGEST. Names those that are bad; then the exit code
+    is 1.
 
     Signatures in the store are checked, too: with KCOORD_TRUST=require or warn an artifact without a signature by one of our keys
-    is bad; a wrong signature by one of our keys always is. Nothing is moved or removed.
+    is bad. Nothing is moved or removed.
     """
     if everything and digests:
         raise click.UsageError("give either --all or each DIGEST")

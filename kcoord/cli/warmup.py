@@ -49,9 +49,8 @@ def _target(text: str) -> str:
 def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: bool, **flags: str | None) -> None:
     """Compile the kernels of profile NAME, which a job recorded (kcoord-torchrun --kcoord-profile NAME), before the next job.
 
-    Start it where the job's modules can be imported: in the directory of its script, or with PYTHONPATH. Kernels go to the store,
-    or stay on this node if there is none. A kernel that cannot be compiled is named and skipped. Exit code 1 if none can be
-    compiled, or if there was no agent to take them.
+    Start it where the job's modules can be imported: in the directory of its script, or with PYTHONPATH. A kernel that cannot be
+    compiled is named and skipped. Exit code 1 if none can be compiled, or if there was no agent to take them.
     """
     settings = checked_settings(flags)
     if settings.disable:

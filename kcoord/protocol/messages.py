@@ -207,7 +207,8 @@ class Facts(Answer, op="facts"):
 class Claim(Request, op="claim"):
     """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile.
 
-    `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile.
+    `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile. `call` is
+    `kcoord.keys.variants.call_text`, for people.
     """
 
     digest: Digest
@@ -216,6 +217,7 @@ class Claim(Request, op="claim"):
     home: Directory
     wait: bool = True
     recipe: Annotated[str | None, fields.digest] = None
+    call: Annotated[str, fields.call] = ""
 
     @property
     def label(self) -> str:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.keys.cache_key import FactorDiff
+from kcoord.keys.variants import flat, is_digest, is_of_the_call
 from kcoord.report.findings import Findings, Kernel
 from kcoord.report.groups import Asked, Name, Ranks, apart, asked_of
-from kcoord.report.relatives import flat, is_digest, telling_differences, whole_key
+from kcoord.report.relatives import telling_differences, whole_key
 from kcoord.report.timeline import Timeline
-from kcoord.report.variants import OF_THE_CALL
 
 _SURROUNDINGS = frozenset((
     "compiler", "compilers", "device_id", "driver", "env", "environment", "libc", "machine", "packages", "platform", "python",
@@ -270,7 +270,7 @@ def _remedy(case: _Case, asked: Asked) -> str | None:
         # ranks of a mere warm-up share nothing, and a variant may have its rank's number by coincidence
         elsewhere = (several or len(case.groups) > _EVIDENCE) and asked.share(case.groups.values())
         return _OWN if everywhere or elsewhere else None
-    of_the_call = any(factor.partition(" ")[0] in OF_THE_CALL for factor in case.factors)
+    of_the_call = any(map(is_of_the_call, case.factors))
     return _OTHER if everywhere and not of_the_call else None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.errors import ArtifactInvalid
-from kcoord.keys.cache_key import CacheKey, Factor, FactorDiff
+from kcoord.keys.cache_key import CacheKey, FactorDiff
+from kcoord.keys.variants import is_digest
 
-_DIGEST = re.compile(r"[0-9a-f]{40,}|[A-Z2-7]{52}")  # in hex, and in base32
 _MOST_COMPARED = 200  # of one kernel's artifacts; the newest
 
 
@@ -35,26 +34,12 @@ def telling_differences(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:
     return told or differences
 
 
-def is_digest(text: str | None) -> bool:
-    """True if a factor's text is a hash, which tells people nothing."""
-    return text is not None and _DIGEST.fullmatch(text) is not None
-
-
 def whole_key(manifest: Manifest) -> CacheKey:
     """The key with its details, or without them if they cannot be read: the key itself is whole."""
     try:
         return manifest.explained
     except ArtifactInvalid:
         return manifest.key
-
-
-def flat(factors: Iterable[Factor], prefix: str = "") -> Iterator[tuple[str, Factor]]:
-    """The factors that have no parts, by their full names: ``options num_warps``."""
-    for factor in factors:
-        if factor.parts:
-            yield from flat(factor.parts, f"{prefix}{factor.name} ")
-        else:
-            yield prefix + factor.name, factor
 
 
 def _diff(theirs: Manifest, mine: Manifest) -> list[FactorDiff]:

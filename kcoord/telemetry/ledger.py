@@ -22,7 +22,7 @@ _LARGEST = 1e15  # of a counter
 class Ledger:
     """The counters of each agent, in ``<local dir>/stats/<job>/<agent>.json``. Writes only those of `agent`. Thread-safe.
 
-    Every method but `add` and `mine` blocks for as long as the disk does.
+    Every method but `add`, `mine` and `latest` blocks for as long as the disk does.
     """
 
     def __init__(self, local_dir: Path, agent: str) -> None:
@@ -65,6 +65,11 @@ class Ledger:
     def mine(self, job: str) -> dict[str, float]:
         with self._lock:
             return dict(self._mine.get(job, {}))
+
+    def latest(self, most: int) -> list[str]:
+        """The jobs of this agent that began last."""
+        with self._lock:
+            return list(self._mine)[-most:]
 
     def by_agent(self, job: str) -> dict[str, dict[str, float]]:
         """Each agent's counters of `job` on this node."""

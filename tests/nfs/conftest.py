@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def rig() -> Rig:
     command, share = os.environ.get("NFS_RIG"), os.environ.get("RIG_SHARE")
     if not command or not share:
-        pytest.skip("NFS_RIG and RIG_SHARE name no rig with a real NFS server: see docs/development.md")
+        pytest.skip("NFS_RIG and RIG_SHARE name no rig with a real NFS server: see tests/nfs/README.md")
     rig = Rig(command, Path(share))
     rig.install()
     return rig

@@ -1,7 +1,7 @@
 """A rig with a real NFS server and client hosts, driven from outside, and a job's nodes on its hosts.
 
 ``$NFS_RIG run CMD`` runs a shell line on the server's host, ``$NFS_RIG on HOST CMD`` on the client host A, B or C; the directory
-``$RIG_SHARE`` is ``/host`` there. See docs/development.md for what else a rig has to offer.
+``$RIG_SHARE`` is ``/host`` there. See tests/nfs/README.md for what else a rig has to offer.
 """
 
 from __future__ import annotations

@@ -48,12 +48,14 @@ class Browser:
             pytest.skip(f"no browser: none of {', '.join(_NAMES)} is on PATH (apt-get install chromium)")
         self._command = found
 
-    def dom(self, page: Path, view: str = "") -> str:
-        """The page's HTML after its scripts ran. `view` is what follows # in its address."""
-        return self._run(page, view, "--dump-dom").decode()
+    def dom(self, page: Path | str, view: str = "", *, after: float = 0) -> str:
+        """The page's HTML after its scripts ran, for `after` seconds of their clock. `view` is what follows # in its address."""
+        return self._run(
+            page, view, "--dump-dom", *([f"--virtual-time-budget={after * 1000:.0f}"] if after else [])
+        ).decode()
 
     def picture(
-        self, page: Path, view: str = "", *, dark: bool = False, size: tuple[int, int] = (1200, 900)
+        self, page: Path | str, view: str = "", *, dark: bool = False, size: tuple[int, int] = (1200, 900)
     ) -> Picture:
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "page.png"
@@ -61,9 +63,9 @@ class Browser:
             self._run(page, view, *flags, *(["--force-dark-mode"] if dark else []))
             return decode_png(file.read_bytes())
 
-    def _run(self, page: Path, view: str, *flags: str) -> bytes:
+    def _run(self, page: Path | str, view: str, *flags: str) -> bytes:
         with tempfile.TemporaryDirectory() as profile:
-            address = page.as_uri() + (f"#{view}" if view else "")
+            address = (page.as_uri() if isinstance(page, Path) else page) + (f"#{view}" if view else "")
             command = [self._command, *_FLAGS, f"--user-data-dir={profile}", *flags, address]
             done = subprocess.run(command, capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr.decode()

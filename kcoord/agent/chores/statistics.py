@@ -12,6 +12,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import within
 from kcoord.protocol.identity import UNNAMED
 from kcoord.ranks import launch_of
+from kcoord.telemetry.counters import complete
 from kcoord.telemetry.events import Notices, log
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.ledger import Ledger, add_up
@@ -47,6 +48,10 @@ class Statistics:
 
     def add(self, job: str, counters: dict[Any, Any]) -> None:
         self._ledger.add(job, counters)
+
+    def latest(self, most: int) -> dict[str, dict[str, float]]:
+        """By job, the counters of this agent alone; of the jobs that began last."""
+        return {job: complete(self._ledger.mine(job)) for job in self._ledger.latest(most)}
 
     async def answer(self, job: str | None) -> dict[str, Any]:
         """The sums of one job, or of all that this node knows. While the disk hangs: of this agent's own counters."""

@@ -44,55 +44,49 @@ def _counter(name: str, doc: str, *labels: str, starts: tuple[tuple[str, ...], .
 
 
 METRICS = (
-    _counter("kcoord_requests_total", "Requests of this node's ranks that have ended, by how: memory_hits, local_hits, "
+    _counter("kcoord_requests_total", "Requests of this node's ranks, by how they ended: memory_hits, local_hits, "
              "store_hits, waits (another rank compiled it meanwhile), compiles, failures.",
              "outcome", "backend"),
-    _counter("kcoord_uncoordinated_total", "Of the compiles and failures, those that nobody coordinated."),
-    _counter("kcoord_saved_seconds_total", "Compile seconds, as recorded in each artifact that was loaded, not compiled."),
+    _counter("kcoord_uncoordinated_total", "Compiles and failures that nobody coordinated."),
+    _counter("kcoord_saved_seconds_total", "Compile seconds of each artifact that was loaded, not compiled."),
     Metric("kcoord_claim_wait_seconds", "histogram", "From a rank's claim to the agent's answer: wait (another rank "
-           "compiled it), store (it was in the store, or on this node), lead (compile it), hedge (compile it beside a slow "
-           "rank), failed, busy (asked without waiting), alone (waited as long as allowed, or cannot be coordinated).",
+           "compiled it), store (it was there), lead (compile it), hedge (compile it beside a slow rank), failed, busy (asked "
+           "without waiting), alone (compile it without coordination).",
            ("backend", "answer")),
-    Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in, and the agent took, by how "
-           "long they took.", ("backend",)),
-    _counter("kcoord_refused_publishes_total", "Compiles that were handed in and could not be kept: the log says why."),
-    _counter("kcoord_hedges_total", "Ranks that were let go ahead beside a slow one."),
+    Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in.", ("backend",)),
+    _counter("kcoord_refused_publishes_total", "Those that could not be kept: the log says why."),
+    _counter("kcoord_hedges_total", "Ranks that went ahead beside a slow one."),
     _counter("kcoord_stalls_total", "Compiles whose processes did not use the CPU for KCOORD_STALL seconds."),
-    Metric("kcoord_flights", "gauge", "Keys that this node's ranks asked for and that are under way, by state; elsewhere: "
-           "another node compiles it.", ("state",)),
-    Metric("kcoord_waiting_claims", "gauge", "Claims of this node's ranks that have no answer yet, and do not compile."),
+    Metric("kcoord_flights", "gauge", "Keys that are under way, by state; elsewhere: another node compiles it.", ("state",)),
+    Metric("kcoord_waiting_claims", "gauge", "Claims of this node's ranks that have no answer yet."),
     Metric("kcoord_leases_held", "gauge", "Leases that this agent holds and renews."),
     Metric("kcoord_clients", "gauge", "Processes that are connected to this agent."),
     Metric("kcoord_coordinated_by", "gauge", "1 for the service that elects the compiler now.", ("lease_service",)),
     Metric("kcoord_breaker_open", "gauge", "1 while a lease service cannot be used and the next one serves.", ("lease_service",)),
     _counter("kcoord_breaker_changes_total", "How often a breaker changed to this state.", "lease_service", "to"),
-    Metric("kcoord_store_usable", "gauge", "1 if the store takes what this node compiles, as far as the agent knows. "
-           "Absent without a store."),
+    Metric("kcoord_store_usable", "gauge", "1 if the store takes what this node compiles. Absent without a store."),
     _counter("kcoord_store_published_artifacts_total", "Artifacts that this agent put into the store."),
     _counter("kcoord_store_published_bytes_total", "Their files' bytes, before compression."),
-    _counter("kcoord_store_fetched_artifacts_total", "Artifacts that this agent read from the store, and found whole."),
+    _counter("kcoord_store_fetched_artifacts_total", "Artifacts that this agent read from the store."),
     _counter("kcoord_store_fetched_bytes_total", "Their files' bytes, before compression."),
     _counter("kcoord_store_errors_total", "Of publish or fetch: fault (the file system failed), invalid (what was read "
              "does not verify).", "operation", "error",
              starts=(("publish", "fault"), ("publish", "invalid"), ("fetch", "fault"), ("fetch", "invalid"))),
-    Metric("kcoord_store_bytes", "gauge", "What the artifacts in the store take, in whole blocks, as the last pass over it "
-           "counted them. All agents say the same: it is one agent's, or `kcoord gc`'s."),
-    Metric("kcoord_store_artifacts", "gauge", "How many they are."),
-    Metric("kcoord_store_files", "gauge", "How many files and directories they are."),
+    Metric("kcoord_store_bytes", "gauge", "Space of the artifacts in the store, at the last pass over it."),
+    Metric("kcoord_store_artifacts", "gauge", "Their number."),
+    Metric("kcoord_store_files", "gauge", "Their files and directories."),
     Metric("kcoord_store_counted_timestamp_seconds", "gauge", "When that pass ended, by the file server's clock."),
     Metric("kcoord_store_max_bytes", "gauge", "KCOORD_STORE_MAX_SIZE, if it is set."),
     Metric("kcoord_store_max_files", "gauge", "KCOORD_STORE_MAX_FILES, if it is set."),
-    Metric("kcoord_local_bytes", "gauge", "What this node's own copies take, as its last pass counted them, which it makes if "
-           "KCOORD_LOCAL_MAX_SIZE is set."),
-    Metric("kcoord_local_artifacts", "gauge", "How many they are."),
-    Metric("kcoord_local_files", "gauge", "How many files and directories they are."),
+    Metric("kcoord_local_bytes", "gauge", "Space of this node's own copies, at its last pass; with KCOORD_LOCAL_MAX_SIZE."),
+    Metric("kcoord_local_artifacts", "gauge", "Their number."),
+    Metric("kcoord_local_files", "gauge", "Their files and directories."),
     Metric("kcoord_local_counted_timestamp_seconds", "gauge", "When that pass ended."),
     Metric("kcoord_local_max_bytes", "gauge", "KCOORD_LOCAL_MAX_SIZE, if it is set."),
     _counter("kcoord_notices_total", "Different warnings that this agent has logged."),
-    Metric("kcoord_last_pulse_timestamp_seconds", "gauge", "When this agent last looked after its clients, as it does about "
-           "once a second."),
-    Metric("kcoord_agent_info", "gauge", "1; its labels say which agent this is.", ("agent", "kcoord_namespace")),
-    Metric("kcoord_build_info", "gauge", "1; its labels say which kcoord and Python it runs.", ("version", "python")),
+    Metric("kcoord_last_pulse_timestamp_seconds", "gauge", "When this agent last looked after its clients: about every second."),
+    Metric("kcoord_agent_info", "gauge", "1; its labels name the agent.", ("agent", "kcoord_namespace")),
+    Metric("kcoord_build_info", "gauge", "1; its labels name the versions of kcoord and Python.", ("version", "python")),
 )  # fmt: skip
 """All metrics, but the ``process_*`` ones that `prometheus_client` reads from /proc."""
 

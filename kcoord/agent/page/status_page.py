@@ -1,0 +1,147 @@
+"""The agent's status as a live page, over HTTP at KCOORD_PAGE: ``GET /``, and ``GET /status.json``, which the page asks for.
+
+Read-only. The page may hold any text that a rank has sent: it travels as JSON without a ``<``, and the page's script shows it as
+text only. The page's own policy lets no other script run and nothing be fetched from elsewhere. A request by another name than
+this node's is refused, so that no page of the web reaches it by a name of its own (DNS rebinding). Not guaranteed: any secrecy on
+the node. Whoever reaches the port reads the names of kernels and jobs; settings are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import concurrent.futures
+import hashlib
+import ipaddress
+import json
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from kcoord.agent.http_service import Application, HttpService
+from kcoord.telemetry.events import Notices
+
+_FRESH = 0.25  # seconds that a status is served again, whoever asks
+_PATIENCE = 3.0  # seconds that the agent has for it
+_LEFT_OUT = ("settings",)
+_LONGEST_HOST = 300  # characters
+_HEADERS = [
+    ("Server", "kcoord"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+]
+
+Status = Callable[[], dict[str, Any]]
+
+
+class StatusPage:
+    """Serves the page at `address`, ``host:port``, until the process ends. `begin` never blocks and never raises."""
+
+    def __init__(self, address: str, notices: Notices) -> None:
+        self._service = HttpService("status page", "KCOORD_PAGE", address, notices)
+
+    @property
+    def bound(self) -> str | None:
+        """``host:port`` where the page is served; None while it is not."""
+        return self._service.bound
+
+    def begin(self, status: Status) -> None:
+        """Serve what ``status()`` returns, which is called on the running event loop."""
+        loop = asyncio.get_running_loop()
+
+        async def asked() -> dict[str, Any]:
+            return status()
+
+        def ask() -> dict[str, Any]:
+            answer = asyncio.run_coroutine_threadsafe(asked(), loop)
+            try:
+                return answer.result(_PATIENCE)
+            finally:
+                answer.cancel()
+
+        self._service.begin(lambda: application(ask, self._service.host))
+
+
+def application(ask: Status, host: str) -> Application:
+    """The WSGI application. ``ask()`` may raise TimeoutError, or RuntimeError when the agent ends."""
+    return _Application(ask, frozenset({"localhost", platform.node().lower(), host.lower()}))
+
+
+class _Application:
+    def __init__(self, ask: Status, names: frozenset[str]) -> None:
+        self._ask, self._names = ask, names
+        self._lock = threading.Lock()  # one request asks the agent, and the others wait for its answer
+        self._status, self._until = b"", 0.0
+        self._before, self._after, self._policy = _parts()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, kind, text, more = self._answer(
+            environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_HOST", "")
+        )
+        about = [("Content-Type", f"{kind}; charset=utf-8"), ("Content-Length", str(len(text)))]
+        start_response(status, [*_HEADERS, *about, *more])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else text]
+
+    def _answer(self, method: str, path: str, host: str) -> tuple[str, str, bytes, list[tuple[str, str]]]:
+        if not self._is_ours(host):
+            text = b"open this page by an IP address, localhost or the node's name: another name is refused\n"
+            return "403 Forbidden", "text/plain", text, []
+        if method not in ("GET", "HEAD"):
+            return "405 Method Not Allowed", "text/plain", b"this page is only read\n", [("Allow", "GET, HEAD")]
+        if path not in ("/", "/status.json"):
+            return "404 Not Found", "text/plain", b"there are / and /status.json\n", []
+        try:
+            found = self._fresh()
+        except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            return "503 Service Unavailable", "text/plain", b"the agent does not answer\n", []
+        if path == "/status.json":
+            return "200 OK", "application/json", found, []
+        page = self._before + found.replace(b"<", b"\\u003c") + self._after
+        return "200 OK", "text/html", page, [("Content-Security-Policy", self._policy)]
+
+    def _is_ours(self, host: str) -> bool:
+        """True for an IP address, which no name server can move, and for this node's own names."""
+        name = re.sub(r":\d*$", "", host[:_LONGEST_HOST]).lower()
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+        except ValueError:
+            return False
+        return True
+
+    def _fresh(self) -> bytes:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                shown = {name: value for name, value in self._ask().items() if name not in _LEFT_OUT}
+                self._status = json.dumps(shown | {"now": time.time()}, default=str).encode()
+                self._until = time.monotonic() + _FRESH
+            return self._status
+
+
+def _parts() -> tuple[bytes, bytes, str]:
+    """The page before and after the status that it begins with, and its Content-Security-Policy."""
+    resources = files("kcoord.agent.page")
+    script = resources.joinpath("status.js").read_text(encoding="utf-8")
+    style = resources.joinpath("status.css").read_text(encoding="utf-8")
+    template = resources.joinpath("status.html").read_text(encoding="utf-8")
+    values = {"script": script, "style": style, "node": escape(platform.node()), "status": "{{status}}"}
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+    before, _, after = page.partition("{{status}}")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return before.encode(), after.encode(), policy
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
