@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import IO
 
 _LARGEST_REQUEST = 1 << 20  # bytes
-_INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH")  # the variables that only a new interpreter obeys
+_INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD")  # the variables that only a new interpreter obeys
 
 
 class ForkServer:
@@ -72,6 +72,7 @@ def fork_server(modules: Sequence[str]) -> ForkServer:
     if server is None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")}
         server = _servers[tuple(modules)] = ForkServer(modules, environ)
+        atexit.register(server.close)
     return server
 
 

@@ -67,9 +67,12 @@ class Sandbox:
         process = self.start(*arguments, **more)
         return finish(process, timeout)
 
-    def fork(self, *arguments: str | Path, preload: str = WITH_TORCH, **more: str | None) -> Forked:
-        """As `start`, but the process has `preload` imported already, and its threads' number is one."""
-        process = fork_server((preload,)).start([*map(str, arguments)], self.env(**more), self.root)
+    def fork(self, *arguments: str | Path, preload: str = WITH_TORCH, **more: str | None) -> Started:
+        """As `start`, but the process has `preload` imported already, if its variables allow that."""
+        server = fork_server((preload,))
+        if not server.serves(self.env(**more)):
+            return self.start(*arguments, **more)
+        process = server.start([*map(str, arguments)], self.env(**more), self.root)
         self._forked.append(process)
         return process
 

@@ -21,6 +21,7 @@ def end() -> None:
 
 def share(local: Path) -> None:
     """Make `local`, a local directory, with the shared fingerprints in it. Outside a run of tests nothing is shared."""
-    if shared := os.environ.get(_VARIABLE):
+    shared = os.environ.get(_VARIABLE)
+    if shared and not local.exists():
         local.mkdir(mode=0o700)
         (local / "toolchain").symlink_to(shared)

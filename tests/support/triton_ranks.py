@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
+from tests.support import toolchain
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
 
 _gates = itertools.count()
@@ -17,6 +18,7 @@ MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
 
 def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None) -> dict[str, str | None]:
     root = sandbox.root / local
+    toolchain.share(root)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -10,7 +10,6 @@ import json
 import pickle
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +31,11 @@ from kcoord.protocol.messages import Measurements
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
+from tests.support import toolchain
 from tests.support.agents import Node
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -46,6 +46,7 @@ _gates = itertools.count()
 
 def rank(sandbox: Sandbox, prefers: int, *arguments: str, node: str = "local", **more: str | None) -> Any:
     home = sandbox.root / node
+    toolchain.share(home)
     environment = {
         "PREFERS": str(prefers),
         "KCOORD_LOCAL_DIR": str(home),
@@ -54,10 +55,10 @@ def rank(sandbox: Sandbox, prefers: int, *arguments: str, node: str = "local", *
         "CUDA_VISIBLE_DEVICES": "",  # its GPU is made up: one that torch sees here is another model
         **more,
     }
-    return sandbox.start(TUNED, *arguments, **environment)
+    return sandbox.fork(TUNED, *arguments, preload=WITH_TRITON, **environment)
 
 
-def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+def said(process: Started) -> dict[str, Any]:
     done = finish(process)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 
 from kcoord.testing.backends import BackendSuite
+from tests.support import toolchain
+from tests.support.sandbox import WITH_TRITON
 
 pytest.importorskip("triton")
 
@@ -16,8 +18,10 @@ pytest.importorskip("triton")
 class TestTriton(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CompilationError"
+    preload = (WITH_TRITON,)
     targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"ARCH": "80"}, {"ARCH": "90"})
     changes = ("line information",)
 
     def environment(self, root: Path) -> Mapping[str, str]:
+        toolchain.share(root / "local")
         return {"TRITON_DEFAULT_FP_FUSION": "1"}  # Triton 3.9 warns without it
