@@ -200,6 +200,16 @@ class Store:
                 raise error.why from error
         return None if found is None else (found.manifest, found.encoded, found.payload)
 
+    def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
+        """The result of `fetch` for two files that were read elsewhere: trusted and verified in the same way. The file system is
+        not asked.
+
+        The name of `place` is the key's digest. Raises `ArtifactInvalid`, which names `place`.
+        """
+        manifest = self._judged(place, encoded, None)
+        check_sizes(manifest)
+        return manifest, unpack(manifest, payload), manifest_digest(encoded)
+
     def manifest_file(self, digest: str) -> bytes | None:
         """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
         try:
