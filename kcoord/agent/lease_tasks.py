@@ -17,9 +17,10 @@ from kcoord.agent import actions as act
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
+from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
@@ -36,7 +37,8 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    ``learn(name, seconds)`` gets the compile time that a fetched artifact records. `local_dir` is `Settings.local_dir`. An
+    ``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``used(name)`` the name of a pack that
+    serves. `local_dir` is `Settings.local_dir`. An
     artifact's place is looked at each time that it is used: it must be this user's alone.
     """
 
@@ -52,11 +54,13 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
+        used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
+        self.packs = Packs(self._store, local_dir, notices, used)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -118,6 +122,7 @@ class LeaseTasks:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
         self._local_io.shutdown(wait=False, cancel_futures=True)
+        self.packs.close()
         self._store.close()
 
     async def _give_back(self) -> None:
@@ -215,6 +220,8 @@ class LeaseTasks:
     async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
         """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
         key, serial = action.key, action.serial
+        if action.void is None and (stated := await self.packs.stated(key)) is not None:
+            return Ready(stated)
         if action.void is not None and (self._store.faulty or key in self._distrusted):
             return Won(0)  # that READY may well be true for others
         answer = await self._held.await_turn(
@@ -314,8 +321,9 @@ class LeaseTasks:
 
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
-        found = await self._is_here(key, home) or await self._from_store(key, home, action.manifest) is not None
-        self._report(self._flights.fetched(key, action.serial, action.home if found else None))
+        packed = not (found := await self._is_here(key, home)) and await self._from_pack(key, home, action.manifest)
+        found = found or packed or await self._from_store(key, home, action.manifest) is not None
+        self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
         vouched = self._trust.required
@@ -324,6 +332,31 @@ class LeaseTasks:
         except ArtifactInvalid as error:
             self._notices.tell(str(error))
             return False
+
+    async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:
+        """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
+        pack = self.packs.holding(digest, announced)
+        if pack is None:
+            return False
+
+        def bring() -> Manifest | None:
+            found = pack.fetch(digest)
+            if found is None:
+                return None
+            local.install(found[0], found[1], home)
+            return found[0]
+
+        try:
+            manifest = await self._at((home,), bring)
+        except (ArtifactInvalid, StoreError) as error:
+            self._notices.tell(f"an artifact of the pack is not used: {error}; it is looked up", about=f"{pack.place}")
+            return False
+        if manifest is None:
+            return False
+        self._learn(digest, manifest.compile_seconds)
+        self.packs.served(pack)
+        self._in_store(manifest)
+        return True
 
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""
@@ -334,6 +367,7 @@ class LeaseTasks:
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home))
+            self._in_store(manifest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -348,15 +382,24 @@ class LeaseTasks:
     async def _into_store(self, digest: str, home: Path) -> str | None:
         """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
 
-        def publish(store: Store) -> str | None:
+        def publish(store: Store) -> tuple[str, Manifest] | None:
             self._check((home,))
             found = local.read_artifact(home, digest)
-            return None if found is None else store.publish(found[0].manifest, found[1])
+            return None if found is None else (store.publish(found[0].manifest, found[1]), found[0].manifest)
 
         try:
-            return await self._store.use(publish, publishes=True)
+            published = await self._store.use(publish, publishes=True)
+            if published is None:
+                return None
+            self._in_store(published[1])
+            return published[0]
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
+
+    def _in_store(self, manifest: Manifest) -> None:
+        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
+        if not (manifest.unvouched and self._trust.keys):
+            self.packs.note(manifest)

@@ -52,7 +52,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.endpoint import log_to_file
 from kcoord.protocol.fields import HEARTBEAT
-from kcoord.settings import Settings
+from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.ledger import Ledger
@@ -112,6 +112,7 @@ class Agent:
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             local_dir=settings.local_dir, learn=self._expectations.learn,
+            used=lambda pack: self._use_notes.used([pack], os.getpid()),
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
@@ -166,7 +167,7 @@ class Agent:
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
-            messages.Announce: self._pools.announce,
+            messages.Announce: self._announce,
             messages.Join: self._pools.join,
             messages.Take: self._pools.take,
             messages.Status: lambda _, __, ___: messages.Facts(self.status()),
@@ -217,6 +218,8 @@ class Agent:
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
+        if self._settings.recorded_as is not None:
+            self._lease_tasks.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)
@@ -304,6 +307,11 @@ class Agent:
         self._pools.asked(connection, message.recipe)
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)
+
+    def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
+        if message.profile is not None and is_profile_name(message.profile):
+            self._lease_tasks.packs.begin(message.profile)
+        return self._pools.announce(connection, request, message)
 
     def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
         self._pools.published(connection, message.key, message.compile_seconds)

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.signing import VERIFIES_ONLY
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
@@ -32,7 +33,7 @@ from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
 
 MOST_PACKED = 20_000  # artifacts
-_LARGEST_ARTIFACT = 16 << 20  # bytes; a larger one is one long read in any case
+LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
 _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
@@ -53,6 +54,8 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     Equal artifacts make one file (with one key). Each is read twice. The pack is signed if the store's `trust` has a key; it then
     holds what known keys have signed. Raises `StoreError`, and nothing has changed.
     """
+    if not store.trust.publishes:
+        raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
     index = Index(tuple(sorted(_fitting(gather(store, digests, {})), key=lambda entry: entry.digest)))
     head = head_of(index, store.trust)
     directory = packs_directory(store.root, profile)
@@ -83,15 +86,15 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
 
 def _fitting(entries: Iterable[Packed]) -> list[Packed]:
     found: list[Packed] = []
-    size = _IN_INDEX
+    room = LARGEST_PACK - _IN_INDEX
     for entry in entries:
-        size += (more := entry.manifest.size + entry.payload.size + _IN_INDEX)
-        if more > _LARGEST_ARTIFACT:
-            size -= more
-        elif size > LARGEST_PACK or len(found) == MOST_PACKED:
+        size = entry.manifest.size + entry.payload.size + _IN_INDEX
+        if size > LARGEST_PACKED:
+            continue
+        room -= size
+        if room < 0 or len(found) == MOST_PACKED:
             break
-        else:
-            found.append(entry)
+        found.append(entry)
     return found
 
 

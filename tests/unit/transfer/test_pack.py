@@ -152,7 +152,7 @@ def test_what_is_missing_torn_or_too_large_is_left_out(tmp_path: Path, monkeypat
     large = CacheKey.of("test", "large")
     noise = {"noise": os.urandom(40_000)}
     store.publish(manifest_of(noise, large), noise)
-    monkeypatch.setattr(pack_module, "_LARGEST_ARTIFACT", 30_000)
+    monkeypatch.setattr(pack_module, "LARGEST_PACKED", 30_000)
     assert write_pack(store, "job", [*DIGESTS, large.digest, "f" * 64]) == {DIGESTS[0], *DIGESTS[2:]}
 
 

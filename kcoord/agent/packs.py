@@ -1,0 +1,120 @@
+"""The packs of the profiles that this agent's jobs named: a source of artifacts in front of the store.
+
+A pack is read in the background, as soon as its profile is known, while the ranks import torch. It then answers for a key that
+it states as a lease service that says READY: nobody else is asked, and the artifact comes from the copy on this node's disk. One
+that does not verify is fetched from the store, and so on: the usual way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kcoord.agent.store_access import SharedStore
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.store import Store
+from kcoord.files.daemon import in_daemon
+from kcoord.profiles.packs import LARGEST_PACK
+from kcoord.telemetry.events import Notices, tell_if_failed
+from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
+
+_PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
+_KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
+_MOST = 4  # profiles at a time
+
+
+class Packs:
+    """A fault costs look-ups, and is told once. ``used(name)`` gets the name of a pack that serves: retention spares it."""
+
+    def __init__(
+        self, store: SharedStore, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
+    ) -> None:
+        self._store, self._local_dir, self._notices, self._used = store, local_dir, notices, used
+        self._reads: dict[str, asyncio.Task[Pack | None]] = {}  # by profile, as long as the packs serve
+        self._unread: set[str] = set()  # profiles
+        self._patient_until = 0.0
+        self._served: set[str] = set()  # names of packs
+        self.seen: dict[str, None] = {}  # keys that `note` got, in order
+        self._room = LARGEST_PACK  # bytes, for their artifacts
+
+    def begin(self, profile: str) -> None:
+        """Read the profile's pack, unless that was begun before. Returns at once."""
+        if profile in self._reads or len(self._reads) >= _MOST or self._local_dir is None:
+            return
+        self._patient_until = time.monotonic() + _PATIENCE
+        self._unread.add(profile)
+        self._reads[profile] = task = asyncio.create_task(self._read(profile, self._local_dir))
+        task.add_done_callback(
+            functools.partial(tell_if_failed, consequence="artifacts are looked up", tell=self._notices.tell)
+        )
+        asyncio.get_running_loop().call_later(_KEPT, self._end, profile)
+
+    def get(self, profile: str) -> Pack | None:
+        """The profile's pack. None: there is none that can be used, it is not read yet, or it has served its time."""
+        return _result(self._reads.get(profile))
+
+    def is_unread(self, profile: str) -> bool:
+        """True from `begin` until the read has ended, by itself."""
+        return profile in self._unread
+
+    async def stated(self, digest: str) -> str | None:
+        """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does, as far as is known in time."""
+        if reading := [read for read in self._reads.values() if not read.done()]:
+            await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
+        return next((stated for pack in self._packs() if (stated := pack.stated(digest))), None)
+
+    def holding(self, digest: str, announced: str) -> Pack | None:
+        """A pack with the artifact of the key `digest` whose manifest has the SHA-256 `announced`."""
+        return next((pack for pack in self._packs() if pack.stated(digest) == announced), None)
+
+    def served(self, pack: Pack) -> None:
+        """A rank got an artifact of `pack`."""
+        name = pack.place.stem
+        if name not in self._served:
+            self._served.add(name)
+            self._used(name)
+
+    def note(self, manifest: Manifest) -> None:
+        """This artifact is in the store, and a rank of this node has used or made it. Ignored if no pack has room for it."""
+        digest, size = manifest.key.digest, manifest.size
+        if digest not in self.seen and size <= min(LARGEST_PACKED, self._room) and len(self.seen) < MOST_PACKED:
+            self.seen[digest] = None
+            self._room -= size
+
+    def close(self) -> None:
+        """Give the copies' space back."""
+        for profile in list(self._reads):
+            self._end(profile)
+
+    async def _read(self, profile: str, local_dir: Path) -> Pack | None:
+        def read(store: Store) -> Pack | None:
+            return read_pack(store, profile, local_dir)
+
+        pack = None
+        try:
+            pack = await self._store.use(read)
+        except PackUnused as error:
+            self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
+        self._unread.discard(profile)
+        return pack
+
+    def _packs(self) -> Iterator[Pack]:
+        return (pack for read in self._reads.values() if (pack := _result(read)) is not None)
+
+    def _end(self, profile: str) -> None:
+        read = self._reads.pop(profile, None)
+        pack = _result(read)
+        if pack is not None:
+            in_daemon(pack.close)  # a thread may be reading it, from a disk that hangs
+        elif read is not None:
+            read.cancel()
+
+
+def _result(read: asyncio.Task[Pack | None] | None) -> Pack | None:
+    """None too as long as it is being read, and after a failure."""
+    if read is None or not read.done() or read.cancelled() or read.exception() is not None:
+        return None
+    return read.result()
