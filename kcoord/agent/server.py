@@ -24,6 +24,7 @@ from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.deliveries import Deliveries
 from kcoord.agent.chores.local_retention import LocalRetention
+from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.statistics import Share, Statistics
@@ -128,11 +129,14 @@ class Agent:
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self._requested = RequestedRecorder(root, settings.local_dir, named, notices)
+        packing = PackWriter(
+            store, settings.recorded_as, self._lease_tasks.packs, leases, self.id, settings.lease_ttl, notices
+        )
         self._use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, self.id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
+        parts = (stalls, self._statistics, self._profiles, self._requested, packing, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
         self._pools = Pools(
