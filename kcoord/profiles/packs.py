@@ -8,6 +8,7 @@ others to the trash. It holds copies only: whoever has no pack, or a damaged one
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from kcoord.profiles.profile_files import times_of_profiles
 
 LARGEST_PACK = 256 << 20  # bytes
 SUFFIX = ".pack"
+_NAME = re.compile(r"[0-9a-f]{64}\.pack")
 
 
 def packs_directory(store: Path, profile: str) -> Path:
@@ -42,13 +44,13 @@ def newest_pack(store: Path, profile: str) -> Path | None:
 
 
 def all_packs(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every pack with its status; no link is followed. Raises OSError."""
+    """Every pack with its status, one profile after the other; no link is followed. Raises OSError."""
     root = packs_directory(store, "")
     with suppress(FileNotFoundError, NotADirectoryError):
         for profile, _ in list(beneath.listed(root, store)):
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name, found in list(beneath.listed(root / profile, store)):
-                    if name.endswith(SUFFIX) and stat.S_ISREG(found.st_mode):
+                    if _NAME.fullmatch(name) and stat.S_ISREG(found.st_mode):
                         yield root / profile / name, found
 
 
