@@ -220,8 +220,8 @@ class LeaseTasks:
     async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
         """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
         key, serial = action.key, action.serial
-        if action.void is None and (stated := await self.packs.stated(key)) is not None:
-            return Ready(stated)
+        if action.void is None and (packed := await self.packs.announced(key)) is not None:
+            return Ready(packed)
         if action.void is not None and (self._store.faulty or key in self._distrusted):
             return Won(0)  # that READY may well be true for others
         answer = await self._held.await_turn(

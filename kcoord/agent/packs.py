@@ -60,15 +60,15 @@ class Packs:
         """True from `begin` until the read has ended, by itself."""
         return profile in self._unread
 
-    async def stated(self, digest: str) -> str | None:
+    async def announced(self, digest: str) -> str | None:
         """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does, as far as is known in time."""
         if reading := [read for read in self._reads.values() if not read.done()]:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
-        return next((stated for pack in self._packs() if (stated := pack.stated(digest))), None)
+        return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
 
     def holding(self, digest: str, announced: str) -> Pack | None:
         """A pack with the artifact of the key `digest` whose manifest has the SHA-256 `announced`."""
-        return next((pack for pack in self._packs() if pack.stated(digest) == announced), None)
+        return next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
 
     def served(self, pack: Pack) -> None:
         """A rank got an artifact of `pack`."""

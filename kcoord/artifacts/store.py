@@ -200,13 +200,16 @@ class Store:
                 raise error.why from error
         return None if found is None else (found.manifest, found.encoded, found.payload)
 
-    def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
-        """The result of `fetch` for two files that were read elsewhere: trusted and verified in the same way. The file system is
-        not asked.
+    def trusted(self, place: Path, encoded: bytes) -> Manifest:
+        """The manifest of a file that was read elsewhere, trusted as `fetch` would. The name of `place` is the key's digest.
 
-        The name of `place` is the key's digest. Raises `ArtifactInvalid`, which names `place`.
+        Raises `ArtifactInvalid`, which names `place`.
         """
-        manifest = self._judged(place, encoded, None)
+        return self._judged(place, encoded, None)
+
+    def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
+        """The result of `fetch` for two files that were read elsewhere, trusted and verified in the same way; see `trusted`."""
+        manifest = self.trusted(place, encoded)
         check_sizes(manifest)
         return manifest, unpack(manifest, payload), manifest_digest(encoded)
 

@@ -13,15 +13,15 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import VERIFIES_ONLY
-from kcoord.artifacts.store import Store
+from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
@@ -119,27 +119,42 @@ class Pack:
         """The artifacts, without those that were found damaged."""
         return frozenset(self._places)
 
-    def stated(self, digest: str) -> str | None:
+    def announced(self, digest: str) -> str | None:
         """The SHA-256 of the artifact's manifest file, as READY would announce it; None if the pack lacks it."""
         found = self._places.get(digest)
         return None if found is None or self._closed else found[1].manifest.sha256
 
-    def fetch(self, digest: str) -> tuple[Manifest, dict[str, bytes], str] | None:
-        """As `Store.fetch`; None if the pack lacks it. Raises `ArtifactInvalid`; the pack lacks that artifact from then on."""
+    def stated(self, digest: str) -> tuple[Manifest, str] | None:
+        """As `Store.stated`; None if the pack lacks it. Raises `ArtifactInvalid`; the pack lacks that artifact from then on."""
+        with self._dropping(digest):
+            files = self._files(digest)
+            return files and (self._store.trusted(self.place / digest, files[0]), manifest_digest(files[0]))
+
+    def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
+        """As `Store.fetch`; None if the pack lacks it, or holds another. Raises `ArtifactInvalid` as `stated` does."""
+        if announced is not None and self.announced(digest) != announced:
+            return None
+        with self._dropping(digest):
+            files = self._files(digest)
+            return files and self._store.checked(self.place / digest, *files)
+
+    @contextmanager
+    def _dropping(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except ArtifactInvalid:
+            self._places.pop(digest, None)
+            raise
+
+    def _files(self, digest: str) -> tuple[bytes, bytes] | None:
         found = self._places.get(digest)
         with self._reading:
             if found is None or self._closed:
                 return None
             try:
-                files = self._bundle.files(*found)
+                return self._bundle.files(*found)
             except (BundleInvalid, StoreError) as error:
-                self._places.pop(digest, None)
                 raise ArtifactInvalid(f"{self.place}: {error}") from error
-        try:
-            return self._store.checked(self.place / digest, *files)
-        except ArtifactInvalid:
-            self._places.pop(digest, None)
-            raise
 
     def close(self) -> None:
         """Give the copy's space back. Waits for a read of one artifact from the local disk."""

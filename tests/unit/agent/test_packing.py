@@ -213,7 +213,7 @@ def test_retention_hears_once_of_a_pack_that_serves(store: Store) -> None:
 
     async def scene(world: World) -> None:
         pack = await world.read()
-        stated = await world.packs.stated(DIGESTS["k1"])
+        stated = await world.packs.announced(DIGESTS["k1"])
         assert stated is not None
         assert world.packs.holding(DIGESTS["k1"], stated) is pack
         assert world.packs.holding(DIGESTS["k1"], "another manifest") is None
@@ -236,7 +236,7 @@ def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
             await asyncio.sleep(0.005)
         while pack.fetch(DIGESTS["k1"]) is not None:
             await asyncio.sleep(0.005)
-        assert await world.packs.stated(DIGESTS["k1"]) is None
+        assert await world.packs.announced(DIGESTS["k1"]) is None
         await world.read()  # for the next job
 
     played(store, scene)

@@ -72,7 +72,10 @@ def test_an_artifact_from_the_pack_is_the_stores_to_the_last_byte(tmp_path: Path
         for digest in DIGESTS:
             assert pack.fetch(digest) == (found := store.fetch(digest))
             assert found is not None
-            assert pack.stated(digest) == found[2], "as READY would announce it"
+            assert pack.announced(digest) == found[2]
+            assert pack.stated(digest) == store.stated(digest)
+            assert pack.fetch(digest, found[2]) == found
+            assert pack.fetch(digest, "another manifest") is None
         assert pack.fetch("f" * 64) is None
         assert pack.stated("f" * 64) is None
 
