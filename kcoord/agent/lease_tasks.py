@@ -354,7 +354,7 @@ class LeaseTasks:
         if manifest is None:
             return False
         self._learn(digest, manifest.compile_seconds)
-        self.packs.served(pack)
+        self.packs.served(pack.place.stem)
         self._in_store(manifest)
         return True
 

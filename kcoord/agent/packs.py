@@ -3,6 +3,8 @@
 A pack is read in the background, as soon as its profile is known, while the ranks import torch. It then answers for a key that
 it states as a lease service that says READY: nobody else is asked, and the artifact comes from the copy on this node's disk. One
 that does not verify is fetched from the store, and so on: the usual way.
+
+A node that has had a pack's artifacts before may have them all: there the pack is read once a rank asks for one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from kcoord.artifacts.store import Store
 from kcoord.files.daemon import in_daemon
 from kcoord.profiles.packs import LARGEST_PACK
 from kcoord.telemetry.events import Notices, tell_if_failed
-from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
+from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, note_here, read_pack, was_here
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
 _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
@@ -35,18 +37,19 @@ class Packs:
         self._store, self._local_dir, self._notices, self._used = store, local_dir, notices, used
         self._reads: dict[str, asyncio.Task[Pack | None]] = {}  # by profile, as long as the packs serve
         self._unread: set[str] = set()  # profiles
+        self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
         self._served: set[str] = set()  # names of packs
         self.seen: dict[str, None] = {}  # keys that `note` got, in order
         self._room = LARGEST_PACK  # bytes, for their artifacts
 
-    def begin(self, profile: str) -> None:
-        """Read the profile's pack, unless that was begun before. Returns at once."""
+    def begin(self, profile: str, *, asked: bool = False) -> None:
+        """Read the profile's pack, unless that was begun before. Returns at once. `asked`: a rank has asked for a key."""
         if profile in self._reads or len(self._reads) >= _MOST or self._local_dir is None:
             return
         self._patient_until = time.monotonic() + _PATIENCE
         self._unread.add(profile)
-        self._reads[profile] = task = asyncio.create_task(self._read(profile, self._local_dir))
+        self._reads[profile] = task = asyncio.create_task(self._read(profile, self._local_dir, asked))
         task.add_done_callback(
             functools.partial(tell_if_failed, consequence="artifacts are looked up", tell=self._notices.tell)
         )
@@ -62,6 +65,10 @@ class Packs:
 
     async def announced(self, digest: str) -> str | None:
         """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does, as far as is known in time."""
+        while self._put_off:
+            profile = self._put_off.pop()
+            self._reads.pop(profile, None)
+            self.begin(profile, asked=True)
         if reading := [read for read in self._reads.values() if not read.done()]:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
@@ -70,12 +77,12 @@ class Packs:
         """A pack with the artifact of the key `digest` whose manifest has the SHA-256 `announced`."""
         return next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
 
-    def served(self, pack: Pack) -> None:
-        """A rank got an artifact of `pack`."""
-        name = pack.place.stem
-        if name not in self._served:
+    def served(self, name: str) -> None:
+        """This node's ranks have got artifacts of the pack `name`, or made them."""
+        if name not in self._served and self._local_dir is not None:
             self._served.add(name)
             self._used(name)
+            in_daemon(functools.partial(note_here, self._local_dir, name))
 
     def note(self, manifest: Manifest) -> None:
         """This artifact is in the store, and a rank of this node has used or made it. Ignored if no pack has room for it."""
@@ -89,13 +96,17 @@ class Packs:
         for profile in list(self._reads):
             self._end(profile)
 
-    async def _read(self, profile: str, local_dir: Path) -> Pack | None:
-        def read(store: Store) -> Pack | None:
-            return read_pack(store, profile, local_dir)
+    async def _read(self, profile: str, local_dir: Path, asked: bool) -> Pack | None:
+        def read(store: Store) -> tuple[Pack | None, bool]:
+            if not asked and was_here(store, profile, local_dir):
+                return None, True
+            return read_pack(store, profile, local_dir), False
 
         pack = None
         try:
-            pack = await self._store.use(read)
+            if (found := await self._store.use(read)) is not None:
+                pack, put_off = found
+                self._put_off |= {profile} if put_off else set()
         except PackUnused as error:
             self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
         self._unread.discard(profile)

@@ -29,7 +29,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part, unvouched
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
-from kcoord.transfer.pack import Pack, PackUnused, read_pack
+from kcoord.transfer.pack import Pack, PackUnused, note_here, read_pack
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
@@ -147,6 +147,7 @@ class _Prefetch:
             self._left = needs[::-1]
         wait([in_daemon(functools.partial(self._fetch_all, root)) for _ in range(_AT_ONCE)])
         if self._pack is not None:
+            note_here(self._settings.local_dir, self._pack.place.stem)
             self._pack.close()
 
     def _copy_profile(self, name: str) -> None:

@@ -204,6 +204,30 @@ def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     assert counted["store"] > 10 * len(names), "so the calls were counted"
 
 
+def test_a_node_that_has_the_kernels_already_reads_the_pack_only_if_a_rank_asks(
+    tmp_path: Path, interposer: Interposer
+) -> None:
+    store = filled(tmp_path / "store")
+    opens, reads = (interposer.stall(call, below=store.root / "v1" / "packs", seconds=0) for call in ("open", "read"))
+    with job(store.root) as node:
+
+        def restarted(*, asks: bool, reads_it: bool) -> None:
+            looked, before = opens.hits, reads.hits
+            agent = start_agent(node, environ=interposer.environ)
+            until(lambda: opens.hits > looked)
+            if asks:
+                assert_loads(node, NAMES, "pack")
+            assert node.status()["agent"]
+            end_agent(agent.pid)
+            assert (reads.hits > before) == reads_it
+
+        restarted(asks=True, reads_it=True)
+        until(lambda: list((node.directory / "packs").glob("*")))
+        restarted(asks=False, reads_it=False)
+        shutil.rmtree(node.directory / "objects")
+        restarted(asks=True, reads_it=True)
+
+
 # --- faults ---
 
 

@@ -87,6 +87,8 @@ class PackWriter:
             try:
                 self._newest = await self._lane.run(lambda: self._replace(store, profile, used))
                 self._considered = len(used)
+                if self._newest is not None:
+                    self._packs.served(self._newest.place.stem)
             finally:
                 await lease.release()
         except (LeaseUnavailable, StoreError) as error:

@@ -218,7 +218,7 @@ def test_retention_hears_once_of_a_pack_that_serves(store: Store) -> None:
         assert world.packs.holding(DIGESTS["k1"], stated) is pack
         assert world.packs.holding(DIGESTS["k1"], "another manifest") is None
         for _ in range(2):
-            world.packs.served(pack)
+            world.packs.served(pack.place.stem)
         assert world.served == [packs_of(store.root, "job")[0].stem]
 
     played(store, scene)
