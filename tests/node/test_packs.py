@@ -181,7 +181,7 @@ def test_a_job_that_tells_its_agent_the_profile_later_uses_the_pack_too(tmp_path
 def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     tmp_path: Path, interposer: Interposer
 ) -> None:
-    """From the start of the agent to its end. A call below the store is about one request: open, list, stat, read of a MiB, …"""
+    """A call below the store is about one request: open, list, stat, read of a MiB, …"""
     names = [f"k{n}" for n in range(300)]
     store = filled(tmp_path / "store", names=names)
     save_part(store.root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])

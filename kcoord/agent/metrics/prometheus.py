@@ -50,8 +50,9 @@ METRICS = (
     _counter("kcoord_uncoordinated_total", "Of the compiles and failures, those that nobody coordinated."),
     _counter("kcoord_saved_seconds_total", "Compile seconds, as recorded in each artifact that was loaded, not compiled."),
     Metric("kcoord_claim_wait_seconds", "histogram", "From a rank's claim to the agent's answer: wait (another rank "
-           "compiled it), store (it was in the store, or on this node), lead (compile it), hedge (compile it beside a slow "
-           "rank), failed, busy (asked without waiting), alone (waited as long as allowed, or cannot be coordinated).",
+           "compiled it), store (it was in the store, or on this node), pack (it was in the profile's pack), lead (compile "
+           "it), hedge (compile it beside a slow rank), failed, busy (asked without waiting), alone (waited as long as allowed, "
+           "or cannot be coordinated).",
            ("backend", "answer")),
     Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in, and the agent took, by how "
            "long they took.", ("backend",)),
