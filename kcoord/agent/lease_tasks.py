@@ -60,7 +60,7 @@ class LeaseTasks:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
-        self.packs = Packs(self._store, local_dir, notices, used)
+        self.packs = Packs(self._store, self._at, local_dir, notices, used)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -321,8 +321,11 @@ class LeaseTasks:
 
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
-        packed = not (found := await self._is_here(key, home)) and await self._from_pack(key, home, action.manifest)
-        found = found or packed or await self._from_store(key, home, action.manifest) is not None
+        found, packed = await self._is_here(key, home), False
+        if not found:
+            found = packed = await self._from_pack(key, home, action.manifest)
+        if not found:
+            found = await self._from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
@@ -335,26 +338,10 @@ class LeaseTasks:
 
     async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:
         """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
-        pack = self.packs.holding(digest, announced)
-        if pack is None:
-            return False
-
-        def bring() -> Manifest | None:
-            found = pack.fetch(digest)
-            if found is None:
-                return None
-            local.install(found[0], found[1], home)
-            return found[0]
-
-        try:
-            manifest = await self._at((home,), bring)
-        except (ArtifactInvalid, StoreError) as error:
-            self._notices.tell(f"an artifact of the pack is not used: {error}; it is looked up", about=f"{pack.place}")
-            return False
+        manifest = await self.packs.bring(digest, home, announced)
         if manifest is None:
             return False
         self._learn(digest, manifest.compile_seconds)
-        self.packs.served(pack.place.stem)
         self._in_store(manifest)
         return True
 

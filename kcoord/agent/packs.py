@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from kcoord.agent.store_access import SharedStore
+from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.profiles.packs import LARGEST_PACK
 from kcoord.telemetry.events import Notices, tell_if_failed
@@ -27,14 +29,19 @@ _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for
 _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
 _MOST = 4  # profiles at a time
 
+At = Callable[[tuple[Path, ...], Callable[[], "Manifest | None"]], Awaitable["Manifest | None"]]
+
 
 class Packs:
-    """A fault costs look-ups, and is told once. ``used(name)`` gets the name of a pack that serves: retention spares it."""
+    """A fault costs look-ups, and is told once. ``used(name)`` gets the name of a pack that serves: retention spares it.
+
+    ``at(homes, work)`` runs `work` in a thread for the local tier; it raises `ArtifactInvalid` if others may write there.
+    """
 
     def __init__(
-        self, store: SharedStore, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
+        self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
     ) -> None:
-        self._store, self._local_dir, self._notices, self._used = store, local_dir, notices, used
+        self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
         self._reads: dict[str, asyncio.Task[Pack | None]] = {}  # by profile, as long as the packs serve
         self._unread: set[str] = set()  # profiles
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
@@ -73,9 +80,29 @@ class Packs:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
 
-    def holding(self, digest: str, announced: str) -> Pack | None:
-        """A pack with the artifact of the key `digest` whose manifest has the SHA-256 `announced`."""
-        return next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
+    async def bring(self, digest: str, home: Path, announced: str) -> Manifest | None:
+        """Bring the artifact of the key `digest` whose manifest has the SHA-256 `announced` to `home`, and return its manifest.
+
+        None: no pack serves it. It may be in the store all the same.
+        """
+        pack = next((pack for pack in self._packs() if pack.announced(digest) == announced), None)
+        if pack is None:
+            return None
+
+        def bring() -> Manifest | None:
+            found = pack.fetch(digest, announced)
+            if found is not None:
+                local.install(found[0], found[1], home)
+            return None if found is None else found[0]
+
+        try:
+            manifest = await self._at((home,), bring)
+        except (ArtifactInvalid, StoreError) as error:
+            self._notices.tell(f"an artifact of the pack is not used: {error}; it is looked up", about=f"{pack.place}")
+            return None
+        if manifest is not None:
+            self.served(pack.place.stem)
+        return manifest
 
     def served(self, name: str) -> None:
         """This node's ranks have got artifacts of the pack `name`, or made them."""

@@ -175,13 +175,16 @@ class Imported:
 class Bundle:
     """An open bundle, whose index is trusted and states the file's size. Close it, or use it in a ``with``.
 
-    `path` names it to people; it is opened, unless `file` is open already. Raises `BundleInvalid`, or `StoreError` if the file
-    cannot be read. `doubt`: the reason why no key of ours vouches for it, under a policy that lets it pass. `vouched`: True if a
-    key of ours does, under any policy; only then its content may be signed anew, except for what the index marks.
+    `path` names it to people; it is opened, unless `file` is open already. Raises `BundleInvalid`, also for an index of more than
+    `largest_index` bytes, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
+    under a policy that lets it pass. `vouched`: True if a key of ours does, under any policy; only then its content may be signed
+    anew, except for what the index marks.
     """
 
-    def __init__(self, path: Path, trust: Trust, file: BinaryIO | None = None) -> None:
-        self._path, self._trust = path, trust
+    def __init__(
+        self, path: Path, trust: Trust, file: BinaryIO | None = None, largest_index: int = _LARGEST_INDEX
+    ) -> None:
+        self._path, self._trust, self._largest_index = path, trust, largest_index
         self.doubt: ArtifactDistrusted | None = None
         self.vouched = False
         try:
@@ -271,8 +274,8 @@ class Bundle:
         length = int.from_bytes(head[len(_MAGIC) :], "big")
         if len(head) != start or not head.startswith(_MAGIC):
             raise BundleInvalid(f"{self._path}: it is no bundle of this version: make one with 'kcoord export'")
-        if length > min(_LARGEST_INDEX, found.st_size - start):
-            raise BundleInvalid(f"{self._path}: it ends before its index does: copy it again")
+        if length > min(self._largest_index, found.st_size - start):
+            raise BundleInvalid(f"{self._path}: it ends before its index does, or has a huge one: copy it again")
         try:
             sealed = self._file.read(length)
             self.doubt = self._trust.doubt(BUNDLE, sealed)

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
-from kcoord.artifacts.signing import VERIFIES_ONLY
+from kcoord.artifacts.signing import OVERHEAD, VERIFIES_ONLY
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
@@ -35,6 +35,7 @@ from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
 MOST_PACKED = 20_000  # artifacts
 LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
 _IN_INDEX = 256  # bytes of the index for each artifact, at most
+_LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
 _HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
@@ -206,7 +207,7 @@ def note_here(local_dir: Path, name: str) -> None:
 def look_at_pack(store: Store, path: Path) -> frozenset[str]:
     """The digests that a pack states, without a copy of it. Raises `PackUnused`."""
     try:
-        with Bundle(path, store.trust) as bundle:
+        with Bundle(path, store.trust, largest_index=_LARGEST_INDEX) as bundle:
             return frozenset(entry.digest for entry in bundle.index.artifacts)
     except (BundleInvalid, StoreError) as error:
         raise PackUnused(str(error)) from error
@@ -215,7 +216,7 @@ def look_at_pack(store: Store, path: Path) -> frozenset[str]:
 def _opened(store: Store, path: Path, written: float, copy: BinaryIO) -> Pack:
     """Judges the index first. Closes `copy` if it is refused."""
     try:
-        return Pack(store, path, written, Bundle(path, store.trust, copy))
+        return Pack(store, path, written, Bundle(path, store.trust, copy, _LARGEST_INDEX))
     except (BundleInvalid, StoreError) as error:
         raise PackUnused(str(error)) from error
 

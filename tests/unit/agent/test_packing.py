@@ -20,6 +20,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.patience import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.packs import packs_of
@@ -48,9 +49,13 @@ class World:
     def __init__(self, store: Store) -> None:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
         self.served: list[str] = []
-        self.packs = Packs(SharedStore(store, self.notices), store.root.parent, self.notices, self.served.append)
+        here = store.root.parent
+        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
         self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
         (self.chore,) = self.writer.chores
+
+    async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
+        return await in_thread(work)
 
     def use(self, *names: str) -> None:
         for name in names:
@@ -212,13 +217,15 @@ def test_retention_hears_once_of_a_pack_that_serves(store: Store) -> None:
     write_pack(store, "job", DIGESTS.values())
 
     async def scene(world: World) -> None:
-        pack = await world.read()
-        stated = await world.packs.announced(DIGESTS["k1"])
-        assert stated is not None
-        assert world.packs.holding(DIGESTS["k1"], stated) is pack
-        assert world.packs.holding(DIGESTS["k1"], "another manifest") is None
-        for _ in range(2):
-            world.packs.served(pack.place.stem)
+        await world.read()
+        announced = await world.packs.announced(DIGESTS["k1"])
+        assert announced is not None
+        assert await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / "0", "another manifest") is None
+        assert world.served == []
+        for number in range(2):
+            brought = await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / str(number), announced)
+            assert brought is not None
+            assert brought.key.digest == DIGESTS["k1"]
         assert world.served == [packs_of(store.root, "job")[0].stem]
 
     played(store, scene)

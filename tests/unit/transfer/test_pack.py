@@ -23,7 +23,8 @@ from kcoord.profiles.packs import newest_pack, packs_directory, packs_of
 from kcoord.profiles.parts import forget_superfluous, save_part
 from kcoord.testing.stores import FILES, manifest_of, staged
 from kcoord.transfer import pack as pack_module
-from kcoord.transfer.bundle import gather
+from kcoord.transfer.bundle import gather, head_of
+from kcoord.transfer.bundle_index import Blob, Index, Packed
 from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, read_pack, write_pack
 from tests.support.artifacts import older
 from tests.support.fuzzing import fuzz, mutants
@@ -326,6 +327,16 @@ def test_what_is_no_plain_file_of_a_packs_size_is_refused_unread(tmp_path: Path,
     store = filled(tmp_path / "store")
     put(packed(store))
     refused(store)
+
+
+def test_an_index_that_is_larger_than_any_of_ours_is_not_decoded(tmp_path: Path) -> None:
+    """Nobody has signed it, and the policy lets that pass."""
+    store = filled(tmp_path / "store")
+    index = Index(tuple(Packed(f"{n:064x}", Blob.of(b""), Blob.of(b"")) for n in range(30_000)))
+    packed(store).write_bytes(head_of(index, store.trust))
+    assert "huge" in refused(store)
+    with pytest.raises(PackUnused):
+        look_at_pack(store, packs_of(store.root, "job")[0])
 
 
 def test_a_file_in_the_place_of_the_packs_is_none(tmp_path: Path) -> None:
