@@ -77,7 +77,7 @@ def nearest_of(roots: Sequence[Path], name: str) -> str:
 
 
 def forget_superfluous(root: Path) -> None:
-    """Remove the oldest of many automatic profiles below `root`, a directory of `roots`, and their packs beside it.
+    """Remove the oldest of many automatic profiles below `root`, a directory of profiles or of packs, and their packs beside it.
 
     Raises OSError, `StoreError`.
     """

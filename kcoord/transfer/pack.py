@@ -28,7 +28,9 @@ from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
+from kcoord.profiles.automatic import is_automatic
 from kcoord.profiles.packs import LARGEST_PACK, SUFFIX, newest_pack, packs_directory, packs_of
+from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
 
@@ -54,11 +56,11 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     its artifacts: without those that are missing, do not verify, are too large, or find no room, the last ones first.
 
     Equal artifacts make one file (with one key). Each is read twice. The pack is signed if the store's `trust` has a key; it then
-    holds what known keys have signed. Raises `StoreError`, and nothing has changed.
+    holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises `StoreError`.
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    index = Index(tuple(sorted(_fitting(gather(store, digests, {})), key=lambda entry: entry.digest)))
+    index = Index(tuple(sorted(_fitting(gather(store, dict.fromkeys(digests), {})), key=lambda entry: entry.digest)))
     head = head_of(index, store.trust)
     directory = packs_directory(store.root, profile)
     path = directory / f"{hashlib.sha256(head).hexdigest()}{SUFFIX}"
@@ -78,6 +80,8 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
         for other in packs_of(store.root, profile):
             if other != path:
                 Trash(store.root / "v1" / "trash", store.root).take(other)
+        if is_automatic(profile):
+            forget_superfluous(directory.parent)
     except OSError as error:
         raise store_error(error, directory) from error
     finally:

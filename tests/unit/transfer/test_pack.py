@@ -102,7 +102,7 @@ def test_equal_artifacts_make_one_file_whoever_writes_it_and_when(tmp_path: Path
     one = filled(tmp_path / "one", OURS)
     shutil.copytree(one.root, tmp_path / "two")
     two = Store(tmp_path / "two", trust(OURS))
-    first, second = packed(one), packed(two, DIGESTS[::-1])
+    first, second = packed(one), packed(two, DIGESTS[::-1] * 2)
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
     assert packed(one) == first
@@ -192,6 +192,18 @@ def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, mo
     monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
     forget_superfluous(store.root / "v1" / "profiles")
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [True, True, False, True]
+
+
+def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path / "store")
+    monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
+    names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
+    packed(store, profile="named")
+    for name in names:
+        for earlier in (store.root / "v1" / "packs").iterdir():
+            older(earlier, 1000.0)
+        packed(store, profile=name)
+    assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [False, True, True, True]
 
 
 def test_a_store_that_is_not_mounted_gets_no_pack(tmp_path: Path) -> None:
