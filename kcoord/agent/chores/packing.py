@@ -76,23 +76,27 @@ class PackWriter:
         if not used or self._packs.is_unread(profile):
             return
         self._read = self._read or self._packs.get(profile)
-        if self._is_enough(used, self._known()):
-            self._considered = len(used)
-            return
         try:
-            lease = await self._leases.acquire(f"pack {profile}", self._token, platform.node())
-            if not isinstance(lease, Lease):
-                return
-            lease.keep_alive(self._ttl)
-            try:
-                self._newest = await self._lane.run(lambda: self._replace(store, profile, used))
+            if not self._is_enough(used, self._known()):  # but another agent may have written
+                self._newest = await self._lane.run(lambda: self._look(store, profile))
+            if self._is_enough(used, self._known()) or await self._replaced(store, profile, used):
                 self._considered = len(used)
                 if self._newest is not None:
                     self._packs.served(self._newest.place.stem)
-            finally:
-                await lease.release()
         except (LeaseUnavailable, StoreError) as error:
             log.info("the pack of %s is not written: %s", profile, error)
+
+    async def _replaced(self, store: Store, profile: str, used: list[str]) -> bool:
+        """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
+        lease = await self._leases.acquire(f"pack {profile}", self._token, platform.node())
+        if not isinstance(lease, Lease):
+            return False
+        lease.keep_alive(self._ttl)
+        try:
+            self._newest = await self._lane.run(lambda: self._replace(store, profile, used))
+        finally:
+            await lease.release()
+        return True
 
     def _known(self) -> _Newest | None:
         if self._newest is not None or self._read is None:
