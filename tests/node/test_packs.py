@@ -28,6 +28,8 @@ from tests.support.signing import OURS, THEIRS, opened
 
 NAMES = [f"k{n}" for n in range(12)]
 HANGS = 3600.0
+NO_SWEEP = "import kcoord.agent.chores.sweeping as sweeping\nsweeping.FIRST_IN_STORE = 1e9\n"
+"""For an agent: it does not look after the store's staging at a random moment of its first minute."""
 
 
 def job(store: Path, **flags: str) -> Node:
@@ -193,7 +195,7 @@ def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     for source in ("pack", "store"):
         before = sum(call.hits for call in calls)
         with job(store.root) as node:
-            agent = start_agent(node, environ=interposer.environ)
+            agent = start_agent(node, NO_SWEEP, interposer.environ)
             assert_loads(node, names, source)
             end_agent(agent.pid)
         counted[source] = sum(call.hits for call in calls) - before
@@ -314,6 +316,7 @@ def test_a_signed_pack_serves_where_signatures_are_required(tmp_path: Path) -> N
         assert_loads(node, NAMES, "pack")
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_a_pack_that_hangs_keeps_claims_waiting_for_a_second_in_all(
     tmp_path: Path, interposer: Interposer, call: str
