@@ -60,7 +60,7 @@ class LeaseTasks:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
-        self.packs = Packs(self._store, self._at, local_dir, notices, used)
+        self.packs = Packs(self._store, self._at, local_dir if store is not None else None, notices, used)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")

@@ -26,6 +26,7 @@ from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, note_here, read_pack, was_here
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
+_ATTEMPTS, _AGAIN = 30, 2.0  # seconds; a store that opens late is that of a large job
 _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
 _MOST = 4  # profiles at a time
 
@@ -129,11 +130,14 @@ class Packs:
                 return None, True
             return read_pack(store, profile, local_dir), False
 
-        pack = None
+        pack, put_off = None, False
         try:
-            if (found := await self._store.use(read)) is not None:
-                pack, put_off = found
-                self._put_off |= {profile} if put_off else set()
+            for _ in range(_ATTEMPTS):
+                if (found := await self._store.use(read)) is not None:
+                    pack, put_off = found
+                    break
+                await asyncio.sleep(_AGAIN)
+            self._put_off |= {profile} if put_off else set()
         except PackUnused as error:
             self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
         self._unread.discard(profile)

@@ -334,6 +334,20 @@ def test_a_pack_that_hangs_keeps_claims_waiting_for_a_second_in_all(
         end_agent(agent.pid)
 
 
+def test_the_pack_of_a_store_that_opens_late_is_read_then(tmp_path: Path, interposer: Interposer) -> None:
+    """Its server has the many nodes of a job to answer."""
+    store = filled(tmp_path / "store")
+    packs = store.root / "v1" / "packs"
+    late = interposer.stall("mkdir", below=store.root / "v1" / "objects", seconds=3, times=1)
+    read = interposer.stall("read", below=packs, seconds=0)
+    with job(store.root) as node:
+        start_agent(node, environ=interposer.environ)
+        until(lambda: read.hits)
+        assert late.hits
+        client = node.client()
+        assert [claim(node, client, name) for name in NAMES][-1] == Ready("pack")
+
+
 def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     (path,) = packs_of(store.root, "job")
