@@ -16,6 +16,7 @@ from benchmarks import (
     linear_attention,
     live_key,
     many_artifacts,
+    packs,
     rivals,
     scrapes,
     stale_rows,
@@ -42,6 +43,7 @@ _ON_REQUEST = {
     "cpu_only": cpu_only.run,  # and this
     "first_step": first_step.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
+    "packs": packs.run,
     "scrapes": scrapes.run,
     "torch_compile": torch_compile.run,  # takes minutes
     "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces

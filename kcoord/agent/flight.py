@@ -47,6 +47,7 @@ class Flight:
     remote: str = ""  # the leader on another node, while ASKING
     waited: bool = False  # another node compiled during this flight
     manifest: str = ""  # announced by READY, while FETCHING
+    packed: bool = False  # the artifact came from a pack
 
     @property
     def state(self) -> State:
@@ -73,8 +74,8 @@ class Flight:
 
     @property
     def ready(self) -> Ready:
-        """The answer once the artifact was found in the store, or fetched from there."""
-        return Ready("wait" if self.waited else "store")
+        """The answer once the artifact was found in the store, or fetched from there or from a pack."""
+        return Ready("wait" if self.waited else "pack" if self.packed else "store")
 
     def attempts(self) -> list[Attempt]:
         """The leader's and the hedge's, as far as there are any."""

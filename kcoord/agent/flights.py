@@ -216,11 +216,15 @@ class Flights:
         answers = self._answer_all(flight, flight.ready, found)
         return [*answers, *self._remove(flight), Announce(key, serial, found, manifest)]
 
-    def fetched(self, key: str, serial: int, found: str | None) -> list[Action]:
-        """`found` is None if the artifact that READY announced cannot be had: then that READY is void, and we ask again."""
+    def fetched(self, key: str, serial: int, found: str | None, *, packed: bool = False) -> list[Action]:
+        """`found` is None if the artifact that READY announced cannot be had: then that READY is void, and we ask again.
+
+        `packed`: it came from a pack.
+        """
         flight = self._current(key, serial, State.FETCHING)
         if flight is None:
             return []
+        flight.packed = packed
         if found is not None or not (flight.waiters or flight.hedge):
             return [*self._answer_all(flight, flight.ready, found or ""), *self._remove(flight)]
         flight.step = State.ASKING

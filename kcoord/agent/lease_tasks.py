@@ -17,9 +17,10 @@ from kcoord.agent import actions as act
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
+from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
@@ -37,7 +38,7 @@ class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
     ``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched. `local_dir` is `Settings.local_dir`. An
+    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An
     artifact's place is looked at each time that it is used: it must be this user's alone.
     """
 
@@ -54,12 +55,14 @@ class LeaseTasks:
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
         in_store: Callable[[str], None] = lambda digest: None,
+        used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
-        self._in_store = in_store
+        self._tell_in_store = in_store
+        self.packs = Packs(self._store, self._at, local_dir if store is not None else None, notices, used)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -121,6 +124,7 @@ class LeaseTasks:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
         self._local_io.shutdown(wait=False, cancel_futures=True)
+        self.packs.close()
         self._store.close()
 
     async def _give_back(self) -> None:
@@ -218,6 +222,8 @@ class LeaseTasks:
     async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
         """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
         key, serial = action.key, action.serial
+        if action.void is None and (packed := await self.packs.announced(key)) is not None:
+            return Ready(packed)
         if action.void is not None and (self._store.faulty or key in self._distrusted):
             return Won(0)  # that READY may well be true for others
         answer = await self._held.await_turn(
@@ -273,7 +279,6 @@ class LeaseTasks:
             if manifest is None:
                 await self._held.give_back(key, serial)
         if manifest is not None:
-            self._in_store(key)
             await self._held.ready(key, serial, manifest)
 
     # The right to hedge.
@@ -318,8 +323,12 @@ class LeaseTasks:
 
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
-        found = await self._is_here(key, home) or await self._from_store(key, home, action.manifest) is not None
-        self._report(self._flights.fetched(key, action.serial, action.home if found else None))
+        found, packed = await self._is_here(key, home), False
+        if not found:
+            found = packed = await self._from_pack(key, home, action.manifest)
+        if not found:
+            found = await self._from_store(key, home, action.manifest) is not None
+        self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
 
     async def _is_here(self, digest: str, home: Path) -> bool:
         vouched = self._trust.required
@@ -329,6 +338,15 @@ class LeaseTasks:
             self._notices.tell(str(error))
             return False
 
+    async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:
+        """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
+        manifest = await self.packs.bring(digest, home, announced)
+        if manifest is None:
+            return False
+        self._learn(digest, manifest.compile_seconds)
+        self._is_in_store(manifest)
+        return True
+
     async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""
         try:
@@ -337,8 +355,8 @@ class LeaseTasks:
                 return None
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
-            self._in_store(digest)
             await self._at((home,), lambda: local.install(manifest, contents, home))
+            self._is_in_store(manifest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -353,15 +371,25 @@ class LeaseTasks:
     async def _into_store(self, digest: str, home: Path) -> str | None:
         """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
 
-        def publish(store: Store) -> str | None:
+        def publish(store: Store) -> tuple[str, Manifest] | None:
             self._check((home,))
             found = local.read_artifact(home, digest)
-            return None if found is None else store.publish(found[0].manifest, found[1])
+            return None if found is None else (store.publish(found[0].manifest, found[1]), found[0].manifest)
 
         try:
-            return await self._store.use(publish, publishes=True)
+            published = await self._store.use(publish, publishes=True)
+            if published is None:
+                return None
+            self._is_in_store(published[1])
+            return published[0]
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
+
+    def _is_in_store(self, manifest: Manifest) -> None:
+        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
+        self._tell_in_store(manifest.key.digest)
+        if not (manifest.unvouched and self._trust.keys):
+            self.packs.note(manifest)

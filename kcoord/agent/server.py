@@ -25,6 +25,7 @@ from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.deliveries import Deliveries
 from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
+from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.statistics import Share, Statistics
@@ -53,7 +54,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.endpoint import log_to_file
 from kcoord.protocol.fields import HEARTBEAT
-from kcoord.settings import Settings
+from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry import json_log
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.ledger import Ledger
@@ -119,6 +120,7 @@ class Agent:
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             local_dir=settings.local_dir, learn=self._expectations.learn, in_store=self._late.published,
+            used=lambda pack: self._use_notes.used([pack], os.getpid()),
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
@@ -134,11 +136,14 @@ class Agent:
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self._requested = RequestedRecorder(root, settings.local_dir, named, notices)
+        packing = PackWriter(
+            store, settings.recorded_as, self._lease_tasks.packs, leases, self.id, settings.lease_ttl, notices
+        )
         self._use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, self.id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        parts = (stalls, self._statistics, self._profiles, self._requested, self._timelines, self._sweeper,
+        parts = (stalls, self._statistics, self._profiles, self._requested, packing, self._timelines, self._sweeper,
                  self._use_notes, in_store, on_node, keys, self._late)  # fmt: skip
         self._chores = Chores(*(part.chores for part in parts))
         self._pools = Pools(
@@ -173,7 +178,7 @@ class Agent:
             messages.Record: self._record,
             messages.Deliver: self._deliver,
             messages.Profile: lambda _, __, message: self._profiles.bring(message.profile, settings.agent_timeout / 2),
-            messages.Announce: self._pools.announce,
+            messages.Announce: self._announce,
             messages.Join: self._pools.join,
             messages.Take: self._pools.take,
             messages.Status: lambda _, __, ___: messages.Facts(self.status()),
@@ -235,6 +240,8 @@ class Agent:
         """Serve until stopped; then drain: finish publishes, release leases. The listener is closed."""
         if self._page is not None:
             self._page.begin(self.status)
+        if self._settings.recorded_as is not None:
+            self._lease_tasks.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)
@@ -322,6 +329,11 @@ class Agent:
         self._pools.asked(connection, message.recipe)
         self._requested.note(message.digest, str(message.home))
         self._use_notes.used([message.digest], connection.pid)
+
+    def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
+        if message.profile is not None and is_profile_name(message.profile):
+            self._lease_tasks.packs.begin(message.profile)
+        return self._pools.announce(connection, request, message)
 
     def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
         self._pools.published(connection, message.key, message.compile_seconds)

@@ -151,7 +151,7 @@ def new_staging(home: Path, room: int = 0) -> Path:
     staging = home.parent / ".kcoord" / "staging" / staging_name()
     with store_errors(staging.parent):
         staging.mkdir(mode=0o700, parents=True)
-        if room and not _has_room(staging, room):
+        if room and not has_room(staging, room):
             staging.rmdir()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return staging
@@ -161,7 +161,7 @@ def takes_files(staging: Path, room: int) -> bool:
     """True if `staging` exists, and its disk takes a file and has `room` bytes free. One is written: no call shows a quota."""
     probe = staging.with_name(f"{staging.name}.probe")
     try:
-        if not staging.is_dir() or not _has_room(staging, room):
+        if not staging.is_dir() or not has_room(staging, room):
             return False
         try:
             probe.write_bytes(os.urandom(64 << 10))
@@ -172,8 +172,8 @@ def takes_files(staging: Path, room: int) -> bool:
     return True
 
 
-def _has_room(directory: Path, room: int) -> bool:
-    """Raises OSError."""
+def has_room(directory: Path, room: int) -> bool:
+    """True if the disk of `directory` has `room` bytes free. Raises OSError."""
     disk = os.statvfs(directory)
     return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= room  # some file systems report no size
 

@@ -201,6 +201,19 @@ class Store:
                 raise error.why from error
         return None if found is None else (found.manifest, found.encoded, found.payload)
 
+    def trusted(self, place: Path, encoded: bytes) -> Manifest:
+        """The manifest of a file that was read elsewhere, trusted as `fetch` would. The name of `place` is the key's digest.
+
+        Raises `ArtifactInvalid`, which names `place`.
+        """
+        return self._judged(place, encoded, None)
+
+    def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
+        """The result of `fetch` for two files that were read elsewhere, trusted and verified in the same way; see `trusted`."""
+        manifest = self.trusted(place, encoded)
+        check_sizes(manifest)
+        return manifest, unpack(manifest, payload), manifest_digest(encoded)
+
     def manifest_file(self, digest: str) -> bytes | None:
         """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""
         try:

@@ -179,7 +179,7 @@ def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
     for kind, number in found.tidied.items():
         click.echo(f"tidied up: {number:,} {kind}")
     if found.artifacts:
-        kept = found.artifacts - len(found.removed)
+        kept, *_ = found.left
         pinned = f", {found.pinned:,} pinned" if found.pinned else ""
         click.echo(
             f"{where}: {kept:,} of {found.artifacts:,} artifacts stay{pinned}, "

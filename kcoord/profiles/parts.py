@@ -77,9 +77,13 @@ def nearest_of(roots: Sequence[Path], name: str) -> str:
 
 
 def forget_superfluous(root: Path) -> None:
-    """Remove the oldest of many automatic profiles below `root`, a directory of `roots`. Raises OSError, `StoreError`."""
+    """Remove the oldest of many automatic profiles below `root`, a directory of profiles or of packs, and their packs beside it.
+
+    Raises OSError, `StoreError`.
+    """
     for name in superfluous(times_of_profiles(root)):
         beneath.remove(root / name, root)
+        beneath.remove(root.parent / "packs" / name, root.parent)
 
 
 def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[Recipe]:

@@ -73,7 +73,7 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Ready(Answer, op="ready"):
-    """The artifact is at the home that was asked for. `source`: ``store``, or ``wait`` if somebody compiled it meanwhile."""
+    """The artifact is at the home that was asked for. `source`: ``store``, ``pack``, or ``wait`` for another's compile."""
 
     source: str
 

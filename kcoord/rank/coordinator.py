@@ -149,6 +149,7 @@ class Coordinator:
             artifact = self.find(key, home, asked.target, vanished.append)
             if artifact is not None:
                 if asked.loads:
+                    counters.add(pack_hits=int(answer.source == "pack"))
                     recorder.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
             if len(vanished) < attempt:

@@ -19,7 +19,8 @@ def blocks(size: int) -> int:
 class Collected:
     """The artifacts that a pass found, and those that it removed: `removed` is in the trash now (or would be, in a dry run).
 
-    `refused`: how many it should have removed, and this user may not rename. `tidied` counts other files, by their kind.
+    Packs count in sizes and inodes, and not as artifacts. `refused`: how many it should have removed, and this user may not
+    rename. `tidied` counts other files, by their kind.
     """
 
     artifacts: int = 0
@@ -39,12 +40,12 @@ class Collected:
     def left(self) -> tuple[int, int, int]:
         """Artifacts, bytes and inodes that are there after the pass."""
         inodes = self.inodes - sum(d.entry.inodes for d in self.removed)
-        return self.artifacts - len(self.removed), self.size - self.removed_size, inodes
+        return self.artifacts - sum(not d.entry.is_pack for d in self.removed), self.size - self.removed_size, inodes
 
     def add_found(self, entries: Iterable[Entry], pinned: Collection[str] = ()) -> None:
         """Count `entries`; `pinned` are names."""
         for entry in entries:
-            self.artifacts += 1
+            self.artifacts += not entry.is_pack
             self.size += entry.size
             self.inodes += entry.inodes
             self.pinned += entry.name in pinned

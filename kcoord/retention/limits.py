@@ -36,9 +36,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One artifact. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` by the file system's clock.
+    """One artifact, or a pack. `size` in bytes, in whole blocks; `inodes` with its directory; `made` and `used` by the file
+    system's clock.
 
     `name` is the digest of its key in the store, a path in the local tier. `toolchain` is empty if nobody looked, or can tell.
+    `is_pack`: it is the pack of a profile, and `name` its path below ``v1``.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Entry:
     made: float
     used: float
     toolchain: str = ""
+    is_pack: bool = False
 
 
 @dataclass(frozen=True, slots=True)

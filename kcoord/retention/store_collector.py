@@ -27,11 +27,12 @@ from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.trash import Trash
 from kcoord.profiles.compaction import compact, compact_requested
+from kcoord.profiles.packs import all_packs
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
 from kcoord.retention.tidying import Tidying, tidy_store
-from kcoord.retention.uses import PREFIX, load_uses
+from kcoord.retention.uses import PREFIX, load_uses, prefix_of
 from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
@@ -142,6 +143,8 @@ def _is_there(objects: Path, entry: Entry) -> bool:
 
 
 def _home(objects: Path, entry: Entry) -> Path:
+    if entry.is_pack:
+        return objects.parent / entry.name
     return objects / entry.name[:2] / entry.name
 
 
@@ -166,7 +169,7 @@ def compact_profiles(
 
 
 def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = False) -> Iterator[Entry]:
-    """The artifacts of `store`, one by one; with `toolchains` their manifests are read. Raises OSError."""
+    """The artifacts and the packs of `store`, one by one; with `toolchains` manifests are read. Raises OSError."""
     opened = Store(store)
     for number, (home, status) in enumerate(homes_of(store)):
         _rest(number)
@@ -177,6 +180,10 @@ def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = Fals
         used = max(status.st_mtime, uses.get(bytes.fromhex(home.name[: 2 * PREFIX]), 0.0))
         toolchain = _toolchain(opened, home.name) if toolchains else ""
         yield Entry(home.name, sum(sizes) + BLOCK, len(sizes) + 1, status.st_mtime, used, toolchain)
+    for path, status in all_packs(store):
+        used = max(status.st_mtime, uses.get(prefix_of(path.stem), 0.0))
+        name = path.relative_to(store / "v1").as_posix()
+        yield Entry(name, blocks(status.st_size), 1, status.st_mtime, used, is_pack=True)
 
 
 def _sizes(home: Path) -> list[int]:

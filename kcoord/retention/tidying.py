@@ -1,7 +1,10 @@
-"""Removal of the files beside the artifacts that have had their time: trash, quarantine, staging, time lines, lease files."""
+"""Removal of the files beside the artifacts that have had their time: trash, quarantine, staging, time lines, old packs, lease
+files.
+"""
 
 from __future__ import annotations
 
+import itertools
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
+from kcoord.profiles.packs import all_packs
 from kcoord.retention.collected import Collected
 from kcoord.retention.uses import merge_uses
 
@@ -36,6 +40,7 @@ def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> N
     found.count("stale staging", sweep(v1 / "staging", store))
     _tidy_quarantine(v1, store, tidying, now, found)
     found.count("traces", _tidy_traces(v1 / "traces", store, tidying.traces_for, now))
+    found.count("packs that were replaced", _tidy_packs(store, now))
     found.count("outcomes of leases", _tidy_leases(v1 / "leases", store, now))
     found.count("notes of use, merged", merge_uses(store, now))
 
@@ -79,6 +84,15 @@ def _tidy_traces(traces: Path, root: Path, kept_for: float, now: float) -> int:
         with suppress(OSError):  # it is not empty
             if now - beneath.lstat(job, root).st_mtime > _DAY:
                 beneath.rmdir(job, root)
+    return removed
+
+
+def _tidy_packs(store: Path, now: float) -> int:
+    """All but the newest of each profile, after a day: their successors' writers were killed before they moved them."""
+    trash, removed = Trash(store / "v1" / "trash", store), 0
+    for _, group in itertools.groupby(all_packs(store), key=lambda pack: pack[0].parent):
+        _, *older = sorted(group, key=lambda pack: -pack[1].st_mtime)
+        removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
     return removed
 
 

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 OUTCOMES = ("memory_hits", "local_hits", "store_hits", "waits", "compiles", "failures")
 """memory: a loaded handle; local: on this node already; store: fetched; waits: another rank compiled it meanwhile."""
 
-COUNTERS = ("requests", *OUTCOMES, "alone", "ahead", "ahead_used", "compile_seconds", "wait_seconds", "saved_seconds")
-"""``alone``: compiles and failures that nobody coordinated. ``ahead``: compiles of the node's pool, and how many of these kernels
-ranks have loaded since. ``saved_seconds``: the recorded compile seconds of each artifact that
-was loaded instead of compiled."""
+COUNTERS = (
+    "requests", *OUTCOMES, "pack_hits", "alone", "ahead", "ahead_used", "compile_seconds", "wait_seconds", "saved_seconds",
+)  # fmt: skip
+"""``pack_hits``: store hits that came from a pack. ``alone``: compiles and failures that nobody coordinated. ``ahead``: compiles
+of the node's pool, and how many of these kernels ranks have loaded since. ``saved_seconds``: the recorded compile seconds of each
+artifact that was loaded instead of compiled."""
 
 
 def by_backend(outcome: str, backend: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,26 +80,10 @@ def export(
     done, trust = Exported(), store.trust
     if unsigned:
         store = Store(store.root, Trust("off", trust.keys))
-    packed = []
-    for digest in sorted(set(digests)):
-        try:
-            found = store.files(digest)
-        except ArtifactInvalid as error:
-            done.left_out[digest] = str(error)
-            continue
-        if found is None:
-            done.left_out[digest] = "it is not in the store"
-            continue
-        _, encoded, payload = found
-        vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
-        if not vouched and not unsigned:
-            done.left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
-            continue
-        packed.append(Packed(digest, Blob.of(encoded), Blob.of(payload), vouched))
+    packed = tuple(gather(store, sorted(set(digests)), done.left_out, unsigned=unsigned))
     blobs = tuple((name, Blob.of(text)) for name, text in sorted(profiles.items()))
-    index = Index(tuple(packed), blobs, frozenset(doubtful) if trust.keys else frozenset())
-    sealed = trust.seal(BUNDLE, index.encode())
-    head = _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
+    index = Index(packed, blobs, frozenset(doubtful) if trust.keys else frozenset())
+    head = head_of(index, trust)
     part = out.with_name(f".{out.name}.{staging_name()}.part")
     written = 0
     try:
@@ -109,7 +93,7 @@ def export(
             sweep_beside(out)
         with part.open("wb") as file:
             file.write(head)
-            for content in _contents(store, index, profiles):
+            for content in contents_of(store, index, profiles):
                 file.write(content)
                 written += len(content)
                 progress(written, index.size)
@@ -126,7 +110,37 @@ def export(
     return done
 
 
-def _contents(store: Store, index: Index, profiles: dict[str, bytes]) -> Iterator[bytes]:
+def gather(
+    store: Store, digests: Iterable[str], left_out: dict[str, str], *, unsigned: bool = False
+) -> Iterator[Packed]:
+    """The index's entries for the artifacts `digests`, each verified. The digests that `export` leaves out go to `left_out`, with
+    reasons. Memory holds one artifact at a time. Raises `StoreError` if the store fails.
+    """
+    trust = store.trust
+    for digest in digests:
+        try:
+            found = store.files(digest)
+        except ArtifactInvalid as error:
+            left_out[digest] = str(error)
+            continue
+        if found is None:
+            left_out[digest] = "it is not in the store"
+            continue
+        _, encoded, payload = found
+        vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
+        if vouched or unsigned:
+            yield Packed(digest, Blob.of(encoded), Blob.of(payload), vouched)
+        else:
+            left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
+
+
+def head_of(index: Index, trust: Trust) -> bytes:
+    """A bundle's bytes before its blobs, signed if `trust` has a key that signs."""
+    sealed = trust.seal(BUNDLE, index.encode())
+    return _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
+
+
+def contents_of(store: Store, index: Index, profiles: Mapping[str, bytes]) -> Iterator[bytes]:
     """The blobs, in the index's order. Raises `StoreError` if an artifact has changed since the index was made."""
     for entry in index.artifacts:
         why = "it was removed meanwhile"
@@ -161,17 +175,20 @@ class Imported:
 class Bundle:
     """An open bundle, whose index is trusted and states the file's size. Close it, or use it in a ``with``.
 
-    Raises `BundleInvalid`, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
+    `path` names it to people; it is opened, unless `file` is open already. Raises `BundleInvalid`, also for an index of more than
+    `largest_index` bytes, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
     under a policy that lets it pass. `vouched`: True if a key of ours does, under any policy; only then its content may be signed
     anew, except for what the index marks.
     """
 
-    def __init__(self, path: Path, trust: Trust) -> None:
-        self._path, self._trust = path, trust
+    def __init__(
+        self, path: Path, trust: Trust, file: BinaryIO | None = None, largest_index: int = _LARGEST_INDEX
+    ) -> None:
+        self._path, self._trust, self._largest_index = path, trust, largest_index
         self.doubt: ArtifactDistrusted | None = None
         self.vouched = False
         try:
-            self._file: BinaryIO = open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
+            self._file: BinaryIO = file or open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
         except OSError as error:
             raise store_error(error, path) from error
         try:
@@ -225,6 +242,23 @@ class Bundle:
                 store.publish_files(digest, self._resealed(encoded) if vouched else encoded, payload)
         return done
 
+    def places(self) -> dict[str, tuple[int, Packed]]:
+        """Each artifact's position in the file, for `files`, and its entry, by the digest of its key."""
+        found, position = {}, self._start
+        for entry in self.index.artifacts:
+            found[entry.digest] = position, entry
+            position += entry.manifest.size + entry.payload.size
+        return found
+
+    def files(self, position: int, entry: Packed) -> tuple[bytes, bytes]:
+        """An artifact's manifest file and payload: the bytes that the index states, and nothing else is verified.
+
+        Raises `BundleInvalid`, or `StoreError` if the file cannot be read. Not thread-safe.
+        """
+        label = f"the artifact {entry.digest[:12]}"
+        self._seek(position)
+        return self._blob(label, entry.manifest), self._blob(label, entry.payload)
+
     def profiles(self) -> Iterator[tuple[str, bytes]]:
         """Names and documents of the profiles. Raises `BundleInvalid`."""
         self._seek(self._start + sum(p.manifest.size + p.payload.size for p in self.index.artifacts))
@@ -240,8 +274,8 @@ class Bundle:
         length = int.from_bytes(head[len(_MAGIC) :], "big")
         if len(head) != start or not head.startswith(_MAGIC):
             raise BundleInvalid(f"{self._path}: it is no bundle of this version: make one with 'kcoord export'")
-        if length > min(_LARGEST_INDEX, found.st_size - start):
-            raise BundleInvalid(f"{self._path}: it ends before its index does: copy it again")
+        if length > min(self._largest_index, found.st_size - start):
+            raise BundleInvalid(f"{self._path}: it ends before its index does, or has a huge one: copy it again")
         try:
             sealed = self._file.read(length)
             self.doubt = self._trust.doubt(BUNDLE, sealed)

@@ -1,8 +1,9 @@
 """Prefetch: the artifacts that a profile's jobs needed are fetched into the local tier before the next job starts.
 
 For an init container, or a prologue. It speaks to no agent and no Redis: it reads the store, and installs into the local tier
-the artifacts that verify, as an agent would when a rank asks. An artifact that it leaves out is fetched when a rank asks: so any
-fault (no store, a store that hangs, a full disk) ends the prefetch early, and no job with it.
+the artifacts that verify, as an agent would when a rank asks: from the profile's pack, or one by one. An artifact that it leaves
+out is fetched when a rank asks: so any fault (no store, a store that hangs, a full disk) ends the prefetch early, and no job with
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part, unvouched
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
+from kcoord.transfer.pack import Pack, PackUnused, note_here, read_pack
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap
@@ -102,6 +105,7 @@ def prefetch(
 class _Prefetch:
     def __init__(self, settings: Settings, most: int, place_of: PlaceOf) -> None:
         self._settings, self._most, self._place_of, self._trust = settings, most, place_of, OFF
+        self._pack: Pack | None = None
         self._room = min(_MOST_IN_MEMORY, free_memory() // 2)  # bytes
         self._changed = threading.Condition()  # protects the fields below; notified when there may be room again
         self._found = Fetched()
@@ -135,10 +139,16 @@ class _Prefetch:
         private.make_private(self._settings.local_dir)
         self._copy_profile(name)  # first: it is small, and artifacts that are left out below can be compiled together
         needs = load_requested(requested_directory(root, name))
+        if not all((self._settings.local_dir / need.place).exists() for need in needs):
+            with suppress(PackUnused):  # then all are looked up
+                self._pack = read_pack(Store(root, self._trust), name, self._settings.local_dir)
         with self._changed:
             self._found.needed = len(needs)
             self._left = needs[::-1]
         wait([in_daemon(functools.partial(self._fetch_all, root)) for _ in range(_AT_ONCE)])
+        if self._pack is not None:
+            note_here(self._settings.local_dir, self._pack.place.stem)
+            self._pack.close()
 
     def _copy_profile(self, name: str) -> None:
         """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
@@ -170,20 +180,28 @@ class _Prefetch:
         if local.is_whole(home, need.digest, vouched=self._trust.required):
             self._count(there=1)
             return
+        pack = self._pack
+        if not ((pack is not None and self._bring(pack, need)) or self._bring(store, need)):
+            self._count(missing=1)  # a rank that needs it compiles it, and is told why
+
+    def _bring(self, source: Store | Pack, need: RequestedArtifact) -> bool:
+        """False: `source` has no usable artifact for it."""
         try:
-            stated = store.stated(need.digest)
+            stated = source.stated(need.digest)
             if stated is None or self._place_of(stated[0].key) != need.place:
-                self._count(missing=1)
-            elif self._may_take(size := stated[0].size, needed := memory_of(stated[0])):
+                return False
+            if self._may_take(size := stated[0].size, needed := memory_of(stated[0])):
                 try:
-                    found = store.fetch(need.digest, stated[1])
-                    if found is not None:
-                        local.install(found[0], found[1], home)
-                    self._count(**({"missing": 1} if found is None else {"fetched": 1, "size": size}))
+                    found = source.fetch(need.digest, stated[1])
+                    if found is None:
+                        return False
+                    local.install(found[0], found[1], self._settings.local_dir / need.place)
+                    self._count(fetched=1, size=size)
                 finally:
                     self._give_back(size, needed)
         except ArtifactInvalid:
-            self._count(missing=1)  # a rank that needs it compiles it, and is told why
+            return False
+        return True
 
     def _may_take(self, size: int, needed: int) -> bool:
         """Wait until there are `needed` bytes of memory for an artifact of `size` bytes. False: it would never fit, or would be

@@ -242,7 +242,7 @@ def test_an_alarm_while_the_local_directory_is_looked_at_is_the_scripts_and_does
 
 @pytest.mark.parametrize(
     "within",
-    [(Recorder, "waited"), (local, "_has_room"), (Path, "read_bytes")],
+    [(Recorder, "waited"), (local, "has_room"), (Path, "read_bytes")],
     ids=["it is to lead", "it begins", "it ends"],
 )
 def test_an_alarm_as_a_compile_begins_or_ends_is_the_scripts_and_the_next_rank_leads(

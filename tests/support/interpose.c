@@ -4,6 +4,7 @@
  * interpose.py, which lays it out. A call that no entry is about goes straight through.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -145,6 +146,7 @@ int openat64(int fd, const char *path, int flags, ...) {
   MODE(flags, mode)
   AS_TOLD("open", fd, path, int, -1, REAL(openat64)(fd, path, flags, mode));
 }
+DIR *opendir(const char *path) { AS_TOLD("open", AT_FDCWD, path, DIR *, NULL, REAL(opendir)(path)); }
 int rename(const char *from, const char *to) { AS_TOLD("rename", AT_FDCWD, to, int, -1, REAL(rename)(from, to)); }
 int renameat(int a, const char *from, int b, const char *to) {
   AS_TOLD("rename", b, to, int, -1, REAL(renameat)(a, from, b, to));

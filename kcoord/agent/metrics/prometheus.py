@@ -50,8 +50,8 @@ METRICS = (
     _counter("kcoord_uncoordinated_total", "Compiles and failures that nobody coordinated."),
     _counter("kcoord_saved_seconds_total", "Compile seconds of each artifact that was loaded, not compiled."),
     Metric("kcoord_claim_wait_seconds", "histogram", "From a rank's claim to the agent's answer: wait (another rank "
-           "compiled it), store (it was there), lead (compile it), hedge (compile it beside a slow rank), failed, busy (asked "
-           "without waiting), alone (compile it without coordination).",
+           "compiled it), store (it was there), pack (it was in the profile's pack), lead (compile it), hedge (compile it beside "
+           "a slow rank), failed, busy (asked without waiting), alone (compile it without coordination).",
            ("backend", "answer")),
     Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in.", ("backend",)),
     _counter("kcoord_refused_publishes_total", "Those that could not be kept: the log says why."),

@@ -113,6 +113,16 @@ def test_an_artifact_that_is_announced_is_fetched() -> None:
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
 
 
+def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() -> None:
+    for waited, source in ((False, "pack"), (True, "wait")):
+        flights = new_flights()
+        flights.claim(A, 0.0)
+        if waited:
+            flights.must_wait(KEY, 1, "node 2", 0.0)
+        flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
+        assert flights.fetched(KEY, 1, A.home, packed=True) == [Reply(A, Ready(source), A.home)]
+
+
 def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)

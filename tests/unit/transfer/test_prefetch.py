@@ -23,10 +23,12 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
+from kcoord.profiles.packs import packs_of
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer import prefetch as prefetch_module
+from kcoord.transfer.pack import write_pack
 from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import key_of
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
@@ -177,6 +179,24 @@ def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, record
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])["counters"]
     assert (report["local_hits"], report["compiles"]) == (5, 0), "without an agent, and without the store"
+
+
+def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox: Sandbox, recorded: Path) -> None:
+    needs = load_requested(requested_directory(recorded, "job"))
+    assert len(write_pack(Store(recorded), "job", [need.digest for need in needs])) == 5
+    shutil.rmtree(recorded / "v1" / "objects")
+    assert "5 artifacts" in fetch(sandbox).stderr
+    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_damaged_pack_lacks_is_looked_up(sandbox: Sandbox, recorded: Path) -> None:
+    needs = load_requested(requested_directory(recorded, "job"))
+    write_pack(Store(recorded), "job", [need.digest for need in needs])
+    (path,) = packs_of(recorded, "job")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "5 artifacts" in fetch(sandbox).stderr
 
 
 def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) -> None:

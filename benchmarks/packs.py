@@ -1,0 +1,101 @@
+"""A node that starts warm: its look-ups in the store, one by one and with the profile's pack.
+
+One rank claims 300 kernels of an earlier job, one after the other, on a node that has none of them. A library below the agent
+counts its calls on files of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.result import Result
+from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
+from kcoord.artifacts.store import Store
+from kcoord.profiles.parts import save_part
+from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.rank.client import Ready
+from kcoord.transfer.pack import write_pack
+from tests.support import interpose
+from tests.support.agents import Node, end_agent, key_of, recipe_of
+from tests.support.cluster import start_agent
+from tests.support.redis_server import RedisServer
+
+_KERNELS = 300
+_IMPORTS = 2.0  # seconds; ranks import torch before they ask
+
+
+def run() -> Result:
+    result = Result(
+        f"A warm start of a node: {_KERNELS} kernels from the store",
+        ["", "calls on the store until the last kernel", "until the agent has ended"],
+        notes=[
+            "kernels of 7 files, 66 KB, in the store 15 KB; one rank asks for one after the other, 2 s after the agent's start",
+            "calls: open, list, stat, read, write, rename, … on a path of the store, each about one request to an NFS server; "
+            "the last ones note what was used",
+            "no kernel is on the node; profile and list of needs are those of an earlier job",
+        ],
+    )
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory, RedisServer() as redis:
+        library = interpose.build(Path(directory))
+        store, names = _filled(Path(directory) / "store")
+        cases: dict[str, dict[str, str]] = {
+            "one by one, leases in files": {},
+            "one by one, leases in Redis": {"redis_url": redis.url},
+            "a pack": {"redis_url": redis.url},
+        }
+        for name, flags in cases.items():
+            packed = name == "a pack"
+            if packed:
+                write_pack(store, "job", [key_of(each).digest for each in names])
+            calls = _start(store, names, library, packed, flags)
+            result.rows.append([name, *(f"{count:,}" for count in calls)])
+    return result
+
+
+def _filled(root: Path) -> tuple[Store, list[str]]:
+    """A store with the artifacts, the profile and the list of needs of an earlier job, and no pack."""
+    store, names = Store(root), [f"k{n}" for n in range(_KERNELS)]
+    store.open()
+    needs = []
+    for name in names:
+        contents = _kernel(name)
+        entries = [FileEntry(file, len(text), hashlib.sha256(text).hexdigest()) for file, text in contents.items()]
+        key = key_of(name)
+        store.publish(Manifest(key, tuple(sorted(entries, key=lambda e: e.name)), 1.0, Origin("node", 1, 0)), contents)
+        needs.append(RequestedArtifact(key.digest, f"triton/{key.digest[:52]}"))
+    save_part(root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])
+    save_requested(requested_directory(root, "job"), needs)
+    return store, names
+
+
+def _kernel(name: str) -> dict[str, bytes]:
+    """Files about as large, and as compressible, as those of a small Triton kernel."""
+    chance = random.Random(name)
+    text = " ".join(chance.choices([f"%{n}" for n in range(300)], k=2000)).encode()
+    return {f"k.{kind}": text for kind in ("json", "ttir", "ttgir", "llir", "ptx", "source")} | {
+        "k.cubin": chance.randbytes(10_000)
+    }
+
+
+def _start(store: Store, names: list[str], library: Path, packed: bool, flags: dict[str, str]) -> tuple[int, int]:
+    """Calls until the last kernel, and until the agent's end."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        interposer = interpose.Interposer(library, Path(directory))
+        calls = [interposer.stall(call, below=store.root, seconds=0) for call in interpose.CALLS]
+        node = stack.enter_context(Node(store=str(store.root), profile="job", **flags))
+        # the benchmark's own packs are the only ones
+        agent = start_agent(node, "import kcoord.agent.chores.packing as p\np._FEWEST = 10 ** 9\n", interposer.environ)
+        client = node.client()
+        time.sleep(_IMPORTS)
+        for name in names:
+            key = key_of(name)
+            answer = client.claim(key, node.directory / "triton" / key.digest[:52])
+            assert answer == Ready("pack" if packed else "store"), answer
+        until_last = sum(call.hits for call in calls)
+        end_agent(agent.pid)
+        return until_last, sum(call.hits for call in calls)

@@ -1,0 +1,146 @@
+"""The pack of this agent's profile, written by one agent of the job once its ranks have used much that the newest pack lacks.
+
+One agent at a time writes, by a lease. The next one finds that pack, and adds what its own ranks have used, if that is much: so
+the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
+in the next pack.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.agent.packs import Packs
+from kcoord.artifacts.store import Store
+from kcoord.errors import LeaseUnavailable, StoreError
+from kcoord.files import beneath
+from kcoord.files.faults import store_errors
+from kcoord.leases.base import Lease, LeaseService
+from kcoord.profiles.packs import packs_of
+from kcoord.retention.uses import load_uses, prefix_of
+from kcoord.telemetry.events import Notices, log
+from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
+
+_FEWEST = 8  # artifacts; fewer are not worth a file
+_ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
+_QUIET = 30.0  # seconds without a new artifact: the job has what it needs
+_EVERY = 60.0  # seconds between two attempts
+_USED_WITHIN = 10 * 86400.0  # seconds; a job may run once a week
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """A pack of the profile: its file, the file's modification time, and the keys of its artifacts."""
+
+    place: Path
+    written: float
+    digests: frozenset[str]
+
+
+class PackWriter:
+    """Writes the pack of `profile`, which the agent's settings name. A loss harms no job: no method raises for a disk's sake."""
+
+    def __init__(
+        self, store: Store | None, profile: str | None, packs: Packs, leases: LeaseService, agent: str, ttl: float,
+        notices: Notices,
+    ) -> None:  # fmt: skip
+        self._packs, self._leases, self._token, self._ttl = packs, leases, f"{agent}.pack", ttl
+        self._read: Pack | None = None  # as the job began; it may be damaged
+        self._newest: _Newest | None = None  # written since, by this agent or another
+        self._considered = 0  # so many of `Packs.seen`
+        self._count, self._since = 0, time.monotonic()  # of `Packs.seen`, and when it last grew
+        self._lane = Lane("packing")
+        self.chores: list[Chore] = []
+        if store is not None and profile is not None and store.trust.publishes:
+            write = functools.partial(self._write, store, profile)
+            wanted = functools.partial(self._is_wanted, profile)
+            self.chores = [
+                Chore("the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write)
+            ]
+
+    def _is_wanted(self, profile: str) -> bool:
+        self._read = self._read or self._packs.get(profile)
+        count, now = len(self._packs.seen), time.monotonic()
+        if count != self._count:
+            self._count, self._since = count, now
+        return count != self._considered and now > self._since + _QUIET
+
+    async def _write(self, store: Store, profile: str) -> None:
+        """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
+        used = list(self._packs.seen)
+        if not used or self._packs.is_unread(profile):
+            return
+        self._read = self._read or self._packs.get(profile)
+        try:
+            if not self._is_enough(used, self._known()):  # but another agent may have written
+                self._newest = await self._lane.run(lambda: self._look(store, profile))
+            if self._is_enough(used, self._known()) or await self._replaced(store, profile, used):
+                self._considered = len(used)
+                if self._newest is not None:
+                    self._packs.served(self._newest.place.stem)
+        except (LeaseUnavailable, StoreError) as error:
+            log.info("the pack of %s is not written: %s", profile, error)
+
+    async def _replaced(self, store: Store, profile: str, used: list[str]) -> bool:
+        """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
+        lease = await self._leases.acquire(f"pack {profile}", self._token, platform.node())
+        if not isinstance(lease, Lease):
+            return False
+        lease.keep_alive(self._ttl)
+        try:
+            self._newest = await self._lane.run(lambda: self._replace(store, profile, used))
+        finally:
+            await lease.release()
+        return True
+
+    def _known(self) -> _Newest | None:
+        if self._newest is not None or self._read is None:
+            return self._newest
+        return _Newest(self._read.place, self._read.written, self._read.digests)
+
+    def _is_enough(self, used: Collection[str], newest: _Newest | None) -> bool:
+        lacking = len(used) if newest is None else sum(digest not in newest.digests for digest in used)
+        return lacking <= _ENOUGH * len(used) if newest is not None else lacking < _FEWEST
+
+    def _replace(self, store: Store, profile: str, used: list[str]) -> _Newest | None:
+        """Write a pack, unless another agent has written one that is enough; the newest then. Raises `StoreError`."""
+        newest = self._look(store, profile)
+        if newest is not None and self._is_enough(used, newest):
+            return newest
+        digests = write_pack(store, profile, [*used, *self._still_used(store, newest, set(used))])
+        log.info("the pack of %s was written: %d artifacts", profile, len(digests))
+        return self._look(store, profile)
+
+    def _look(self, store: Store, profile: str) -> _Newest | None:
+        """The newest pack of just this profile, without what this agent knows to be damaged; None also if it cannot be used."""
+        with store_errors(store.root):
+            for place in packs_of(store.root, profile)[:1]:
+                known, written = self._known(), place.stat().st_mtime
+                if known is not None and (known.place, known.written) == (place, written):
+                    return known
+                try:
+                    return _Newest(place, written, look_at_pack(store, place))
+                except PackUnused as error:
+                    log.info("the pack of %s is replaced: %s", profile, error)
+        return None
+
+    def _still_used(self, store: Store, newest: _Newest | None, used: Collection[str]) -> list[str]:
+        """The other artifacts of a pack that jobs have used lately. An artifact counts as used when its pack was written.
+
+        Raises `StoreError`.
+        """
+        if newest is None or newest.digests <= set(used):
+            return []
+        with store_errors(store.root):
+            now = beneath.touched(store.root / "v1", store.root)
+        uses = load_uses(store.root)
+        return [
+            digest
+            for digest in sorted(newest.digests.difference(used))
+            if now - max(newest.written, uses.get(prefix_of(digest), 0.0)) < _USED_WITHIN
+        ]

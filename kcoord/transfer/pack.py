@@ -1,0 +1,256 @@
+"""A profile's pack (`kcoord.profiles.packs`) is written once, and read by each node as one file.
+
+The format is a bundle's. A reader copies the file, and judges the index on that copy before it obeys a size or a name. Each
+artifact is trusted and verified when somebody asks for it, as one from the store is: a pack that is damaged, or forged, costs the
+look-ups that it would have saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from kcoord.artifacts.local import has_room
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.signing import OVERHEAD, VERIFIES_ONLY
+from kcoord.artifacts.store import Store, manifest_digest
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.files import beneath
+from kcoord.files.faults import store_error, store_errors
+from kcoord.files.naming import staging_name
+from kcoord.files.rename import sync_directory
+from kcoord.files.trash import Trash
+from kcoord.profiles.automatic import is_automatic
+from kcoord.profiles.packs import LARGEST_PACK, SUFFIX, newest_pack, packs_directory, packs_of
+from kcoord.profiles.parts import forget_superfluous
+from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
+from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
+
+MOST_PACKED = 20_000  # artifacts
+LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
+_IN_INDEX = 256  # bytes of the index for each artifact, at most
+_LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
+_CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
+_READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
+_HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
+_TIMES_ON_DISK = 4  # of the pack's size must be free: its artifacts follow, unpacked
+
+
+class PackUnused(KcoordError):
+    """A pack cannot be used; its artifacts are looked up."""
+
+
+# Writing.
+
+
+def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
+    """Write a pack of the artifacts `digests` of `store`, and move the profile's other packs to the trash. Returns the digests of
+    its artifacts: without those that are missing, do not verify, are too large, or find no room, the last ones first.
+
+    Equal artifacts make one file (with one key). Each is read twice. The pack is signed if the store's `trust` has a key; it then
+    holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises `StoreError`.
+    """
+    if not store.trust.publishes:
+        raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
+    index = Index(tuple(sorted(_fitting(gather(store, dict.fromkeys(digests), {})), key=lambda entry: entry.digest)))
+    head = head_of(index, store.trust)
+    directory = packs_directory(store.root, profile)
+    path = directory / f"{hashlib.sha256(head).hexdigest()}{SUFFIX}"
+    staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
+    try:
+        with staged.open("wb") as file:
+            file.write(head)
+            for content in contents_of(store, index, {}):
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        for missing in (directory.parent, directory):
+            with suppress(FileExistsError):
+                beneath.mkdir(missing, store.root)
+        beneath.rename(staged, path, store.root)
+        sync_directory(directory)
+        for other in packs_of(store.root, profile):
+            if other != path:
+                Trash(store.root / "v1" / "trash", store.root).take(other)
+        if is_automatic(profile):
+            forget_superfluous(directory.parent)
+    except OSError as error:
+        raise store_error(error, directory) from error
+    finally:
+        with suppress(OSError):
+            beneath.unlink(staged, store.root)
+    return frozenset(entry.digest for entry in index.artifacts)
+
+
+def _fitting(entries: Iterable[Packed]) -> list[Packed]:
+    found: list[Packed] = []
+    room = LARGEST_PACK - _IN_INDEX
+    for entry in entries:
+        size = entry.manifest.size + entry.payload.size + _IN_INDEX
+        if size > LARGEST_PACKED:
+            continue
+        room -= size
+        if room < 0 or len(found) == MOST_PACKED:
+            break
+        found.append(entry)
+    return found
+
+
+# Reading.
+
+
+class Pack:
+    """A pack of which this process has a copy: a source of artifacts, like the `Store`. Thread-safe.
+
+    `place` is the file in the store, `written` its modification time.
+    """
+
+    def __init__(self, store: Store, place: Path, written: float, bundle: Bundle) -> None:
+        self.place, self.written = place, written
+        self._store, self._bundle = store, bundle
+        self._places = bundle.places()
+        self._reading = threading.Lock()  # protects the file's position, and keeps it open during a read
+        self._closed = False
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The artifacts, without those that were found damaged."""
+        return frozenset(self._places)
+
+    def announced(self, digest: str) -> str | None:
+        """The SHA-256 of the artifact's manifest file, as READY would announce it; None if the pack lacks it."""
+        found = self._places.get(digest)
+        return None if found is None or self._closed else found[1].manifest.sha256
+
+    def stated(self, digest: str) -> tuple[Manifest, str] | None:
+        """As `Store.stated`; None if the pack lacks it. Raises `ArtifactInvalid`; the pack lacks that artifact from then on."""
+        with self._dropping(digest):
+            files = self._files(digest)
+            return files and (self._store.trusted(self.place / digest, files[0]), manifest_digest(files[0]))
+
+    def fetch(self, digest: str, announced: str | None = None) -> tuple[Manifest, dict[str, bytes], str] | None:
+        """As `Store.fetch`; None if the pack lacks it, or holds another. Raises `ArtifactInvalid` as `stated` does."""
+        if announced is not None and self.announced(digest) != announced:
+            return None
+        with self._dropping(digest):
+            files = self._files(digest)
+            return files and self._store.checked(self.place / digest, *files)
+
+    @contextmanager
+    def _dropping(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except ArtifactInvalid:
+            self._places.pop(digest, None)
+            raise
+
+    def _files(self, digest: str) -> tuple[bytes, bytes] | None:
+        found = self._places.get(digest)
+        with self._reading:
+            if found is None or self._closed:
+                return None
+            try:
+                return self._bundle.files(*found)
+            except (BundleInvalid, StoreError) as error:
+                raise ArtifactInvalid(f"{self.place}: {error}") from error
+
+    def close(self) -> None:
+        """Give the copy's space back. Waits for a read of one artifact from the local disk."""
+        with self._reading:
+            self._closed = True
+            self._bundle.close()
+
+
+def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
+    """Copy the newest pack of `profile` to the disk of `local_dir`, into a file without a name, which ends with this process.
+
+    None if there is none. Raises `PackUnused` for a pack that cannot be used, and where there is no room for it. Takes about half
+    a minute at most, unless the store hangs.
+    """
+    for _ in range(2):  # it may be replaced between its listing and its opening
+        try:
+            path = newest_pack(store.root, profile)
+            if path is None:
+                return None
+            copy, written = _copied(path, local_dir)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, StoreError) as error:
+            raise PackUnused(str(error)) from error
+        return _opened(store, path, written, copy)
+    return None
+
+
+def was_here(store: Store, profile: str, local_dir: Path) -> bool:
+    """True if `note_here` noted the newest pack of `profile`. Raises nothing."""
+    here = local_dir / _HERE
+    with suppress(OSError, StoreError):
+        path = newest_pack(store.root, profile) if here.exists() else None
+        return path is not None and (here / path.stem).exists()
+    return False
+
+
+def note_here(local_dir: Path, name: str) -> None:
+    """This node has, or had, the artifacts that its ranks need of the pack `name`. Raises nothing."""
+    with suppress(OSError):
+        directory = local_dir / _HERE
+        directory.mkdir(exist_ok=True)
+        (directory / name).touch()
+        for old in sorted(directory.iterdir(), key=lambda path: -path.stat().st_mtime)[_MOST_NOTED:]:
+            old.unlink()
+
+
+def look_at_pack(store: Store, path: Path) -> frozenset[str]:
+    """The digests that a pack states, without a copy of it. Raises `PackUnused`."""
+    try:
+        with Bundle(path, store.trust, largest_index=_LARGEST_INDEX) as bundle:
+            return frozenset(entry.digest for entry in bundle.index.artifacts)
+    except (BundleInvalid, StoreError) as error:
+        raise PackUnused(str(error)) from error
+
+
+def _opened(store: Store, path: Path, written: float, copy: BinaryIO) -> Pack:
+    """Judges the index first. Closes `copy` if it is refused."""
+    try:
+        return Pack(store, path, written, Bundle(path, store.trust, copy, _LARGEST_INDEX))
+    except (BundleInvalid, StoreError) as error:
+        raise PackUnused(str(error)) from error
+
+
+def _copied(path: Path, local_dir: Path) -> tuple[BinaryIO, float]:
+    """A copy of the file at `path`, and the file's modification time. Raises OSError, `StoreError` and `PackUnused`."""
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_PACK:
+            raise PackUnused(f"{path}: it is no plain file of at most {LARGEST_PACK >> 20} MiB")
+        with store_errors(local_dir):
+            if not has_room(local_dir, _TIMES_ON_DISK * found.st_size):
+                raise PackUnused(f"{local_dir}: its disk has too little room for a pack of {found.st_size >> 20} MiB")
+            copy = tempfile.TemporaryFile(dir=local_dir)  # noqa: SIM115 - its owner closes it
+        try:
+            _copy(source, copy, path, found.st_size)
+        except BaseException:
+            copy.close()
+            raise
+    finally:
+        os.close(source)
+    return copy, found.st_mtime
+
+
+def _copy(source: int, copy: BinaryIO, path: Path, size: int) -> None:
+    begun, left = time.monotonic(), size
+    while left > 0 and (chunk := os.read(source, min(left, _CHUNK))):
+        left -= len(chunk)
+        copy.write(chunk)
+        if time.monotonic() > begun + _READ_WITHIN:
+            raise PackUnused(f"{path}: the store is slow: {size - left:,} of {size:,} bytes in {_READ_WITHIN:g} s")
+    copy.seek(0)

@@ -1,0 +1,282 @@
+"""The job's pack is written by one agent, when its ranks have what they need, and only if that is worth it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kcoord.agent import packs as packs_module
+from kcoord.agent.chores import packing
+from kcoord.agent.chores.packing import PackWriter
+from kcoord.agent.packs import Packs
+from kcoord.agent.store_access import SharedStore
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.files.patience import in_thread
+from kcoord.leases.base import Lease
+from kcoord.leases.local import LocalLeases
+from kcoord.profiles.packs import packs_of
+from kcoord.retention.uses import note_uses, prefix_of
+from kcoord.telemetry.events import Notices
+from kcoord.transfer.pack import Pack, look_at_pack, write_pack
+from tests.support.agents import key_of
+from tests.support.artifacts import DAY, older, publish
+
+NAMES = [f"k{n}" for n in range(20)]
+DIGESTS = {name: key_of(name).digest for name in NAMES}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.open()
+    for name in NAMES:
+        publish(made, name)
+    return made
+
+
+class World:
+    """One agent's packs and their writer, and the leases that it shares with others."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
+        self.served: list[str] = []
+        here = store.root.parent
+        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
+        self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
+        (self.chore,) = self.writer.chores
+
+    async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
+        return await in_thread(work)
+
+    def use(self, *names: str) -> None:
+        for name in names:
+            stated = self.store.stated(DIGESTS[name])
+            assert stated is not None
+            self.packs.note(stated[0])
+
+    async def attempt(self) -> None:
+        self.chore.begin()
+        await self.chore.settled()
+
+    async def read(self) -> Pack:
+        self.packs.begin("job")
+        while self.packs.is_unread("job"):
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+        pack = self.packs.get("job")
+        assert pack is not None
+        return pack
+
+    def held(self) -> set[str] | None:
+        """The names in the newest pack; None if there is none."""
+        found = packs_of(self.store.root, "job")
+        if not found:
+            return None
+        digests = look_at_pack(self.store, found[0])
+        return {name for name in NAMES if DIGESTS[name] in digests}
+
+
+def played(store: Store, scene: Callable[[World], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        world = World(store)
+        await scene(world)
+        assert not world.leases.held
+        world.packs.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_it_is_written_when_nothing_new_was_used_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        world.use(*NAMES)
+        world.chore.pulse(time.monotonic())
+        assert not world.chore.under_way, "the ranks have just asked"
+        monkeypatch.setattr(packing, "_QUIET", 0.0)
+        world.chore.pulse(time.monotonic())
+        await world.chore.settled()
+        assert world.held() == set(NAMES)
+        world.chore.pulse(time.monotonic() + 1000)
+        assert not world.chore.under_way, "nothing has changed since"
+
+    played(store, scene)
+
+
+def test_a_handful_is_not_worth_a_file_but_a_tenth_of_many_is(store: Store) -> None:
+    async def scene(world: World) -> None:
+        world.use(*NAMES[:7])
+        await world.attempt()
+        assert world.held() is None
+        world.use(*NAMES[:17])
+        await world.attempt()
+        assert world.held() == set(NAMES[:17])
+        world.use(NAMES[17])
+        await world.attempt()
+        assert world.held() == set(NAMES[:17])
+        world.use(*NAMES)
+        await world.attempt()
+        assert world.held() == set(NAMES)
+
+    played(store, scene)
+
+
+def test_while_another_agent_writes_none_is_written_and_then_its_pack_is_looked_at(store: Store) -> None:
+    async def scene(world: World) -> None:
+        theirs = await world.leases.acquire("pack job", "theirs", "another node")
+        assert isinstance(theirs, Lease)
+        world.use(*NAMES)
+        await world.attempt()
+        assert world.held() is None
+        write_pack(store, "job", list(DIGESTS.values())[:19])
+        await theirs.release()
+        await world.attempt()
+        assert world.held() == set(NAMES[:19]), "that is enough"
+        shutil.rmtree(store.root)
+        await world.attempt()  # it remembers, and looks no more
+        assert world.notices.since(0)[0] == []
+
+    played(store, scene)
+
+
+def test_what_other_nodes_use_stays_and_what_no_job_has_used_for_days_goes(store: Store) -> None:
+    write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
+    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[:3]])
+
+    async def scene(world: World) -> None:
+        world.use(*NAMES[10:])
+        (path,) = packs_of(store.root, "job")
+        older(path, 11 * DAY)
+        await world.attempt()
+        assert world.held() == {*NAMES[:3], *NAMES[10:]}
+
+    played(store, scene)
+
+
+def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
+    write_pack(store, "job", DIGESTS.values())
+    (path,) = packs_of(store.root, "job")
+    whole = path.read_bytes()
+    content = bytearray(whole)
+    for place in range(len(content) // 2, len(content), 100):
+        content[place] ^= 1
+    path.write_bytes(content)
+
+    async def scene(world: World) -> None:
+        pack = await world.read()
+        world.use(*NAMES)
+        await world.attempt()
+        assert path.read_bytes() == content, "nobody has noticed"
+        for digest in DIGESTS.values():
+            with suppress(ArtifactInvalid):
+                pack.fetch(digest)
+        assert len(pack.digests) < len(NAMES)
+        await world.attempt()
+        assert path.read_bytes() == whole
+
+    played(store, scene)
+
+
+def test_a_store_that_takes_nothing_is_tried_again(store: Store) -> None:
+    staging = store.root / "v1" / "staging"
+
+    async def scene(world: World) -> None:
+        staging.rmdir()
+        world.use(*NAMES)
+        await world.attempt()
+        assert world.held() is None
+        staging.mkdir()
+        await world.attempt()
+        assert world.held() == set(NAMES)
+
+    played(store, scene)
+
+
+def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_profile(store: Store) -> None:
+    async def scene(world: World) -> None:
+        verifies = Store(store.root, Trust("require", {}))
+        for where, profile in ((verifies, "job"), (store, None), (None, "job")):
+            assert PackWriter(where, profile, world.packs, world.leases, "us", 15.0, world.notices).chores == []
+        with pytest.raises(StoreError, match="only verify"):
+            write_pack(verifies, "job", DIGESTS.values())
+
+    played(store, scene)
+
+
+# --- the packs that an agent has read ---
+
+
+def test_retention_hears_once_of_a_pack_that_serves(store: Store) -> None:
+    write_pack(store, "job", DIGESTS.values())
+
+    async def scene(world: World) -> None:
+        await world.read()
+        announced = await world.packs.announced(DIGESTS["k1"])
+        assert announced is not None
+        assert await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / "0", "another manifest") is None
+        assert world.served == []
+        for number in range(2):
+            brought = await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / str(number), announced)
+            assert brought is not None
+            assert brought.key.digest == DIGESTS["k1"]
+        assert world.served == [packs_of(store.root, "job")[0].stem]
+
+    played(store, scene)
+
+
+def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pack(store, "job", DIGESTS.values())
+    monkeypatch.setattr(packs_module, "_KEPT", 0.05)
+
+    async def scene(world: World) -> None:
+        pack = await world.read()
+        while world.packs.get("job") is not None:
+            await asyncio.sleep(0.005)
+        while pack.fetch(DIGESTS["k1"]) is not None:
+            await asyncio.sleep(0.005)
+        assert await world.packs.announced(DIGESTS["k1"]) is None
+        await world.read()  # for the next job
+
+    played(store, scene)
+
+
+def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None:
+    profiles = [f"job{n}" for n in range(6)]
+    for profile in profiles:
+        write_pack(store, profile, DIGESTS.values())
+
+    async def scene(world: World) -> None:
+        for profile in profiles:
+            world.packs.begin(profile)
+        while any(map(world.packs.is_unread, profiles)):
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+        assert sum(world.packs.get(profile) is not None for profile in profiles) == 4
+
+    played(store, scene)
+
+
+def test_what_no_pack_has_room_for_is_not_asked_of_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs_module, "MOST_PACKED", 2)
+
+    def manifest(name: str) -> Manifest:
+        stated = store.stated(DIGESTS[name])
+        assert stated is not None
+        return stated[0]
+
+    async def scene(world: World) -> None:
+        monkeypatch.setattr(packs_module, "LARGEST_PACKED", manifest("k10").size - 1)
+        for name in ("k10", "k1", "k2", "k1", "k3"):
+            world.packs.note(manifest(name))
+        assert list(world.packs.seen) == [DIGESTS["k1"], DIGESTS["k2"]]
+
+    played(store, scene)

@@ -1,0 +1,130 @@
+"""Retention of packs: they count, they go before what is used, and whoever reads one keeps it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kcoord.artifacts.store import Store
+from kcoord.profiles.packs import packs_directory, packs_of
+from kcoord.retention.collected import Collected
+from kcoord.retention.holdings import Holdings, read_holdings
+from kcoord.retention.limits import Limits
+from kcoord.retention.store_collector import collect, count
+from kcoord.retention.tidying import Tidying
+from kcoord.retention.uses import note_uses, prefix_of
+from kcoord.transfer.pack import read_pack, write_pack
+from tests.support.artifacts import DAY, older, publish
+from tests.support.command import as_json, kcoord
+from tests.support.sandbox import Sandbox
+
+ARTIFACTS = 4
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return made(tmp_path / "store")
+
+
+def made(root: Path) -> Store:
+    """A store of four artifacts that were used today, and of their pack, which was written twenty days ago."""
+    store = Store(root)
+    store.open()
+    digests = [publish(store, f"k{n}") for n in range(ARTIFACTS)]
+    write_pack(store, "job", digests)
+    older(pack_of(store), 20 * DAY)
+    return store
+
+
+def pack_of(store: Store) -> Path:
+    (path,) = packs_of(store.root, "job")
+    return path
+
+
+def run(store: Store, dry_run: bool = False, least_age: float = 0.0, **limits: float) -> Collected:
+    return collect(store.root, Limits(**limits, least_age=least_age), dry_run=dry_run)  # type: ignore[arg-type]
+
+
+def test_a_pack_counts_in_bytes_and_files_and_as_no_artifact(store: Store) -> None:
+    count(store.root)
+    held = read_holdings(store.root)
+    pack_of(store).unlink()
+    count(store.root)
+    without = read_holdings(store.root)
+    assert isinstance(held, Holdings)
+    assert isinstance(without, Holdings)
+    assert (held.artifacts, without.artifacts) == (ARTIFACTS, ARTIFACTS)
+    assert held.files - without.files == 1
+    assert held.size > without.size
+
+
+def test_a_pack_that_nobody_has_read_for_long_goes_and_its_artifacts_stay(store: Store) -> None:
+    path = pack_of(store)
+    name = f"packs/job/{path.name}"
+    assert [d.entry.name for d in run(store, dry_run=True, unused_for=10 * DAY).removed] == [name]
+    assert path.exists()
+    found = run(store, unused_for=10 * DAY)
+    assert [d.entry.name for d in found.removed] == [name]
+    assert found.left[0] == ARTIFACTS == len(list(store.digests()))
+    assert packs_of(store.root, "job") == []
+
+
+def test_a_pack_that_jobs_read_stays(store: Store) -> None:
+    note_uses(store.root, [prefix_of(pack_of(store).stem)])
+    assert run(store, unused_for=10 * DAY).removed == []
+    pack_of(store)
+
+
+def test_a_quota_takes_the_pack_first_if_it_is_the_oldest(store: Store) -> None:
+    every = run(store, dry_run=True)
+    found = run(store, max_size=every.size - 1)
+    assert [d.entry.is_pack for d in found.removed] == [True]
+    assert run(store, max_files=3 * ARTIFACTS - 3).left[0] == ARTIFACTS - 1
+
+
+def test_a_node_that_reads_a_pack_keeps_it_when_it_is_removed(store: Store, tmp_path: Path) -> None:
+    pack = read_pack(store, "job", tmp_path)
+    assert pack is not None
+    with closing(pack):
+        run(store, max_size=0)
+        collect(store.root, Limits(), tidying=Tidying(grace=-1))
+        assert list(store.digests()) == []
+        assert all(pack.fetch(digest) for digest in pack.digests)
+
+
+def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store) -> None:
+    old = pack_of(store)
+    content = old.read_bytes()
+    write_pack(store, "job", list(store.digests())[:2])
+    new = pack_of(store)
+    old.write_bytes(content)
+    older(old, DAY / 2)
+    assert run(store).tidied.get("packs that were replaced") is None
+    older(old, DAY)
+    assert run(store).tidied["packs that were replaced"] == 1
+    assert packs_of(store.root, "job") == [new]
+
+
+def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / f"{'a' * 64}.pack").touch()
+    packs_directory(store.root, "linked").symlink_to(tmp_path / "theirs")
+    (packs_directory(store.root, "job") / "notes.txt").touch()
+    (packs_directory(store.root, "job") / f"{'b' * 64}.pack").mkdir()
+    (packs_directory(store.root, "") / "file").touch()
+    assert len(run(store, max_size=0).removed) == ARTIFACTS + 1
+    assert (tmp_path / "theirs" / f"{'a' * 64}.pack").exists()
+    assert (packs_directory(store.root, "job") / "notes.txt").exists()
+
+
+def test_the_commands_know_packs(sandbox: Sandbox) -> None:
+    store = made(sandbox.root / "store")
+    there = {"KCOORD_STORE": str(store.root)}
+    assert len(as_json(sandbox, "ls", **there)) == ARTIFACTS
+    assert as_json(sandbox, "verify", **there)["whole"] == ARTIFACTS
+    kcoord(sandbox, "doctor", **there)
+    printed = kcoord(sandbox, "gc", "--unused-for", "10d", "--least-age", "0s", **there).stdout
+    assert f"removed packs/job/{pack_of(made(sandbox.root / 'other')).name}" in printed
+    assert "4 of 4 artifacts stay" in printed
