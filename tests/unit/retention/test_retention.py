@@ -860,6 +860,7 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     ],
 )
 def test_gc_says_in_one_line_what_is_wrong(sandbox: Sandbox, arguments: list[str], code: int, says: str) -> None:
+    shutil.rmtree(sandbox.local)
     told = kcoord(sandbox, "gc", *arguments, code=code).stderr
     assert says in told.splitlines()[-1]
     assert "Traceback" not in told

@@ -430,7 +430,6 @@ def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: 
 
 
 def test_verify_looks_at_this_nodes_own_copies_too(sandbox: Sandbox, kcoord: Run) -> None:
-    sandbox.local.mkdir(mode=0o700)
     for key in KEYS[:2]:
         home = sandbox.local / "objects" / key.digest[:2] / key.digest
         home.parent.mkdir(parents=True, exist_ok=True)
