@@ -210,7 +210,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """Run the program, and return its exit code."""
+    """Run the program, and return its exit code; negative: the signal that is to end it."""
     try:
         _run(arguments)
     except SystemExit as end:
@@ -220,7 +220,7 @@ def _exit_code(arguments: list[str]) -> int:
         return 1
     except BaseException:  # noqa: BLE001 - what the interpreter itself does with it
         sys.excepthook(*sys.exc_info())
-        return 1
+        return -signal.SIGINT if isinstance(sys.exc_info()[1], KeyboardInterrupt) else 1
     return 0
 
 
@@ -234,4 +234,7 @@ if __name__ == "__main__":
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if _code < 0:
+        signal.signal(-_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -_code)
     os._exit(_code)  # to take apart what the server imported costs a second

@@ -128,7 +128,7 @@ def test_ranks_compile_each_kernel_once_and_two_lines_sum_it_up(sandbox: Sandbox
 
 @pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
 def test_a_script_sees_itself_as_it_would_under_torchrun(sandbox: Sandbox, launch: str) -> None:
-    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", WITNESS, "--flag", "a b", "--", "-x")
+    done = sandbox.run_forked("-m", launch, "--standalone", "--nproc-per-node=1", WITNESS, "--flag", "a b", "--", "-x")
     assert done.returncode == 0, done.stderr
     (seen,) = witnesses(done.stdout)
     assert seen["argv"] == [str(WITNESS), "--flag", "a b", "--", "-x"]
@@ -139,7 +139,9 @@ def test_a_script_sees_itself_as_it_would_under_torchrun(sandbox: Sandbox, launc
 @pytest.mark.parametrize("launch", ["torch.distributed.run", "kcoord_launch.torchrun"])
 def test_a_module_is_run_as_a_module(sandbox: Sandbox, launch: str) -> None:
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")]))}
-    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "-m", "witness", "--flag", **environment)
+    done = sandbox.run_forked(
+        "-m", launch, "--standalone", "--nproc-per-node=1", "-m", "witness", "--flag", **environment
+    )
     assert done.returncode == 0, done.stderr
     (seen,) = witnesses(done.stdout)
     assert seen["argv"] == [str(WITNESS), "--flag"]
@@ -164,7 +166,9 @@ def test_main_stays_what_a_script_expects_of_it(sandbox: Sandbox, launch: str) -
         "assert 'class State' in inspect.getsource(State) and os.path.exists(__file__)\n"
         "threading.Thread(target=late).start()\n"
     )
-    done = sandbox.run("-m", launch, "--standalone", "--nproc-per-node=1", "scripts/train.py", PYTHONSAFEPATH=None)
+    done = sandbox.run_forked(
+        "-m", launch, "--standalone", "--nproc-per-node=1", "scripts/train.py", PYTHONSAFEPATH=None
+    )
     assert done.returncode == 0, done.stderr
     assert witnesses(done.stdout) == [{"pickled": 7}]
 
@@ -181,7 +185,7 @@ def test_nobody_reading_stderr_is_no_failure(sandbox: Sandbox) -> None:
 
 def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> None:
     secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_SOCKET": "/proc/nowhere/agent.sock"}
-    done = sandbox.run(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
     assert done.returncode == 0, done.stderr
     (rank,) = witnesses(done.stdout)
     assert rank["password"] is None
@@ -191,21 +195,21 @@ def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> No
 
 
 def test_no_python_runs_any_program_with_its_compilers_hooked(sandbox: Sandbox) -> None:
-    done = sandbox.run(*LAUNCH, "--no-python", "--nproc-per-node=2", "env")
+    done = sandbox.run_forked(*LAUNCH, "--no-python", "--nproc-per-node=2", "env")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("TRITON_CACHE_MANAGER=kcoord.backends.triton.cache_manager:TritonCacheManager") == 2
 
 
 def test_pet_variables_are_honoured(sandbox: Sandbox) -> None:
-    done = sandbox.run(*LAUNCH, WITNESS, PET_NPROC_PER_NODE="3")
+    done = sandbox.run_forked(*LAUNCH, WITNESS, PET_NPROC_PER_NODE="3")
     assert sorted(w["rank"] for w in witnesses(done.stdout)) == ["0", "1", "2"]
 
 
 def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
     script = sandbox.root / "fails.py"
     script.write_text("raise SystemExit(7)")
-    done = sandbox.run(*LAUNCH, "--nproc-per-node=2", script)
-    plain = sandbox.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
+    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=2", script)
+    plain = sandbox.run_forked("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
     assert done.returncode == plain.returncode != 0
     assert "ChildFailedError" in done.stderr
     assert not sandbox.processes()
@@ -215,7 +219,7 @@ def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
 def test_a_signal_ends_the_job_and_leaves_nothing(sandbox: Sandbox, number: signal.Signals) -> None:
     script = sandbox.root / "sleeps.py"
     script.write_text("import os, pathlib, time; pathlib.Path('up' + os.environ['RANK']).touch(); time.sleep(600)")
-    job = sandbox.start(*LAUNCH, "--nproc-per-node=2", script)
+    job = sandbox.fork(*LAUNCH, "--nproc-per-node=2", script)
     eventually(lambda: len(list(sandbox.root.glob("up*"))) == 2 or job.poll() is not None, 60)
     job.send_signal(number)
     done = finish(job, 60)
@@ -226,7 +230,7 @@ def test_a_signal_ends_the_job_and_leaves_nothing(sandbox: Sandbox, number: sign
 def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> None:
     script = sandbox.root / "sleeps.py"
     script.write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
-    job = sandbox.start(*LAUNCH, "--nproc-per-node=1", script)
+    job = sandbox.fork(*LAUNCH, "--nproc-per-node=1", script)
     eventually(lambda: (sandbox.root / "up").exists() or job.poll() is not None, 60)
     job.kill()
     job.wait(30)
@@ -238,7 +242,7 @@ def test_a_launcher_that_is_killed_takes_its_agent_with_it(sandbox: Sandbox) -> 
 
 def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
     environment = {"KCOORD_DISABLE": "1", "TRITON_CACHE_DIR": str(sandbox.root / "stock")}
-    done = sandbox.run(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
+    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=2", PROGRAMS / "rank.py", "--kernels", "1", **environment)
     assert done.returncode == 0, done.stderr
     assert sandbox.is_untouched
     assert not list((sandbox.root / "stock").glob("*/kcoord-*"))
@@ -248,7 +252,7 @@ def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
 
 def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) -> None:
     secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_STORE": str(sandbox.root / "store")}
-    done = sandbox.run(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
     assert done.returncode == 0, done.stderr
     assert witnesses(done.stdout)[0]["password"] is None
     assert "hunter2" not in done.stdout + done.stderr
@@ -257,7 +261,7 @@ def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) ->
 def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: Sandbox) -> None:
     begun = sandbox.root / "begun"
     program = (PROGRAMS / "rank.py", "--kernels", "6", "--slow", "0.3", "--compiling", str(begun))
-    job = sandbox.start(*LAUNCH, "--nproc-per-node=3", *program)
+    job = sandbox.fork(*LAUNCH, "--nproc-per-node=3", *program)
     eventually(lambda: begun.exists() or job.poll() is not None, 60)
     (agent,) = agents_of(sandbox.processes())
     agent.kill()
@@ -272,20 +276,6 @@ def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: S
     assert all((home / "kcoord-manifest.msgpack").exists() for home in homes)
 
 
-# torch takes seconds to import: once, for launchers that are forked from there.
-_LAUNCHERS = """
-import os, sys
-import torch.distributed.run
-from kcoord_launch.torchrun import main
-for given in sys.argv[2:]:
-    if (pid := os.fork()) == 0:
-        name, _, value = given.partition("=")
-        os.environ[name] = value
-        os._exit(main(["--standalone", sys.argv[1]]))  # at once: it is torch that takes long to end, too
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
 def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox) -> None:
     script = sandbox.root / "script.py"
     script.write_text("print('it ran')")
@@ -295,11 +285,12 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(sandbox: Sandbox) -> None:
         "KCOORD_LEASE_TTL=-3": "positive number of seconds",
         "KCOORD_LOCAL_DIR=/proc/nowhere": "create it",
     }
-    done = sandbox.run("-c", _LAUNCHERS, script, *bad)
-    assert done.stdout.split() == ["2"] * len(bad), done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("kcoord:")]
-    for line, (given, remedy) in zip(lines, bad.items(), strict=True):
-        assert given.partition("=")[0] in line
+    for given, remedy in bad.items():
+        name, _, value = given.partition("=")
+        done = sandbox.run_forked(*LAUNCH, script, **{name: value})
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("kcoord:"))
+        assert name in line
         assert remedy in line
 
 
@@ -307,7 +298,7 @@ def test_a_flag_wins_over_the_environment(sandbox: Sandbox, tmp_path: Path) -> N
     script = sandbox.root / "script.py"
     script.write_text("import os; print('{\"store\": \"%s\"}' % os.environ['KCOORD_STORE'])")
     flag = f"--kcoord-store={tmp_path / 'flag'}"
-    done = sandbox.run(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
+    done = sandbox.run_forked(*LAUNCH, flag, script, KCOORD_STORE=str(tmp_path / "environment"))
     assert witnesses(done.stdout) == [{"store": str(tmp_path / "flag")}]
 
 
