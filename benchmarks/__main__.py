@@ -12,6 +12,7 @@ from benchmarks import (
     cpu_only,
     first_step,
     footprint,
+    lease_script,
     liger,
     linear_attention,
     live_key,
@@ -43,6 +44,7 @@ _ON_REQUEST = {
     "first_step": first_step.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "scrapes": scrapes.run,
+    "lease_script": lease_script.run,
     "torch_compile": torch_compile.run,  # takes minutes
     "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces
 }

@@ -38,7 +38,7 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
-from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA
+from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA, VERSION
 from kcoord.leases.redis_subscriptions import Subscription, Subscriptions
 from kcoord.telemetry.events import log, tell_bug
 
@@ -80,7 +80,7 @@ class RedisLeases(LeaseService):
         self._divided = False  # a key was another server's: this is one of a Redis Cluster
 
     def _key(self, key: str) -> str:
-        return f"{self._prefix}:lease:{key}"
+        return f"{self._prefix}:lease:{VERSION}:{key}"
 
     async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         await self._tried_once()

@@ -164,7 +164,7 @@ def test_the_breaker_closes_when_the_server_is_back_and_may_open_again(redis_ser
                 assert len(lines) == 2 * round_
                 assert "is back" in lines[-1]
                 await service.held[key, "a"].ready("m")
-                assert redis_server.command("EXISTS", f"kcoord:test:lease:{key}") == b":1\r\n"
+                assert redis_server.command("EXISTS", service._first._key(key)) == b":1\r\n"
 
     bounded(scenario())
 

@@ -406,14 +406,19 @@ def test_a_wrong_password_is_told_and_not_shown() -> None:
 _GARBAGE = {
     "a string": ("SET", "{key}", "junk"),
     "a list": ("RPUSH", "{key}", "junk"),
-    "READY without a manifest": ("HSET", "{key}", "state", "R"),
-    "FAILED without a log": ("HSET", "{key}", "state", "F"),
-    "READY of bytes that are no text": ("HSET", "{key}", "state", "R", "manifest", b"\xff\xfe"),
-    "a state that nobody knows": ("HSET", "{key}", "state", "Z"),
+    "READY without a manifest": ("HSET", "{key}", "state", "R", "numbers", "1 1999999999999999 9000 0"),
+    "FAILED without a log": ("HSET", "{key}", "state", "F", "numbers", "1 1999999999999999 9000 0"),
+    "READY of bytes that are no text": (
+        "HSET", "{key}", "state", "R", "numbers", "1 1999999999999999 9000 0", "text", b"\xff\xfe",
+    ),
+    "a state that nobody knows": ("HSET", "{key}", "state", "Z", "numbers", "1 1999999999999999 9000 0"),
     "a lease without anything": ("HSET", "{key}", "state", "L"),
-    "a lease that never ends": ("HSET", "{key}", "state", "L", "token", "x", "holder", "y", "fence", "1", "limit", "2"),
-    "a fence that is no number": ("HSET", "{key}", "fence", "many"),
-}
+    "a lease that never ends": (
+        "HSET", "{key}", "state", "L", "token", "x", "text", "y", "numbers", f"1 {'9' * 300} {'9' * 300} 1",
+    ),
+    "a lease that has ended": ("HSET", "{key}", "state", "L", "token", "x", "text", "y", "numbers", "1 2 3 4"),
+    "a fence that is no number": ("HSET", "{key}", "state", "R", "numbers", "many 1999999999999999 9000 0", "text", "m"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", _GARBAGE)

@@ -453,12 +453,14 @@ class RedisMachine(Machine):
             if entry is None:
                 continue
             assert (found["state"], found.get("token", "")) == (entry.state, entry.token)
-            assert abs(int(found["fence"]) - entry.fence) < SLACK * 1e6
-            entry.fence = int(found["fence"])
+            fence, ends, _, limit = map(int, found["numbers"].split())
+            assert abs(fence - entry.fence) < SLACK * 1e6
+            entry.fence = fence
             left = int(self.world.server.command("PTTL", self.raw(key))[1:]) / 1000
             assert abs(left - (entry.expires - self.model.wall)) < SLACK
+            assert abs(ends / 1e6 - entry.expires) < SLACK
             if entry.state == "L":
-                assert abs(int(found["limit"]) / 1e6 - entry.limit) < SLACK
+                assert abs(limit / 1e6 - entry.limit) < SLACK
                 assert self.leaders.setdefault((key, entry.fence), entry.token) == entry.token
                 self.check_growth(key, entry.fence)
 
