@@ -17,20 +17,20 @@ never outlasts its limit by its holder's own clock. Fences do not grow over a cl
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
 from kcoord.leases.redis_client import (
+    BROKEN,
     COMMAND_TIMEOUT,
-    CONNECTIONS,
     NONSENSE,
     connect,
     is_of_a_cluster,
@@ -38,6 +38,7 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
+from kcoord.leases.redis_pipeline import Pipeline
 from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA, VERSION
 from kcoord.leases.redis_subscriptions import Subscription, Subscriptions
 from kcoord.telemetry.events import log, tell_bug
@@ -75,7 +76,7 @@ class RedisLeases(LeaseService):
         self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
         self._redis, self._sentinels = connect(url)
         self._subscriptions = Subscriptions(self._redis)
-        self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # without a free connection, the pool refuses a command
+        self._pipeline = Pipeline(self._redis.connection_pool.make_connection)
         self._trial: asyncio.Task[None] | None = None
         self._divided = False  # a key was another server's: this is one of a Redis Cluster
 
@@ -150,24 +151,18 @@ class RedisLeases(LeaseService):
         yesterday, name = (f"{self._prefix}:stats:{job}:{number}" for number in (day - 1, day))
         fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
 
-        async def exchange() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
-            if fields:
-                pipe.hset(name, mapping=cast(Any, fields))
-                pipe.expire(name, _STATISTICS_TTL)
-            if read:
-                pipe.hgetall(yesterday)
-                pipe.hgetall(name)
-            return await pipe.execute()
-
-        if not (read or fields):
-            return {}
-        replies = await self._command(exchange)
+        commands: list[tuple[Any, ...]] = []
+        if fields:
+            commands += [("HSET", name, *chain.from_iterable(fields.items())), ("EXPIRE", name, _STATISTICS_TTL)]
+        if read:
+            commands += [("HGETALL", yesterday), ("HGETALL", name)]
+        replies = await self._command(lambda: asyncio.gather(*(self._pipeline.ask(*command) for command in commands)))
         found: dict[str, dict[str, float]] = {}
         try:
-            for field, value in chain(replies[-2].items(), replies[-1].items()) if read else ():
-                who, _, counter = field.decode(errors="replace").rpartition("|")
-                found.setdefault(who, {})[counter] = float(value)
+            for reply in replies[-2:] if read else ():
+                for field, value in zip(reply[::2], reply[1::2], strict=True):
+                    who, _, counter = field.decode(errors="replace").rpartition("|")
+                    found.setdefault(who, {})[counter] = float(value)
         except NONSENSE as error:
             raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
         return found
@@ -175,21 +170,23 @@ class RedisLeases(LeaseService):
     async def server_version(self) -> str:
         """As INFO gives it; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
         try:
-            info = await self._command(lambda: self._redis.info("server"))
+            info = await self._command(lambda: self._pipeline.ask("INFO", "server"))
         except LeaseUnavailable as error:
             if isinstance(error.__cause__, NoPermissionError):
                 return "unknown"
             raise
-        return str(info.get("redis_version", "unknown"))
+        found = re.search(rb"redis_version:(\S+)", info if isinstance(info, bytes) else b"")
+        return found[1].decode(errors="replace") if found else "unknown"
 
     async def close(self) -> None:
         if self._trial is not None:
             await ended({self._trial})
         await self._subscriptions.close()
+        await self._pipeline.close()
         for client in (self._redis, *self._sentinels):
             try:
                 await within(COMMAND_TIMEOUT, client.aclose())
-            except (RedisError, OSError, asyncio.TimeoutError):
+            except BROKEN:
                 continue  # the server is gone, and with it the connection
 
     async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
@@ -198,9 +195,9 @@ class RedisLeases(LeaseService):
 
         async def call() -> Any:
             try:
-                return await self._redis.evalsha(SHA, 1, name, op, token, *args)
+                return await self._pipeline.ask("EVALSHA", SHA, 1, name, op, token, *args)
             except NoScriptError:
-                return await self._redis.eval(SCRIPT, 1, name, op, token, *args)
+                return await self._pipeline.ask("EVAL", SCRIPT, 1, name, op, token, *args)
 
         try:
             return await self._command(call)
@@ -219,21 +216,15 @@ class RedisLeases(LeaseService):
             raise
 
     async def _command(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The result of `command`, repeated over broken connections, once one is free. Raises `LeaseUnavailable`, within 4 s."""
-
-        async def in_turn() -> T:
-            async with self._slots:
-                return await repeated(command, self._redis)
-
+        """The result of `command`, repeated over broken connections. Raises `LeaseUnavailable`, within 4 s."""
         try:
-            return await within(2 * COMMAND_TIMEOUT, in_turn())
+            return await within(2 * COMMAND_TIMEOUT, repeated(command))
         except asyncio.TimeoutError:
             raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
         except (RedisError, OSError, *NONSENSE) as error:
             self._divided = self._divided or is_of_a_cluster(error)
             if is_of_another_master(error):  # the server's name may lead to the new master by now
-                with suppress(RedisError, OSError, asyncio.TimeoutError):
-                    await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
+                self._pipeline.drop()
             raise LeaseUnavailable(why(error)) from error
 
 

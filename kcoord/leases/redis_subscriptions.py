@@ -93,7 +93,7 @@ class Subscriptions:
             async with self._sending:
                 if self._active.get(channel) is not confirmed:
                     return  # given up while others were sending
-                await within(COMMAND_TIMEOUT, repeated(send, self._client))
+                await within(COMMAND_TIMEOUT, repeated(send))
         except (RedisError, OSError, asyncio.TimeoutError, *NONSENSE) as error:
             self._failed(channel, confirmed, error)
             return
