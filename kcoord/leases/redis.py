@@ -24,10 +24,11 @@ from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, TypeVar
 
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
+from kcoord.leases.facts import Facts
 from kcoord.leases.redis_client import (
     BROKEN,
     COMMAND_TIMEOUT,
@@ -38,9 +39,9 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
+from kcoord.leases.redis_news import News
 from kcoord.leases.redis_pipeline import Pipeline
 from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA, VERSION
-from kcoord.leases.redis_subscriptions import Subscription, Subscriptions
 from kcoord.telemetry.events import log, tell_bug
 
 T = TypeVar("T")
@@ -75,8 +76,11 @@ class RedisLeases(LeaseService):
         self._prefix, self._tell, self._told = prefix, tell, False
         self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
         self._redis, self._sentinels = connect(url)
-        self._subscriptions = Subscriptions(self._redis)
-        self._pipeline = Pipeline(self._redis.connection_pool.make_connection)
+        connect_one = self._redis.connection_pool.make_connection
+        self._pipeline = Pipeline(connect_one, broke=self._doubt)
+        self._facts = Facts(ttl)
+        name = f"{prefix}:news:{VERSION}"
+        self._news = News(name, self._facts, self._pipeline.ask, self._command, connect_one, ttl)
         self._trial: asyncio.Task[None] | None = None
         self._divided = False  # a key was another server's: this is one of a Redis Cluster
 
@@ -85,13 +89,26 @@ class RedisLeases(LeaseService):
 
     async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         await self._tried_once()
+        self._news.use()
+        known = self._facts.known(lease.key, void)
+        if known is not None and (lease.key, lease.token) not in self.held:
+            return known
         limit_ms = int(self.limit * 1000)
         asked = lease.token, lease.holder, self._ttl_ms, limit_ms, void or ""
-        return _parse(await self._run(lease.key, "acquire", *asked))
+        answer = await self._question(lease.key, "acquire", *asked)
+        if isinstance(answer, Won):
+            self._news.led(lease.key, lease.holder)
+        return answer
 
     async def look(self, key: str) -> Ready | Failed | Wait | None:
-        answer = _parse(await self._run(key, "look", ""))
+        answer = await self._question(key, "look", "")
         return None if isinstance(answer, Won) else answer
+
+    async def _question(self, key: str, op: str, token: str, *args: str | int) -> Won | Ready | Failed | Wait:
+        number = self._facts.number
+        answer = _parse(await self._run(key, op, token, *args))
+        self._facts.learn(key, answer, number)
+        return answer
 
     async def renew(self, lease: Lease) -> bool:
         left_ms = int(lease.left() * 1000)
@@ -99,13 +116,20 @@ class RedisLeases(LeaseService):
 
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         await self._run(key, "ready", "", manifest, int(_READY_TTL * 1000))
+        self._news.ready(key, manifest)
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
         failure = log[-_LONGEST_LOG:], where, self._failure_ms
-        return bool(await self._run(lease.key, "fail", lease.token, *failure))
+        return await self._end(lease.key, "fail", lease.token, *failure)
 
     async def release(self, lease: Lease) -> bool:
-        return bool(await self._run(lease.key, "release", lease.token))
+        return await self._end(lease.key, "release", lease.token)
+
+    async def _end(self, key: str, op: str, token: str, *args: str | int) -> bool:
+        """Told whatever the answer: it is the second one's if the first was lost on its way."""
+        was_ours = bool(await self._run(key, op, token, *args))
+        self._news.changed(key)
+        return was_ours
 
     async def _tried_once(self) -> None:
         """Try all commands before the first lease. A user who may not SUBSCRIBE would else be found out by the nodes that wait
@@ -124,20 +148,21 @@ class RedisLeases(LeaseService):
             tell_bug(error, "Redis was not tried", self._tell)
 
     async def ping(self) -> None:
-        """Take and release a lease, with a confirmed subscription.
+        """Take and release a lease, and follow the news anew.
 
         PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
         cluster may have one key and not the next: then many are tried.
         """
         keys = [f"ping-{uuid.uuid4().hex}" for _ in range(_SHARDS_TRIED if self._divided else 1)]
-        async with self.watch(keys[0]):
-            for key in keys:
-                await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
-                await self._run(key, "release", key)
+        await self._news.verify()
+        await self._news.publish(b"")
+        for key in keys:
+            await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
+            await self._run(key, "release", key)
         self._divided = False
 
     def watch(self, key: str) -> Watch:
-        return Subscription(self._subscriptions, self._key(key))
+        return self._news.watch(key)
 
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True
@@ -181,7 +206,7 @@ class RedisLeases(LeaseService):
     async def close(self) -> None:
         if self._trial is not None:
             await ended({self._trial})
-        await self._subscriptions.close()
+        await self._news.close()
         await self._pipeline.close()
         for client in (self._redis, *self._sentinels):
             try:
@@ -219,13 +244,18 @@ class RedisLeases(LeaseService):
         """The result of `command`, repeated over broken connections. Raises `LeaseUnavailable`, within 4 s."""
         try:
             return await within(2 * COMMAND_TIMEOUT, repeated(command))
-        except asyncio.TimeoutError:
-            raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
-        except (RedisError, OSError, *NONSENSE) as error:
+        except BROKEN as error:
+            self._doubt()
+            if isinstance(error, asyncio.TimeoutError):
+                raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
             self._divided = self._divided or is_of_a_cluster(error)
             if is_of_another_master(error):  # the server's name may lead to the new master by now
                 self._pipeline.drop()
             raise LeaseUnavailable(why(error)) from error
+
+    def _doubt(self) -> None:
+        """What is known may be of a server that is gone."""
+        self._news.doubt()
 
 
 def _day() -> int:

@@ -127,7 +127,12 @@ class _Wire:
         self.unanswered.extend(answer for _, answer in batch)
         if self.reader is None or self.reader.done():
             self.reader = asyncio.create_task(self._read())
-        await self.connection.send_packed_command(packed, check_health=False)
+        try:
+            await self.connection.send_packed_command(packed, check_health=False)
+        except (
+            AttributeError
+        ) as error:  # before Python 3.12, a connection's streams may be taken away while one writes to them
+            raise RedisConnectionError("Connection lost in mid-command") from error
 
     async def _read(self) -> None:
         """Read the answers until none is missing. A server that sends none for `COMMAND_TIMEOUT` has failed all commands."""

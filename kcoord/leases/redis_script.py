@@ -17,7 +17,7 @@ import hashlib
 #   ready    manifest, ttl_ms                               → 1
 #   fail     log, where, ttl_ms                             → 1 | 0
 #   release                                                 → 1 | 0
-# `ready` and `look` need no token: pass ''. Every change is published on the channel named like the key. One read finds the whole
+# `ready` and `look` need no token: pass ''. Nothing is published: `redis_news`. One read finds the whole
 # record: a question costs that and the time. A record that has ended is none, whether or not the server has removed it. `renew`
 # takes the lease again if there is no record (FLUSHALL, an empty restart): its holder is alive, and nobody else has it. The hard
 # limit ends a record, too: the holder says how much of its limit is left. A value that is no record of ours is deleted, and the
@@ -94,7 +94,6 @@ end
 if op == 'ready' then
   limit = 0
   write('R', tonumber(ARGV[4]), ARGV[4], 'text', ARGV[3])
-  redis.call('PUBLISH', key, 'ready')
   return 1
 end
 
@@ -113,10 +112,8 @@ if op == 'renew' then
   until_ms(math.floor(math.min(tonumber(ARGV[3]), left_ms)) + 1)
 elseif op == 'fail' then
   write('F', tonumber(ARGV[5]), ARGV[5], 'text', ARGV[3], 'where', ARGV[4])
-  redis.call('PUBLISH', key, 'failed')
 elseif op == 'release' then
   redis.call('DEL', key)
-  redis.call('PUBLISH', key, 'free')
 else
   return redis.error_reply('kcoord: unknown operation ' .. op)
 end
