@@ -1,8 +1,8 @@
 """News of keys, from the agents that change them to all agents of a namespace, over one channel of Redis.
 
 A question about each key costs the server some 8 µs for each node; news costs a node's part of a message. Deliveries are nodes ×
-messages, some 10 µs of the server each: so messages keep a distance that grows with the number of receivers, and carry all that
-has come together.
+messages, some 10 µs of the server each: so messages keep a distance of 60 µs for each receiver, which takes a sixth of the server
+at most, and carry all that has come together. Of two nodes none waits; of 1,250 each is told within some 90 ms.
 
 The channel is the namespace's, not a job's: a key is named by its content, so what one job says of it is true for all, and jobs
 without a name of their own share one. An agent follows it while its ranks ask for keys.
@@ -61,7 +61,7 @@ if not early then
   for number = math.max(sent, last - ring) + 1, last do names[#names + 1] = string.format('%.0f', number % ring) end
   for _, each in ipairs(redis.call('HMGET', key, unpack(names))) do message[#message + 1] = each or '' end
   receivers = redis.call('PUBLISH', key, table.concat(message))
-  sent, due = last, now + math.min(receivers * 80, 250000)
+  sent, due = last, now + math.min(receivers * 60, 250000)
 end
 redis.call('HSET', key, 'last', string.format('%.0f', last), 'sent', string.format('%.0f', sent),
            'due', string.format('%.0f', due), 'receivers', receivers)
