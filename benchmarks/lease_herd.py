@@ -1,4 +1,4 @@
-"""What the leases of a cluster cost one Redis: real `RedisLeases`, hundreds in a process, without agents, store and disks.
+"""Leases of a whole cluster at one Redis: real `RedisLeases`, hundreds in a process, without agents, store and disks.
 
 Every node walks the recorded kernels as `kcoord.warmup` does, each rank in its own order; a compile is a sleep. A node asks for a
 key as an agent does: once for all its ranks, and for one that another node compiles once in two seconds unless a rank waits.

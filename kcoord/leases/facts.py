@@ -1,4 +1,4 @@
-"""What an agent knows of keys without asking, and who waits for news of them. No I/O.
+"""Answers that an agent knows without asking, and who waits for news of keys. No I/O.
 
 Facts come from other agents, and from answers to this agent's own questions. They are hints: one that is false or old costs a
 fetch that misses, whose `void` asks the service again, or a wait for as long as one lease lasts.

@@ -254,7 +254,7 @@ class RedisLeases(LeaseService):
             raise LeaseUnavailable(why(error)) from error
 
     def _doubt(self) -> None:
-        """What is known may be of a server that is gone."""
+        """Forget what is known: it may be of a server that is gone."""
         self._news.doubt()
 
 

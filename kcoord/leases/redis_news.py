@@ -11,13 +11,13 @@ without a name of their own share one. An agent follows it while its ranks ask f
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import functools
 import math
 import random
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -28,47 +28,10 @@ from redis.exceptions import NoScriptError, RedisError
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Ready, Wait, Watch, ended, happened, within
 from kcoord.leases.facts import Facts
-from kcoord.leases.redis_client import BROKEN, COMMAND_TIMEOUT, repeated, why
+from kcoord.leases.redis_client import BROKEN, COMMAND_TIMEOUT, NONSENSE, repeated, why
+from kcoord.leases.redis_news_script import RING, SCRIPT, SHA
 from kcoord.telemetry.events import tell_if_failed
 
-# KEYS[1]  the namespace's hash, and the name of its channel: a ring of the latest facts, by their number modulo its size;
-#          `last` and `sent`, the numbers of the latest and of the latest published; `due`, the moment at which a message may next
-#          be published (µs, server clock); `receivers` of the last one
-# ARGV     facts, or '' to publish those that are pending; the size of the ring
-#          → the milliseconds until they are due; 0: nothing is left to do
-# A message is the receivers of the one before, a space, and facts.
-_RING = 512
-_SCRIPT = """
-local key, facts, ring = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local has = redis.pcall('HMGET', key, 'last', 'sent', 'due', 'receivers')
--- a server that is out of memory refuses a script's HSET, unless the script has written before
-if has.err then redis.call('DEL', key) else redis.call('PEXPIRE', key, 600000) end
-local last, sent = math.floor(tonumber(has[1]) or 0), math.floor(tonumber(has[2]) or 0)
-if not (sent >= 0 and last >= sent and last - sent <= ring and last < 9e15) then last, sent = 0, 0 end
-if facts ~= '' then
-  last = last + 1
-  redis.call('HSET', key, string.format('%.0f', last % ring), facts)
-end
-if last == sent then return 0 end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local due, receivers = tonumber(has[3]) or 0, tonumber(has[4]) or 0
--- else the clock was set back, or the ring is about to be full
-local early = due > now and due - now <= 1000000 and last - sent < ring / 2
-if early and facts == '' then return 0 end  -- they are of others since, who were told
-if not early then
-  local names, message = {}, {string.format('%d ', receivers)}
-  for number = math.max(sent, last - ring) + 1, last do names[#names + 1] = string.format('%.0f', number % ring) end
-  for _, each in ipairs(redis.call('HMGET', key, unpack(names))) do message[#message + 1] = each or '' end
-  receivers = redis.call('PUBLISH', key, table.concat(message))
-  sent, due = last, now + math.min(receivers * 60, 250000)
-end
-redis.call('HSET', key, 'last', string.format('%.0f', last), 'sent', string.format('%.0f', sent),
-           'due', string.format('%.0f', due), 'receivers', receivers)
-redis.call('PEXPIRE', key, 600000)
-return early and math.ceil((due - now) / 1000) + 1 or 0
-"""
-_SHA = hashlib.sha1(_SCRIPT.encode()).hexdigest()
 _MOST_AT_ONCE = 200  # facts of one call
 _LONGEST_KEY, _LONGEST_HOLDER = 300, 1 << 10
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
@@ -103,9 +66,7 @@ class News:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()  # listeners that are doubted
-        self._confirmed: asyncio.Future[None] | None = (
-            None  # done once the server has confirmed the listener's subscription
-        )
+        self._confirmed: asyncio.Future[None] | None = None  # done once the server has confirmed its subscription
         self._hurry = asyncio.Event()  # somebody waits for that
         self._connection: Any = None  # of the listener, while it follows
         self._verified: asyncio.Future[None] | None = None  # done once the server has confirmed it again
@@ -123,7 +84,7 @@ class News:
         self._announce("R", key, manifest)
 
     def changed(self, key: str) -> None:
-        """Who waits for the key is to ask again."""
+        """The key's lease has ended, and there is no artifact: whoever waits for it is to ask."""
         self._facts.hear(key, None)
         self._announce("C", key)
 
@@ -132,9 +93,9 @@ class News:
 
         async def call() -> Any:
             try:
-                return await self._ask("EVALSHA", _SHA, 1, self._name, facts, _RING)
+                return await self._ask("EVALSHA", SHA, 1, self._name, facts, RING)
             except NoScriptError:
-                return await self._ask("EVAL", _SCRIPT, 1, self._name, facts, _RING)
+                return await self._ask("EVAL", SCRIPT, 1, self._name, facts, RING)
 
         reply = await self._command(call)
         return min(max(reply, 0), _LONGEST_DISTANCE) / 1000 if isinstance(reply, int) else 0.0
@@ -165,48 +126,66 @@ class News:
             self._confirmed = asyncio.get_running_loop().create_future()
             self._hurry.clear()
             self._listener = asyncio.create_task(self._listen(self._confirmed))
-            self._listener.add_done_callback(lambda task: tell_if_failed(task, "news of other nodes is not heard"))
+            self._listener.add_done_callback(functools.partial(self._listened, self._confirmed))
 
     async def follow(self) -> None:
         """Return once every change is heard. Raises `LeaseUnavailable`, after 4 s at most."""
         self.use()
-        if self._facts.live:
-            return
-        self._hurry.set()
-        assert self._confirmed is not None
-        try:
-            await within(2 * COMMAND_TIMEOUT, asyncio.shield(self._confirmed))
-        except asyncio.TimeoutError:
-            self.doubt()
-            raise LeaseUnavailable(f"Redis confirmed no subscription within {2 * COMMAND_TIMEOUT:g} s") from None
-        except BROKEN as error:
-            raise LeaseUnavailable(f"cannot subscribe: {why(error)}") from error
+        if not self._facts.live:
+            await self._confirmed_in_time(self._follow())
 
     async def verify(self) -> None:
         """Follow by a connection on which the server answers now: one may be dead, and nothing says so.
 
         Raises `LeaseUnavailable`, after 4 s at most.
         """
-        if not self._facts.live:
-            await self.follow()
-            return
+        self.use()
+        await self._confirmed_in_time(self._verify() if self._facts.live else self._follow())
+
+    async def _confirmed_in_time(self, confirmation: Coroutine[Any, Any, None]) -> None:
+        try:
+            await within(2 * COMMAND_TIMEOUT, confirmation)
+        except asyncio.TimeoutError:
+            raise LeaseUnavailable(f"Redis confirmed no subscription within {2 * COMMAND_TIMEOUT:g} s") from None
+        except BROKEN as error:
+            raise LeaseUnavailable(f"cannot subscribe: {why(error)}") from error
+
+    async def _follow(self) -> None:
+        while not self._facts.live:
+            self.use()
+            listener, confirmed = self._listener, self._confirmed
+            assert confirmed is not None
+            self._hurry.set()
+            try:
+                await asyncio.shield(confirmed)
+            except BROKEN:
+                if listener is self._listener:
+                    raise  # else it was doubted, for the sake of another connection
+
+    async def _verify(self) -> None:
         if self._verified is None or self._verified.done():
             self._verified = asyncio.get_running_loop().create_future()
         try:
-            await within(COMMAND_TIMEOUT, self._connection.send_command("SUBSCRIBE", self._name))
+            await self._connection.send_command("SUBSCRIBE", self._name)
             await within(COMMAND_TIMEOUT, asyncio.shield(self._verified))
-        except BROKEN as error:
+        except BROKEN:
             self.doubt()
-            raise LeaseUnavailable(f"cannot subscribe: {why(error)}") from error
+            await self._follow()
 
     def doubt(self) -> None:
         """The server may be gone, or be another one: forget what is known, and follow by a new connection when one is needed."""
+        listener = self._let_go()
+        if listener is not None:
+            listener.cancel()
+
+    def _let_go(self) -> asyncio.Task[None] | None:
+        """While there is a listener whose subscription was confirmed, every change is heard: so one that ends is none."""
         listener, self._listener = self._listener, None
         self._facts.forget()
         if listener is not None:
             self._leaving.add(listener)
             listener.add_done_callback(self._leaving.discard)
-            listener.cancel()
+        return listener
 
     def watch(self, key: str) -> Watch:
         return _KeyWatch(self, self._facts, key)
@@ -222,7 +201,6 @@ class News:
     async def _listen(self, confirmed: asyncio.Future[None]) -> None:
         """Follow until the connection breaks, or nothing has been asked for a while."""
         made: list[Any] = []  # connections
-        error: BaseException = RedisConnectionError("Connection closed by its user")
         try:
             if self._failed:  # thousands of agents do not come back in one moment
                 pause = min(_PAUSE * 2.0 ** (self._failed - 1), _LONGEST_PAUSE)
@@ -234,19 +212,25 @@ class News:
                 confirmed.set_result(None)
                 await self._catch_up()
                 await self._hear(connection)
-        except BROKEN as broken:
-            error = broken
+        except BROKEN as error:
             self._failed += 1
+            self._unconfirmed(confirmed, error)
         finally:
             if self._is_current():
-                self._facts.forget()
-            for promise in (confirmed, self._verified):
-                if promise is not None and not promise.done():
-                    promise.set_exception(error)
-                    promise.exception()  # seen, also if nobody waits for it
+                self._let_go()
             for each in made:
                 with suppress(*BROKEN):
                     await each.disconnect(nowait=True)
+
+    def _listened(self, confirmed: asyncio.Future[None], listener: asyncio.Task[None]) -> None:
+        self._unconfirmed(confirmed, RedisConnectionError("Connection closed by its user"))
+        tell_if_failed(listener, "news of other nodes is not heard")
+
+    def _unconfirmed(self, confirmed: asyncio.Future[None], error: BaseException) -> None:
+        for promise in (confirmed, self._verified):
+            if promise is not None and not promise.done():
+                promise.set_exception(error)
+                promise.exception()  # seen, also if nobody waits for it
 
     def _is_current(self) -> bool:
         """False once the connection is doubted: redis-py may swallow that its reader is cancelled."""
@@ -264,31 +248,31 @@ class News:
 
     async def _catch_up(self) -> None:
         """Facts that were published before. Only what stays true counts: whoever led then may have ended since."""
-        with suppress(LeaseUnavailable):
+        with suppress(LeaseUnavailable, *NONSENSE):
             reply = await self._command(lambda: self._ask("HGETALL", self._name))
             found = dict(zip(reply[::2], reply[1::2], strict=True))
             last = int(found.get(b"last", 0))
-            facts = (found.get(b"%d" % (number % _RING), b"") for number in range(last - _RING + 1, last + 1))
+            facts = (found.get(b"%d" % (number % RING), b"") for number in range(last - RING + 1, last + 1))
             latest = {key: answer for each in facts for _, key, answer in _decoded(each)}
             self._facts.hear_old({key: answer for key, answer in latest.items() if isinstance(answer, Ready)})
 
     async def _hear(self, connection: Any) -> None:
         while self._is_current() and (self._facts.watched or time.monotonic() < self._used + _RESTS):
             message = await connection.read_response(timeout=_SILENCE, disconnect_on_error=False)
-            if (
-                message is not None
-                and message[0] == b"subscribe"
-                and self._verified is not None
-                and not self._verified.done()
-            ):
-                self._verified.set_result(None)
-            if message is None or message[0] != b"message" or len(message[2]) > _LONGEST_MESSAGE:
+            if message is None:
                 continue
-            followers, _, facts = message[2].partition(b" ")
-            self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
-            for who, key, answer in _decoded(facts):
-                if who != self._me:
-                    self._facts.hear(key, answer)
+            kind, _, told = message
+            if kind == b"message" and len(told) <= _LONGEST_MESSAGE:
+                self._take(told)
+            elif kind == b"subscribe" and self._verified is not None and not self._verified.done():
+                self._verified.set_result(None)
+
+    def _take(self, message: bytes) -> None:
+        followers, _, facts = message.partition(b" ")
+        self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
+        for who, key, answer in _decoded(facts):
+            if who != self._me:
+                self._facts.hear(key, answer)
 
 
 class _KeyWatch(Watch):
@@ -315,7 +299,7 @@ class _KeyWatch(Watch):
 
 
 def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None]]:
-    """Who says what of which key. Others may write to the channel: what is no fact is left out."""
+    """Each fact: the agent that says it, the key, and its answer. Others may write to the channel: the rest is left out."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(facts), 1), unicode_errors="replace")
     unpacker.feed(facts)
     with suppress(ValueError, msgpack.exceptions.UnpackException):

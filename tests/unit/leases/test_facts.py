@@ -1,4 +1,4 @@
-"""What is known of keys without asking: when a fact answers a claim, and when the service must be asked all the same."""
+"""Facts: when one answers a claim, and when the service must be asked all the same."""
 
 from __future__ import annotations
 

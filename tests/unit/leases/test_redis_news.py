@@ -8,10 +8,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import msgpack
 import pytest
 import redis
+from redis.asyncio.connection import AbstractConnection
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases import redis_news
@@ -343,6 +345,75 @@ def test_agents_of_a_restarted_server_follow_it_again(redis_server: RedisServer)
                 await asyncio.sleep(0.05)
             await agents[0].ready(key, "m")
             await _until(lambda: all(agent._facts.known(key) == Ready("m") for agent in agents))
+
+    bounded(scenario())
+
+
+def test_a_watch_that_begins_while_the_news_are_doubted_begins_all_the_same(redis_server: RedisServer) -> None:
+    """A server closes idle connections, say; else its breaker would open for a server that is well."""
+
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            agent._news.doubt()
+            entering = asyncio.create_task(agent.watch("k").__aenter__())
+            await asyncio.sleep(0)
+            agent._news.doubt()
+            await asyncio.wait_for(entering, BOUND)
+            assert agent._facts.live
+            redis_server.command("CLIENT", "KILL", "TYPE", "normal")
+            redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await agent.ping()
+
+    bounded(scenario())
+
+
+def test_a_watch_that_begins_while_the_old_connection_is_being_closed_waits_for_the_new_one(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disconnect = AbstractConnection.disconnect
+
+    async def slowly(connection: Any, nowait: bool = False) -> None:
+        await asyncio.sleep(0.3)
+        await disconnect(connection, nowait)
+
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            monkeypatch.setattr(AbstractConnection, "disconnect", slowly)
+            redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await _until(lambda: not agent._facts.live)
+            async with agent.watch("k"):
+                assert agent._facts.live
+            monkeypatch.undo()
+            await _until(lambda: not agent._news._leaving)
+
+    bounded(scenario())
+
+
+def test_sixty_agents_that_start_in_one_moment_are_served(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        agents = [RedisLeases(redis_server.url, "kcoord:news", **_TIMES) for _ in range(60)]
+        answers = await asyncio.gather(*(agent.acquire("k", f"{n}", "host") for n, agent in enumerate(agents)))
+        assert sum(isinstance(answer, Lease) for answer in answers) == 1
+        assert redis_server.command("CLIENT", "LIST").count(b" addr=") <= 2 * 60 + 1
+        for agent in agents:
+            await agent.close()
+
+    bounded(scenario())
+
+
+def test_an_agent_that_finds_the_server_full_is_let_in_when_another_leaves(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            with redis_server.session() as command:
+                command("CONFIG", "SET", "maxclients", 3)  # this one, and the agent's two
+                newcomer = RedisLeases(redis_server.url, "kcoord:news", **_TIMES)
+                asking = asyncio.create_task(newcomer.acquire("k", "a", "host"))
+                await asyncio.sleep(0.1)  # it was refused by then
+                assert not asking.done()
+                command("CONFIG", "SET", "maxclients", 100)
+                assert isinstance(await asyncio.wait_for(asking, BOUND), Lease)
+                await newcomer.close()
+                assert isinstance(await agent.acquire("l", "a", "host"), Lease)
 
     bounded(scenario())
 
