@@ -1,7 +1,9 @@
-"""Leases in Redis: one hash per key, one Lua script with an operation argument, Pub/Sub to wake.
+"""Leases in Redis: one hash per key, one Lua script with an operation argument, news of all keys over one channel.
 
-The script touches one key, so it runs on Redis Cluster, if one server has all keys; it reads the server's clock, so hosts need
-not agree on the time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
+A claim is answered without a question if news have told that its key is ready, or led by another agent (`kcoord.leases.facts`).
+An agent has one connection for commands and, while it asks, one for news. The script touches one key, so it runs on Redis
+Cluster, if one server has all keys; it reads the server's clock, so hosts need not agree on the time; a repeated call with the
+same token gets the same answer, so a lost reply is harmless.
 
 A timeline that shows why a lease has a token::
 

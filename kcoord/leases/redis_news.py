@@ -44,6 +44,10 @@ _LONGEST_MESSAGE = 1 << 20  # bytes
 Command = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
+class _Doubted(RedisConnectionError):
+    """A listener was ended for the sake of another connection, before its own was confirmed."""
+
+
 class News:
     """Announces to the channel `name` what this agent has done, and tells `facts` what others have.
 
@@ -76,8 +80,9 @@ class News:
     # Announcing.
 
     def led(self, key: str, holder: str) -> None:
-        """This agent leads the key."""
-        self._announce("L", key, holder, self._ttl)
+        """This agent leads the key. Nobody is told if nobody else follows: who comes later asks."""
+        if self._facts.followers != 1:
+            self._announce("L", key, holder, self._ttl)
 
     def ready(self, key: str, manifest: str) -> None:
         self._facts.hear(key, Ready(manifest))
@@ -153,14 +158,10 @@ class News:
     async def _follow(self) -> None:
         while not self._facts.live:
             self.use()
-            listener, confirmed = self._listener, self._confirmed
-            assert confirmed is not None
+            assert self._confirmed is not None
             self._hurry.set()
-            try:
-                await asyncio.shield(confirmed)
-            except BROKEN:
-                if listener is self._listener:
-                    raise  # else it was doubted, for the sake of another connection
+            with suppress(_Doubted):
+                await asyncio.shield(self._confirmed)
 
     async def _verify(self) -> None:
         if self._verified is None or self._verified.done():
@@ -223,7 +224,7 @@ class News:
                     await each.disconnect(nowait=True)
 
     def _listened(self, confirmed: asyncio.Future[None], listener: asyncio.Task[None]) -> None:
-        self._unconfirmed(confirmed, RedisConnectionError("Connection closed by its user"))
+        self._unconfirmed(confirmed, _Doubted("Connection closed by its user"))
         tell_if_failed(listener, "news of other nodes is not heard")
 
     def _unconfirmed(self, confirmed: asyncio.Future[None], error: BaseException) -> None:

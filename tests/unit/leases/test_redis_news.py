@@ -389,6 +389,22 @@ def test_a_watch_that_begins_while_the_old_connection_is_being_closed_waits_for_
     bounded(scenario())
 
 
+def test_an_agent_that_may_not_follow_is_told_at_once_and_does_not_insist(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        service = RedisLeases(redis_server.url, "kcoord:news", **_TIMES)
+        redis_server.command("ACL", "SETUSER", "default", "-subscribe")
+        began = time.monotonic()
+        with pytest.raises(LeaseUnavailable, match="subscribe"):
+            await service.watch("k").__aenter__()
+        assert time.monotonic() - began < 1.5
+        redis_server.command("ACL", "SETUSER", "default", "+subscribe")
+        async with service.watch("k"):
+            assert service._facts.live
+        await service.close()
+
+    bounded(scenario())
+
+
 def test_sixty_agents_that_start_in_one_moment_are_served(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         agents = [RedisLeases(redis_server.url, "kcoord:news", **_TIMES) for _ in range(60)]
