@@ -13,6 +13,8 @@ from benchmarks import (
     cpu_only,
     first_step,
     footprint,
+    lease_herd,
+    lease_script,
     liger,
     linear_attention,
     live_key,
@@ -47,6 +49,8 @@ _ON_REQUEST = {
     "claims": claims.run,
     "packs": packs.run,
     "scrapes": scrapes.run,
+    "lease_script": lease_script.run,
+    "lease_herd": lease_herd.run,
     "torch_compile": torch_compile.run,  # takes minutes
     "cluster_proof": cluster_proof.run,  # needs root, kubectl and network namespaces
 }
@@ -59,10 +63,18 @@ def main() -> int:
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster; default: 1 and 8")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="of cluster and lease_herd",
+    )
     parser.add_argument(
         "--ranks", type=int, default=0, metavar="N", help=f"of {', '.join(_ON_GPUS)}; default: one a GPU"
     )
+    parser.add_argument("--agents-per-process", type=int, default=1, metavar="N", help="of cluster; default: 1")
     args = parser.parse_args()
     known = _ALL | _ON_REQUEST
     unknown = [n for n in args.names if n not in known]
@@ -70,10 +82,16 @@ def main() -> int:
         parser.error(f"no benchmark {unknown[0]!r}: name some of {', '.join(known)}")
     if args.ranks < 0:
         parser.error("--ranks: it must be at least 1")
+    if args.agents_per_process < 1:
+        parser.error("--agents-per-process: it must be at least 1")
     if any(count < 1 for count in args.nodes):
         parser.error("--nodes: each must be at least 1")
     for name in args.names or _ALL:
-        how = {"cluster": [args.nodes]}.get(name, [args.ranks] if name in _ON_GPUS else [])
+        how = [args.ranks] if name in _ON_GPUS else []
+        if name == "cluster":
+            how = [args.nodes, args.agents_per_process]
+        elif name == "lease_herd":
+            how = [args.nodes, args.ranks or 1]
         result: Result = known[name](*how)
         print(result.text(), flush=True)
         if args.save:

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.cluster.node``: one node of the simulated cluster: its agent, and its ranks as threads.
+"""``python -m benchmarks.cluster.node``: nodes of the simulated cluster, mostly one: its agent, and its ranks as threads.
 
-Reads a `Part` as one line of JSON, and writes a line when the agent answers and every rank is connected. Then reads the moment
-at which all nodes begin (seconds of the host's monotonic clock), and writes the result. The end of its input ends the benchmark
-at any time.
+Reads a list of `Part` as one line of JSON, and writes a line when the agents answer and every rank is connected. Then reads the
+moment at which all nodes begin (seconds of the host's monotonic clock), and writes the result. The end of its input ends the
+benchmark at any time. The agents of several nodes share a process (`benchmarks.cluster.agents`).
 
 The agent's process, `Coordinator` and the warm-up's walk are a job's. Only the compiler is not: it sleeps for the recorded
 seconds of the kernel, and writes a file.
@@ -10,9 +10,11 @@ seconds of the kernel, and writes a file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -59,6 +61,8 @@ class Rank:
         self.part, self.number = part, number
         self.coordinator = Coordinator(settings)
         self.compiled: Counter[str] = Counter()
+        self.published: dict[str, float] = {}  # kernel → moment
+        self.waited: dict[str, tuple[float, float]] = {}  # kernel → begin and end of a claim that could wait
         self.report = Report()
         self.finished = 0.0
         self.error = ""
@@ -97,7 +101,12 @@ class Rank:
                 time.sleep(seconds)
                 (staging / "kernel.cubin").write_bytes(content)
 
+            begun = time.monotonic()
             found = self.coordinator.ensure(key, _DEVICE, compile, wait=waits)
+            if compiled:
+                self.published[name] = time.monotonic()
+            elif waits:
+                self.waited[name] = begun, time.monotonic()
             return "busy" if isinstance(found, Busy) else "compiled" if compiled else "loaded"
 
         return Task(name, run, seconds)
@@ -109,14 +118,22 @@ def content_of(name: str) -> bytes:
 
 
 def main() -> None:
-    part = Part(**json.loads(sys.stdin.readline()))
-    settings = Settings.from_environ({}, **part.settings)
-    settings.local_dir.mkdir(parents=True)
-    log = (settings.local_dir / "agent.log").open("wb")
-    with endpoint.bind(settings.socket_path) as listener:
-        agent = spawn.start_process(listener, ["--parent", str(os.getpid())], settings, log.fileno())
-    threading.Thread(target=_serve, args=(part, settings, agent), daemon=True).start()
+    parts = [Part(**part) for part in json.loads(sys.stdin.readline())]
+    nodes = [(part, Settings.from_environ({}, **part.settings)) for part in parts]
+    for _, settings in nodes:
+        settings.local_dir.mkdir(parents=True)
+    log = (nodes[0][1].local_dir / "agent.log").open("wb")
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(endpoint.bind(settings.socket_path)) for _, settings in nodes]
+        if len(nodes) == 1:
+            arguments = ["--parent", str(os.getpid())]
+            agent = spawn.start_process(listeners[0], arguments, nodes[0][1], log.fileno())
+        else:
+            agent = _start_agents(parts, listeners, log.fileno())
+    threading.Thread(target=_serve, args=(nodes, agent), daemon=True).start()
     _ended.wait()
+    if agent.stdin is not None:
+        agent.stdin.close()
     agent.terminate()
     try:
         agent.wait(15)
@@ -130,10 +147,27 @@ def main() -> None:
 _ended = threading.Event()
 
 
-def _serve(part: Part, settings: Settings, agent: subprocess.Popen[bytes]) -> None:
+def _start_agents(parts: list[Part], listeners: list[socket.socket], output: int) -> subprocess.Popen[bytes]:
+    fds = [listener.fileno() for listener in listeners]
+    agents = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.cluster.agents"],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        pass_fds=fds,
+    )
+    assert agents.stdin is not None
+    agents.stdin.write(json.dumps([(fd, part.settings) for fd, part in zip(fds, parts, strict=True)]).encode() + b"\n")
+    agents.stdin.flush()
+    return agents
+
+
+def _serve(nodes: list[tuple[Part, Settings]], agent: subprocess.Popen[bytes]) -> None:
     """Sets `_ended` at the end of the input, whatever the ranks do."""
     try:
-        ranks = [Rank(part, part.node * part.ranks + n, settings) for n in range(part.ranks)]
+        ranks = [
+            Rank(part, part.node * part.ranks + n, settings) for part, settings in nodes for n in range(part.ranks)
+        ]
         for rank in ranks:
             rank.connect()
         _say({"agent": agent.pid})
@@ -161,6 +195,10 @@ def _play(ranks: list[Rank], begin: float, agent: int) -> None:
             "errors": [rank.error for rank in ranks if rank.error] + failed,
             "alone": sum(rank.coordinator.counters.read()["alone"] for rank in ranks),
             "agent_cpu": _cpu_seconds(agent) - before,
+            "published": {name: moment for rank in ranks for name, moment in rank.published.items()},
+            "waited": [
+                (name, *times) for rank in ranks for name, times in rank.waited.items() if times[1] - times[0] > 0.001
+            ],
         }
     )
 

@@ -45,9 +45,13 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a run. `wall`, `bound` and CPU in seconds, `agent_cpu` the mean of the agents; `compiled`: how often each
-    kernel was; `reached`: how many kernels each rank ended with; `redis`: calls and microseconds of each command;
-    `machine`: mean per cent of CPU, `saturated`: share of the time without idle CPU."""
+    """The result of a run.
+
+    `wall`, `bound` and CPU in seconds, `agent_cpu` the mean of the agents; `compiled`: how often each kernel was; `reached`: how
+    many kernels each rank ended with; `redis`: calls and microseconds of each command; `memory`: bytes of the server's clients;
+    `told`: seconds from a publish to each rank that waited for it, in ascending order; `machine`: mean per cent of CPU,
+    `saturated`: share of the time without idle CPU.
+    """
 
     nodes: int
     ranks: int
@@ -61,6 +65,8 @@ class Measured:
     redis_cpu: float
     redis: dict[str, tuple[int, int]]
     connections: int
+    memory: int
+    told: list[float]
     machine: float
     saturated: float
     said: list[str]
@@ -80,11 +86,14 @@ def bound(kernels: Kernels, ranks: int) -> float:
     return max(sum(seconds for _, seconds in kernels) / ranks, max(seconds for _, seconds in kernels))
 
 
-def play(root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool, limit: float) -> Measured:
+def play(
+    root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool, limit: float, in_a_process: int = 1
+) -> Measured:
     """A run below `root`, an empty directory with a short path: ``n0`` … are the nodes' local directories.
 
     With `together` the ranks walk as in `kcoord.warmup`, else each asks in the same order. Raises `ClusterError` if it takes
-    longer than `limit` seconds, or a node fails. No process outlives the call.
+    longer than `limit` seconds, or a node fails. `in_a_process`: so many nodes share their processes. No process outlives the
+    call.
     """
     deadline = time.monotonic() + limit
     with contextlib.ExitStack() as stack:
@@ -103,15 +112,17 @@ def play(root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool
             Part(n, nodes, ranks, together, {**settings, "local_dir": str(root / f"n{n}")}, kernels)
             for n in range(nodes)
         ]
-        cluster = stack.enter_context(_Cluster(parts, root))
+        groups = [parts[first : first + in_a_process] for first in range(0, nodes, in_a_process)]
+        cluster = stack.enter_context(_Cluster(groups, root))
         cluster.hear(min(deadline, time.monotonic() + _START), "start")
-        before, cpu = _commands(client), _cpu_seconds(server.pid)
+        before, cpu = spent_commands(client), cpu_seconds_of(server.pid)
         begin = time.monotonic() + 0.2 + 0.002 * nodes
         cluster.tell(str(begin))
         with _Load(begin) as load:
             found = cluster.hear(deadline, "finish")
-        after, cpu = _commands(client), _cpu_seconds(server.pid) - cpu
+        after, cpu = spent_commands(client), cpu_seconds_of(server.pid) - cpu
         connections = int(client.info("clients")["connected_clients"]) - 1
+        memory = int(client.info("memory")["mem_clients_normal"])
     errors = [error for f in found for error in f["errors"]]
     if errors:
         raise ClusterError(f"{nodes} nodes: {len(errors)} errors in ranks, the first: {errors[0]}")
@@ -129,6 +140,8 @@ def play(root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool
         redis_cpu=cpu,
         redis={command: cost for command, cost in spent.items() if cost[0]},
         connections=connections,
+        memory=memory,
+        told=_told(found),
         machine=load.mean,
         saturated=load.saturated,
         said=cluster.said(),
@@ -138,23 +151,23 @@ def play(root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool
 class _Cluster:
     """The nodes' processes. All have ended when the block is left, and their agents too."""
 
-    def __init__(self, parts: list[Part], root: Path) -> None:
-        self._parts, self._root = parts, root
+    def __init__(self, groups: list[list[Part]], root: Path) -> None:
+        self._groups, self._root = groups, root
         self._processes: list[subprocess.Popen[str]] = []
         self._lines: list[queue.Queue[str]] = []
         self._readers: list[threading.Thread] = []
 
     def __enter__(self) -> _Cluster:
         try:
-            for part in self._parts:
-                self._start(part)
+            for group in self._groups:
+                self._start(group)
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _start(self, part: Part) -> None:
-        with (self._root / f"n{part.node}.log").open("wb") as log:
+    def _start(self, group: list[Part]) -> None:
+        with (self._root / f"n{group[0].node}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.cluster.node"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT,
@@ -165,7 +178,7 @@ class _Cluster:
         self._lines.append(lines)
         self._readers.append(threading.Thread(target=_read, args=(process, lines), daemon=True))
         self._readers[-1].start()
-        _tell(process, json.dumps(dataclasses.asdict(part)))
+        _tell(process, json.dumps([dataclasses.asdict(part) for part in group]))
 
     def __exit__(self, *exc: object) -> None:
         for process in self._processes:
@@ -197,15 +210,21 @@ class _Cluster:
             try:
                 line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                missing = sum(q.empty() for q in self._lines[n:])
+                missing, one = sum(q.empty() for q in self._lines[n:]), self._first(n)
                 raise ClusterError(
-                    f"{missing} of {len(self._lines)} nodes did not {what} in time, node {n} among them{self._last(n)}"
+                    f"{missing} of {len(self._lines)} nodes did not {what} in time, node {one} among them{self._last(n)}"
                 ) from None
             if not line:
                 code = self._processes[n].wait()
-                raise ClusterError(f"node {n} ended with code {code} before it could {what}{self._last(n)}")
+                raise ClusterError(
+                    f"node {self._first(n)} ended with code {code} before it could {what}{self._last(n)}"
+                )
             found[n] = json.loads(line)
         return list(found.values())
+
+    def _first(self, n: int) -> int:
+        """The first node of the processes with number `n`."""
+        return self._groups[n][0].node
 
     def _last(self, n: int) -> str:
         lines = self._log(n)
@@ -213,11 +232,18 @@ class _Cluster:
 
     def said(self) -> list[str]:
         """The lines that nodes and agents logged, each once."""
-        return sorted({line for n in range(len(self._parts)) for line in self._log(n)})
+        return sorted({line for n in range(len(self._groups)) for line in self._log(n)})
 
     def _log(self, n: int) -> list[str]:
-        logs = (self._root / f"n{n}.log", self._root / f"n{n}" / "agent.log")
+        name = f"n{self._first(n)}"
+        logs = (self._root / f"{name}.log", self._root / name / "agent.log")
         return [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
+
+
+def _told(found: list[dict[str, Any]]) -> list[float]:
+    published = {name: moment for f in found for name, moment in f["published"].items()}
+    waits = (wait for f in found for wait in f["waited"])
+    return sorted(end - published[name] for name, begun, end in waits if begun < published.get(name, begun) < end)
 
 
 def _tell(process: subprocess.Popen[str], line: str) -> None:
@@ -266,12 +292,12 @@ class _Load:
         return sum(sample >= _SATURATED for sample in self._samples) / max(1, len(self._samples))
 
 
-def _commands(client: redis.Redis) -> dict[str, tuple[int, int]]:
+def spent_commands(client: redis.Redis) -> dict[str, tuple[int, int]]:
     """Calls and microseconds of each command since the server began."""
     info: dict[str, Any] = client.info("commandstats")
     return {name.removeprefix("cmdstat_"): (int(cost["calls"]), int(cost["usec"])) for name, cost in info.items()}
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds_of(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)

@@ -28,8 +28,11 @@ def recorded() -> Kernels:
     return [(str(name), float(seconds)) for name, seconds in json.loads(RECORDED.read_text())["kernels"]]
 
 
-def run(nodes: Sequence[int] = (), limit: float = _LIMIT) -> Result:
-    """Clusters of so many nodes each. Runs that do not fit into `limit` seconds are left out, with a note."""
+def run(nodes: Sequence[int] = (), in_a_process: int = 1, limit: float = _LIMIT) -> Result:
+    """Clusters of so many nodes each, of which `in_a_process` share their processes.
+
+    Runs that do not fit into `limit` seconds are left out, with a note.
+    """
     sizes = sorted(set(nodes)) or [1, 8]
     kernels, end = recorded(), time.monotonic() + limit
     total = sum(seconds for _, seconds in kernels)
@@ -37,7 +40,9 @@ def run(nodes: Sequence[int] = (), limit: float = _LIMIT) -> Result:
         f"A simulated cluster: {len(kernels)} kernels, {total:.1f} s of compiling, the longest {kernels[0][1]:.2f} s",
         [
             "nodes", "ranks", "way", "wall s", "bound s", "wall ÷ bound", "compiles", "duplicates",
-            "Redis commands per key and node", "an agent's CPU s", "Redis CPU s", "machine's CPU %",
+            "Redis commands per key and node", "an agent's CPU s", "Redis CPU s",
+            "Redis connections of an agent", "Redis KiB of an agent",
+            "publish → told, median ms", "99 % ms", "machine's CPU %",
         ],
     )  # fmt: skip
     in_step = next((n for n in sizes if n > 1), sizes[0])
@@ -50,16 +55,23 @@ def run(nodes: Sequence[int] = (), limit: float = _LIMIT) -> Result:
                 continue
             with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
                 try:
-                    found = play(Path(directory), count, RANKS, kernels, together=way == PROFILE, limit=left)
+                    found = play(Path(directory), count, RANKS, kernels, together=way == PROFILE, limit=left,
+                                 in_a_process=in_a_process)  # fmt: skip
                 except ClusterError as error:
                     print(result.text(), file=sys.stderr)
                     raise SystemExit(f"benchmark cluster: {name}: {error}") from None
             result.rows.append(_row(found, way))
             result.notes += _notes(found, name)
             print(f"{name}: {found.wall:.2f} s", file=sys.stderr, flush=True)
+    if in_a_process > 1:
+        result.notes.append(
+            f"the agents of {in_a_process} nodes share a process, and so do their ranks: so this machine has room for them"
+        )
     result.rows += [_stock(kernels, count * RANKS) for count in sizes]
     result.notes += [
         "everything is what a job runs, but the compiler, which sleeps; all nodes are processes of this one machine",
+        "publish → told: from the end of a publish to a rank that waited for it and has loaded the artifact; on a machine "
+        "without idle CPU most of it is the machine's",
         "bound: an equal share of the work or the longest kernel, whichever is more; no schedule is faster",
         f"{PROFILE}: the walk of `kcoord.warmup`; {IN_STEP}: every rank asks for the kernels in the same order",
         f"{STOCK}: every rank compiles everything, one after the other; computed, not run",
@@ -72,7 +84,8 @@ def _row(m: Measured, way: str) -> list[str]:
     return [
         str(m.nodes), str(m.ranks), way, f"{m.wall:.2f}", f"{m.bound:.2f}", f"{m.wall / m.bound:.2f}",
         str(m.compiles), str(m.compiles - len(m.compiled)), f"{m.commands / m.kernels / m.nodes:.2f}",
-        f"{m.agent_cpu:.2f}", f"{m.redis_cpu:.2f}", f"{m.machine:.0f}",
+        f"{m.agent_cpu:.2f}", f"{m.redis_cpu:.2f}", f"{m.connections / m.nodes:.1f}", f"{m.memory / m.nodes / 1024:.1f}",
+        *(f"{1000 * m.told[int(len(m.told) * share)]:.0f}" if m.told else "" for share in (0.5, 0.99)), f"{m.machine:.0f}",
     ]  # fmt: skip
 
 
@@ -81,14 +94,14 @@ def _stock(kernels: Kernels, ranks: int) -> list[str]:
     compiles = ranks * len(kernels)
     return [
         str(ranks // RANKS), str(ranks), STOCK, f"{wall:.2f}", f"{least:.2f}", f"{wall / least:.2f}", str(compiles),
-        str(compiles - len(kernels)), "", "", "", "",
+        str(compiles - len(kernels)), "", "", "", "", "", "", "", "",
     ]  # fmt: skip
 
 
 def _notes(m: Measured, name: str) -> list[str]:
     most = sorted(m.redis.items(), key=lambda entry: -entry[1][1])[:4]
     shown = ", ".join(f"{command} {calls} × {spent / calls:.1f} µs" for command, (calls, spent) in most)
-    notes = [f"{name}: in Redis {shown}; {m.connections / m.nodes:.1f} connections of an agent"]
+    notes = [f"{name}: in Redis {shown}"]
     if m.saturated > 0.1:
         notes.append(
             f"{name}: **the machine had no CPU left in {m.saturated:.0%} of the time**: "

@@ -143,7 +143,8 @@ class LeaseService(abc.ABC):
         """Take the lease if it is free, or say why not. The same token gets the same lease again.
 
         `void` is the manifest of a READY that turned out to be untrue (the artifact is gone, or broken): that READY, and
-        no other, is forgotten first. If this is cancelled, a lease that was given all the same is given back.
+        no other, is forgotten first. If this is cancelled, a lease that was given all the same is given back. An answer other
+        than a lease may be from a moment ago; those of `look` are not.
         """
         lease, before = Lease(self, key, token, holder), self.held.get((key, token))
         try:

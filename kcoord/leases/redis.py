@@ -1,7 +1,9 @@
-"""Leases in Redis: one hash per key, one Lua script with an operation argument, Pub/Sub to wake.
+"""Leases in Redis: one hash per key, one Lua script with an operation argument, news of all keys over one channel.
 
-The script touches one key, so it runs on Redis Cluster, if one server has all keys; it reads the server's clock, so hosts need
-not agree on the time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
+A claim is answered without a question if news have told that its key is ready, or led by another agent (`kcoord.leases.facts`).
+An agent has one connection for commands and, while it asks, one for news. The script touches one key, so it runs on Redis
+Cluster, if one server has all keys; it reads the server's clock, so hosts need not agree on the time; a repeated call with the
+same token gets the same answer, so a lost reply is harmless.
 
 A timeline that shows why a lease has a token::
 
@@ -17,20 +19,21 @@ never outlasts its limit by its holder's own clock. Fences do not grow over a cl
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
+from kcoord.leases.facts import Facts
 from kcoord.leases.redis_client import (
+    BROKEN,
     COMMAND_TIMEOUT,
-    CONNECTIONS,
     NONSENSE,
     connect,
     is_of_a_cluster,
@@ -38,8 +41,9 @@ from kcoord.leases.redis_client import (
     repeated,
     why,
 )
-from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA
-from kcoord.leases.redis_subscriptions import Subscription, Subscriptions
+from kcoord.leases.redis_news import News
+from kcoord.leases.redis_pipeline import Pipeline
+from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA, VERSION
 from kcoord.telemetry.events import log, tell_bug
 
 T = TypeVar("T")
@@ -74,23 +78,39 @@ class RedisLeases(LeaseService):
         self._prefix, self._tell, self._told = prefix, tell, False
         self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
         self._redis, self._sentinels = connect(url)
-        self._subscriptions = Subscriptions(self._redis)
-        self._slots = asyncio.Semaphore(CONNECTIONS - 2)  # without a free connection, the pool refuses a command
+        connect_one = self._redis.connection_pool.make_connection
+        self._pipeline = Pipeline(connect_one, broke=self._doubt)
+        self._facts = Facts(ttl)
+        name = f"{prefix}:news:{VERSION}"
+        self._news = News(name, self._facts, self._pipeline.ask, self._command, connect_one, ttl)
         self._trial: asyncio.Task[None] | None = None
         self._divided = False  # a key was another server's: this is one of a Redis Cluster
 
     def _key(self, key: str) -> str:
-        return f"{self._prefix}:lease:{key}"
+        return f"{self._prefix}:lease:{VERSION}:{key}"
 
     async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
         await self._tried_once()
+        self._news.use()
+        known = self._facts.known(lease.key, void)
+        if known is not None and (lease.key, lease.token) not in self.held:
+            return known
         limit_ms = int(self.limit * 1000)
         asked = lease.token, lease.holder, self._ttl_ms, limit_ms, void or ""
-        return _parse(await self._run(lease.key, "acquire", *asked))
+        answer = await self._question(lease.key, "acquire", *asked)
+        if isinstance(answer, Won):
+            self._news.led(lease.key, lease.holder)
+        return answer
 
     async def look(self, key: str) -> Ready | Failed | Wait | None:
-        answer = _parse(await self._run(key, "look", ""))
+        answer = await self._question(key, "look", "")
         return None if isinstance(answer, Won) else answer
+
+    async def _question(self, key: str, op: str, token: str, *args: str | int) -> Won | Ready | Failed | Wait:
+        number = self._facts.number
+        answer = _parse(await self._run(key, op, token, *args))
+        self._facts.learn(key, answer, number)
+        return answer
 
     async def renew(self, lease: Lease) -> bool:
         left_ms = int(lease.left() * 1000)
@@ -98,13 +118,20 @@ class RedisLeases(LeaseService):
 
     async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
         await self._run(key, "ready", "", manifest, int(_READY_TTL * 1000))
+        self._news.ready(key, manifest)
 
     async def fail(self, lease: Lease, log: str, where: str) -> bool:
         failure = log[-_LONGEST_LOG:], where, self._failure_ms
-        return bool(await self._run(lease.key, "fail", lease.token, *failure))
+        return await self._end(lease.key, "fail", lease.token, *failure)
 
     async def release(self, lease: Lease) -> bool:
-        return bool(await self._run(lease.key, "release", lease.token))
+        return await self._end(lease.key, "release", lease.token)
+
+    async def _end(self, key: str, op: str, token: str, *args: str | int) -> bool:
+        """Told whatever the answer: it is the second one's if the first was lost on its way."""
+        was_ours = bool(await self._run(key, op, token, *args))
+        self._news.changed(key)
+        return was_ours
 
     async def _tried_once(self) -> None:
         """Try all commands before the first lease. A user who may not SUBSCRIBE would else be found out by the nodes that wait
@@ -123,20 +150,21 @@ class RedisLeases(LeaseService):
             tell_bug(error, "Redis was not tried", self._tell)
 
     async def ping(self) -> None:
-        """Take and release a lease, with a confirmed subscription.
+        """Take and release a lease, and follow the news anew.
 
         PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
         cluster may have one key and not the next: then many are tried.
         """
         keys = [f"ping-{uuid.uuid4().hex}" for _ in range(_SHARDS_TRIED if self._divided else 1)]
-        async with self.watch(keys[0]):
-            for key in keys:
-                await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
-                await self._run(key, "release", key)
+        await self._news.verify()
+        await self._news.publish(b"")
+        for key in keys:
+            await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
+            await self._run(key, "release", key)
         self._divided = False
 
     def watch(self, key: str) -> Watch:
-        return Subscription(self._subscriptions, self._key(key))
+        return self._news.watch(key)
 
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True
@@ -150,24 +178,18 @@ class RedisLeases(LeaseService):
         yesterday, name = (f"{self._prefix}:stats:{job}:{number}" for number in (day - 1, day))
         fields = {f"{agent}|{counter}": repr(value) for counter, value in counters.items()}
 
-        async def exchange() -> list[Any]:
-            pipe = self._redis.pipeline(transaction=False)
-            if fields:
-                pipe.hset(name, mapping=cast(Any, fields))
-                pipe.expire(name, _STATISTICS_TTL)
-            if read:
-                pipe.hgetall(yesterday)
-                pipe.hgetall(name)
-            return await pipe.execute()
-
-        if not (read or fields):
-            return {}
-        replies = await self._command(exchange)
+        commands: list[tuple[Any, ...]] = []
+        if fields:
+            commands += [("HSET", name, *chain.from_iterable(fields.items())), ("EXPIRE", name, _STATISTICS_TTL)]
+        if read:
+            commands += [("HGETALL", yesterday), ("HGETALL", name)]
+        replies = await self._command(lambda: asyncio.gather(*(self._pipeline.ask(*command) for command in commands)))
         found: dict[str, dict[str, float]] = {}
         try:
-            for field, value in chain(replies[-2].items(), replies[-1].items()) if read else ():
-                who, _, counter = field.decode(errors="replace").rpartition("|")
-                found.setdefault(who, {})[counter] = float(value)
+            for reply in replies[-2:] if read else ():
+                for field, value in zip(reply[::2], reply[1::2], strict=True):
+                    who, _, counter = field.decode(errors="replace").rpartition("|")
+                    found.setdefault(who, {})[counter] = float(value)
         except NONSENSE as error:
             raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
         return found
@@ -175,21 +197,23 @@ class RedisLeases(LeaseService):
     async def server_version(self) -> str:
         """As INFO gives it; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
         try:
-            info = await self._command(lambda: self._redis.info("server"))
+            info = await self._command(lambda: self._pipeline.ask("INFO", "server"))
         except LeaseUnavailable as error:
             if isinstance(error.__cause__, NoPermissionError):
                 return "unknown"
             raise
-        return str(info.get("redis_version", "unknown"))
+        found = re.search(rb"redis_version:(\S+)", info if isinstance(info, bytes) else b"")
+        return found[1].decode(errors="replace") if found else "unknown"
 
     async def close(self) -> None:
         if self._trial is not None:
             await ended({self._trial})
-        await self._subscriptions.close()
+        await self._news.close()
+        await self._pipeline.close()
         for client in (self._redis, *self._sentinels):
             try:
                 await within(COMMAND_TIMEOUT, client.aclose())
-            except (RedisError, OSError, asyncio.TimeoutError):
+            except BROKEN:
                 continue  # the server is gone, and with it the connection
 
     async def _run(self, key: str, op: str, token: str, *args: str | int) -> Any:
@@ -198,9 +222,9 @@ class RedisLeases(LeaseService):
 
         async def call() -> Any:
             try:
-                return await self._redis.evalsha(SHA, 1, name, op, token, *args)
+                return await self._pipeline.ask("EVALSHA", SHA, 1, name, op, token, *args)
             except NoScriptError:
-                return await self._redis.eval(SCRIPT, 1, name, op, token, *args)
+                return await self._pipeline.ask("EVAL", SCRIPT, 1, name, op, token, *args)
 
         try:
             return await self._command(call)
@@ -219,22 +243,21 @@ class RedisLeases(LeaseService):
             raise
 
     async def _command(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The result of `command`, repeated over broken connections, once one is free. Raises `LeaseUnavailable`, within 4 s."""
-
-        async def in_turn() -> T:
-            async with self._slots:
-                return await repeated(command, self._redis)
-
+        """The result of `command`, repeated over broken connections. Raises `LeaseUnavailable`, within 4 s."""
         try:
-            return await within(2 * COMMAND_TIMEOUT, in_turn())
-        except asyncio.TimeoutError:
-            raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
-        except (RedisError, OSError, *NONSENSE) as error:
+            return await within(2 * COMMAND_TIMEOUT, repeated(command))
+        except BROKEN as error:
+            self._doubt()
+            if isinstance(error, asyncio.TimeoutError):
+                raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
             self._divided = self._divided or is_of_a_cluster(error)
             if is_of_another_master(error):  # the server's name may lead to the new master by now
-                with suppress(RedisError, OSError, asyncio.TimeoutError):
-                    await within(COMMAND_TIMEOUT, self._redis.connection_pool.disconnect(inuse_connections=False))
+                self._pipeline.drop()
             raise LeaseUnavailable(why(error)) from error
+
+    def _doubt(self) -> None:
+        """Forget what is known: it may be of a server that is gone."""
+        self._news.doubt()
 
 
 def _day() -> int:

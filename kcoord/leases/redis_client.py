@@ -7,6 +7,7 @@ keep a connection to a host that vanished for two hours if nothing is sent on it
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import socket
 import ssl
@@ -27,7 +28,6 @@ from kcoord.redis_url import Sentinels
 T = TypeVar("T")
 
 COMMAND_TIMEOUT = 2.0  # seconds for one command, its connection included
-CONNECTIONS = 8  # of one agent; thousands of agents share a server that takes 10,000
 _SENTINEL_TIMEOUT = 1.0  # seconds; if a sentinel is gone, the next is asked within the same command
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 15,  # seconds
@@ -37,7 +37,9 @@ _KEEPALIVE = {
 }
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Errors of redis-py, beside its own, for a reply that no Redis sends."""
-_TRIES = 10
+BROKEN = (RedisError, OSError, asyncio.TimeoutError, *NONSENSE)
+"""All that may come of a connection's use."""
+_TRIES = 6
 _ONE_OF_SEVERAL = (
     "it is one server of a Redis Cluster, and others have the rest of the keys: name a Redis that has all of them"
 )
@@ -99,7 +101,6 @@ def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
     else:
         client, clients = _through(sentinels, options)
     pool = client.connection_pool
-    pool.max_connections = CONNECTIONS
     pool.connection_kwargs.update(options)  # an option in the URL wins otherwise, also one that waits for ever
     for each in (client, *clients):
         its = each.connection_pool
@@ -132,22 +133,19 @@ def _through(sentinels: Sentinels, options: dict[str, Any]) -> tuple[aioredis.Re
     return client, list(known.sentinels)
 
 
-async def repeated(command: Callable[[], Awaitable[T]], client: aioredis.Redis) -> T:
+async def repeated(command: Callable[[], Awaitable[T]]) -> T:
     """The result of `command`, which may run several times.
 
     A connection that a restart broke says nothing about the server. A server at its `maxclients` hangs up on a new connection,
-    often before it can say why, and serves the old ones: one of ours may be free in a moment.
+    often before it can say why, and may have a place in a moment. Thousands of agents may meet both at once.
     """
     for attempt in range(_TRIES):
         try:
             return await command()
         except RedisConnectionError as error:
-            if attempt:
-                if not any(words in str(error) for words in _HUNG_UP):
-                    raise
-                await asyncio.sleep(0.05)
-            # redis-py takes the last one first, even the one that was refused a moment ago
-            client.connection_pool._available_connections.sort(key=lambda connection: connection.is_connected)
+            if attempt and not any(words in str(error) for words in _HUNG_UP):
+                raise
+            await asyncio.sleep(random.uniform(0.0, 0.02 * 2**attempt))
     return await command()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
+from kcoord.leases.redis_script import VERSION
 from kcoord.rank.client import Failed, Lead, Ready
 from tests.support.agents import Node, key_of, until
 from tests.support.redis_server import RedisServer, find_redis_server
@@ -51,9 +52,10 @@ def _node(store: Path, server: RedisServer, **flags: str) -> Node:
 
 
 def _forge(server: RedisServer, name: str, **fields: str) -> None:
-    """Replace the lease of a key by a hash that lasts for a year."""
-    key = f"kcoord:default:lease:{key_of(name).digest}"
-    whole = {"fence": "7", "ttl": str(_A_YEAR * 1000), **fields}
+    """Replace the lease of a key by a record that lasts for a year."""
+    key = f"kcoord:default:lease:{VERSION}:{key_of(name).digest}"
+    ends = (int(time.time()) + _A_YEAR) * 1_000_000
+    whole = {"numbers": f"7 {ends} {_A_YEAR * 1000} {ends}", **fields}
     server.command("DEL", key)
     server.command("HSET", key, *(word for pair in whole.items() for word in pair))
     server.command("EXPIRE", key, str(_A_YEAR))
@@ -71,7 +73,7 @@ def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
 ) -> None:
     forged = _announced(store, "other") if manifest == "of another artifact" else "0" * 64
     with _node(store, server) as node:
-        _forge(server, "ours", state="R", manifest=forged)
+        _forge(server, "ours", state="R", text=forged)
         answer = node.claim(node.client(), "ours")
         assert isinstance(answer, Ready), "the leader finds the one that is there"
         assert node.read("ours") == "a kernel"
@@ -80,7 +82,7 @@ def test_a_forged_ready_with_another_digest_brings_no_other_artifact(
 
 def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server: RedisServer) -> None:
     with _node(store, server) as node:
-        _forge(server, "new", state="R", manifest=_announced(store, "other"))
+        _forge(server, "new", state="R", text=_announced(store, "other"))
         client = node.client()
         lead = node.claim(client, "new")
         assert isinstance(lead, Lead)
@@ -91,7 +93,7 @@ def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server
 def test_a_forged_failure_is_bounded_text_and_keeps_no_rank_from_compiling(store: Path, server: RedisServer) -> None:
     """Ranks of a compiler compile for themselves; `get_or_compile` and `compile_once` raise `CompileFailed` with this text."""
     with _node(store, server) as node:
-        _forge(server, "new", state="F", log="\x1b[2J" + "x" * _LONG, where="evil\n" * _LONG)
+        _forge(server, "new", state="F", text="\x1b[2J" + "x" * _LONG, where="evil\n" * _LONG)
         client = node.client()
         answer = node.claim(client, "new")
         assert isinstance(answer, Failed)
@@ -102,7 +104,7 @@ def test_a_forged_failure_is_bounded_text_and_keeps_no_rank_from_compiling(store
 
 def test_a_forged_leader_is_waited_for_no_longer_than_a_rank_may_wait(store: Path, server: RedisServer) -> None:
     with _node(store, server, max_wait="2") as node:
-        _forge(server, "new", state="L", token="evil", holder="evil\x1b[2J" * 1000, limit="9" * 15)
+        _forge(server, "new", state="L", token="evil", text="evil\x1b[2J" * 1000)
         began = time.monotonic()
         answer = node.claim(node.client(), "new")
         assert not isinstance(answer, (Ready, Failed)), "it compiles"

@@ -21,6 +21,7 @@ from kcoord.leases.base import Lease
 from kcoord.leases.failover import Failover
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
+from kcoord.leases.redis_script import VERSION
 from kcoord.rank import spawn
 from kcoord.rank.client import Lead
 from kcoord.rank.compilation import Compilation
@@ -134,7 +135,7 @@ def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
 def test_a_compile_that_ends_while_redis_comes_back_leaves_no_lease_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "_PROBE_EVERY", 1.0)
     times = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
-    prefix, found = "kcoord:test:lease", []
+    prefix, found = f"kcoord:test:lease:{VERSION}", []
 
     async def scenario(server: RedisServer) -> None:
         service = Failover(RedisLeases(server.url, "kcoord:test", **times), LocalLeases(**times), lambda line: None)

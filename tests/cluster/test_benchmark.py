@@ -45,6 +45,15 @@ def test_each_key_is_compiled_once_and_every_rank_ends_with_every_key(sandbox: S
     nothing_is_left(sandbox.root)
 
 
+def test_agents_of_several_nodes_share_a_process_and_are_a_cluster_all_the_same(sandbox: Sandbox) -> None:
+    found = play(sandbox.root, 5, 2, KERNELS, together=True, limit=60, in_a_process=2)
+    assert found.compiled == {name: 1 for name, _ in KERNELS}
+    assert found.reached == [10] * 10
+    assert (found.alone, found.said) == (0, [])
+    assert found.connections == 2 * 5
+    nothing_is_left(sandbox.root)
+
+
 def test_a_cluster_that_takes_too_long_is_ended_with_an_error_that_says_so(sandbox: Sandbox) -> None:
     with pytest.raises(ClusterError, match=r"1 of 1 nodes did not finish in time, node 0 among them"):
         play(sandbox.root, 1, 1, [("endless", 600.0)], together=True, limit=4)

@@ -96,8 +96,12 @@ _FAULTS = {
     "denies EVALSHA": Fault(
         lambda s: set_user(s, "-evalsha"), lambda s: set_user(s, "+evalsha"), ("'evalsha'",)
     ),
-    "denies SUBSCRIBE": Fault(
-        lambda s: set_user(s, "-subscribe"), lambda s: set_user(s, "+subscribe"), ("'subscribe'",), divides=True
+    "denies SUBSCRIBE": Fault(  # who has subscribed is not asked again
+        lambda s: set_user(s, "-subscribe"),
+        lambda s: set_user(s, "+subscribe"),
+        ("'subscribe'",),
+        seen=False,
+        divides=True,
     ),
     "denies the keys": Fault(
         lambda s: set_user(s, "resetkeys", "~other:*"), lambda s: set_user(s, "resetkeys", "~kcoord:*"), ("the keys",)

@@ -144,7 +144,7 @@ class TestRedisLeases(LeaseConformance):
     async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
         async with leases_at(self.shared_redis.url, f"kcoord:{uuid.uuid4().hex}", **times) as service:
             yield service
-            assert not service._subscriptions._events, "a watch was left behind"
+            assert not service._facts.watched, "a watch was left behind"
 
 
 def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
@@ -225,7 +225,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer
 
 def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
+        async with leases_at(redis_server.url) as service, leases_at(redis_server.url) as new:
             await won(service, "k", "other")
             held, failing, released = [await won(service, key) for key in ("held", "failing", "released")]
 
@@ -248,7 +248,7 @@ def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_serve
                 "ping": service.ping(),
                 "add_up": service.add_up("job", "agent", {"compiles": 1}),
                 "await_turn": await_turn(service, "k", "a", "host"),
-                "watch": service.watch("k").__aenter__(),
+                "watch": new.watch("k").__aenter__(),
             }
             outcomes = await asyncio.gather(*(outcome(c) for c in commands.values()))
             assert dict(zip(commands, outcomes, strict=True)) == dict.fromkeys(commands, (LeaseUnavailable, True))
@@ -406,14 +406,19 @@ def test_a_wrong_password_is_told_and_not_shown() -> None:
 _GARBAGE = {
     "a string": ("SET", "{key}", "junk"),
     "a list": ("RPUSH", "{key}", "junk"),
-    "READY without a manifest": ("HSET", "{key}", "state", "R"),
-    "FAILED without a log": ("HSET", "{key}", "state", "F"),
-    "READY of bytes that are no text": ("HSET", "{key}", "state", "R", "manifest", b"\xff\xfe"),
-    "a state that nobody knows": ("HSET", "{key}", "state", "Z"),
+    "READY without a manifest": ("HSET", "{key}", "state", "R", "numbers", "1 1999999999999999 9000 0"),
+    "FAILED without a log": ("HSET", "{key}", "state", "F", "numbers", "1 1999999999999999 9000 0"),
+    "READY of bytes that are no text": (
+        "HSET", "{key}", "state", "R", "numbers", "1 1999999999999999 9000 0", "text", b"\xff\xfe",
+    ),
+    "a state that nobody knows": ("HSET", "{key}", "state", "Z", "numbers", "1 1999999999999999 9000 0"),
     "a lease without anything": ("HSET", "{key}", "state", "L"),
-    "a lease that never ends": ("HSET", "{key}", "state", "L", "token", "x", "holder", "y", "fence", "1", "limit", "2"),
-    "a fence that is no number": ("HSET", "{key}", "fence", "many"),
-}
+    "a lease that never ends": (
+        "HSET", "{key}", "state", "L", "token", "x", "text", "y", "numbers", f"1 {'9' * 300} {'9' * 300} 1",
+    ),
+    "a lease that has ended": ("HSET", "{key}", "state", "L", "token", "x", "text", "y", "numbers", "1 2 3 4"),
+    "a fence that is no number": ("HSET", "{key}", "state", "R", "numbers", "many 1999999999999999 9000 0", "text", "m"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", _GARBAGE)
