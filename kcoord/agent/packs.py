@@ -23,7 +23,8 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.profiles.packs import LARGEST_PACK
 from kcoord.telemetry.events import Notices, tell_if_failed
-from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, note_here, read_pack, was_here
+from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
+from kcoord.transfer.packs_here import note_here, was_here
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
 _ATTEMPTS, _AGAIN = 30, 2.0  # seconds; a store that opens late is that of a large job

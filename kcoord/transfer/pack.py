@@ -40,7 +40,6 @@ _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
-_HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
 _TIMES_ON_DISK = 4  # of the pack's size must be free: its artifacts follow, unpacked
 
 
@@ -187,25 +186,6 @@ def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
             raise PackUnused(str(error)) from error
         return _opened(store, path, written, copy)
     return None
-
-
-def was_here(store: Store, profile: str, local_dir: Path) -> bool:
-    """True if `note_here` noted the newest pack of `profile`. Raises nothing."""
-    here = local_dir / _HERE
-    with suppress(OSError, StoreError):
-        path = newest_pack(store.root, profile) if here.exists() else None
-        return path is not None and (here / path.stem).exists()
-    return False
-
-
-def note_here(local_dir: Path, name: str) -> None:
-    """This node has, or had, the artifacts that its ranks need of the pack `name`. Raises nothing."""
-    with suppress(OSError):
-        directory = local_dir / _HERE
-        directory.mkdir(exist_ok=True)
-        (directory / name).touch()
-        for old in sorted(directory.iterdir(), key=lambda path: -path.stat().st_mtime)[_MOST_NOTED:]:
-            old.unlink()
 
 
 def look_at_pack(store: Store, path: Path) -> frozenset[str]:

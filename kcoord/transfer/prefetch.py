@@ -29,7 +29,8 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part, unvouched
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
-from kcoord.transfer.pack import Pack, PackUnused, note_here, read_pack
+from kcoord.transfer.pack import Pack, PackUnused, read_pack
+from kcoord.transfer.packs_here import note_here
 from kcoord.units import bytes_text
 
 _AT_ONCE = 8  # artifacts; an NFS server's answers overlap

@@ -120,7 +120,7 @@ class MpiCluster:
             hosts = stack.enter_context(self._network)
             names = [f"{host.address} {host.name}" for host in hosts]
             (self._root / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-            self._local.mkdir()
+            self._local.mkdir(exist_ok=True)
             for node in self.nodes:
                 node.run("mount", "--bind", self._root / "hosts", "/etc/hosts")
                 for disk in (self._local, self._root / "tmp"):

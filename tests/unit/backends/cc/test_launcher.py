@@ -164,7 +164,7 @@ def test_a_missing_compiler_is_named(sandbox: Sandbox) -> None:
 def test_without_kcoord_the_compiler_runs(sandbox: Sandbox, source: Path) -> None:
     assert cc(sandbox, "g++", "-c", source.name, KCOORD_DISABLE="1").returncode == 0
     assert (sandbox.root / "one.o").exists()
-    assert not sandbox.local.exists()
+    assert sandbox.is_untouched
 
 
 def test_statistics_name_it(sandbox: Sandbox, source: Path) -> None:

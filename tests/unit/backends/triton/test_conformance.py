@@ -10,7 +10,6 @@ import pytest
 
 from kcoord.testing.backends import BackendSuite
 from tests.support import toolchain
-from tests.support.sandbox import WITH_TRITON
 
 pytest.importorskip("triton")
 
@@ -18,7 +17,6 @@ pytest.importorskip("triton")
 class TestTriton(BackendSuite):
     program = Path(__file__).with_name("subject.py")
     error = "CompilationError"
-    preload = (WITH_TRITON,)
     targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"ARCH": "80"}, {"ARCH": "90"})
     changes = ("line information",)
 
