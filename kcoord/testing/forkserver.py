@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -48,15 +48,22 @@ class ForkServer:
         return all(environ.get(name) == self._environ.get(name) for name in _INTERPRETER)
 
     def start(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | str) -> Forked:
-        """``python *arguments``: a program's path, or ``-c`` or ``-m`` and its operand, and what follows."""
+        """``python *arguments``: a program's path, or ``-c`` or ``-m`` and its operand, and what follows.
+
+        Raises RuntimeError or OSError if the server has ended: a module cannot be imported.
+        """
         request = json.dumps([list(arguments), dict(environ), str(cwd)]).encode()
-        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - `Forked` closes them
-        status, theirs = os.pipe()
-        try:
-            socket.send_fds(self._socket, [request], [out.fileno(), err.fileno(), theirs])
-        finally:
-            os.close(theirs)
-        return Forked(["python", *arguments], status, out, err)
+        with ExitStack() as opened:
+            out, err = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            status, theirs = os.pipe()
+            opened.callback(os.close, status)
+            try:
+                socket.send_fds(self._socket, [request], [out.fileno(), err.fileno(), theirs])
+            finally:
+                os.close(theirs)
+            forked = Forked(["python", *arguments], status, out, err)
+            opened.pop_all()  # they are `forked`'s
+            return forked
 
     def close(self) -> None:
         self._socket.close()

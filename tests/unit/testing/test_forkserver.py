@@ -1,0 +1,93 @@
+"""Processes of a fork server behave as those of an interpreter of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.testing.forkserver import Forked, ForkServer
+
+ENDS = {
+    "nothing": "print('done')",
+    "a number": "import sys; sys.exit(3)",
+    "a text": "import sys; sys.exit('no such file')",
+    "an exception": "1 / 0",
+    "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "an interrupt": "raise KeyboardInterrupt",
+    "a thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('last'))).start()",
+    "a function of atexit": "import atexit; atexit.register(print, 'bye')",
+    "lone os._exit": "import os; os._exit(5)",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer(["json"], os.environ)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
+def test_a_process_ends_as_one_of_a_new_interpreter(server: ForkServer, program: str, tmp_path: Path) -> None:
+    forked = server.start(["-c", program], os.environ, tmp_path)
+    out, err = forked.communicate(60)
+    true = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (forked.returncode, out) == (true.returncode, true.stdout)
+    assert err.splitlines()[-1:] == true.stderr.splitlines()[-1:]
+
+
+TELLS = (
+    "import os, sys, json; print(json.dumps([sys.argv[1:], sys.path[0], __name__, os.getcwd(), os.environ.get('X')]))"
+)
+
+
+@pytest.mark.parametrize("kind", ["-c", "-m", "a path"])
+def test_a_program_finds_its_arguments_directory_and_variables(server: ForkServer, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TELLS)
+    first = {"-c": ["-c", TELLS], "-m": ["-m", "program"], "a path": [str(tmp_path / "program.py")]}[kind]
+    environ = {**os.environ, "X": "1"}
+    found = server.start([*first, "a", "b c"], environ, tmp_path).communicate(60)[0]
+    assert found == subprocess.check_output([sys.executable, *first, "a", "b c"], text=True, cwd=tmp_path, env=environ)
+
+
+def test_a_process_has_the_modules_and_a_life_of_its_own(server: ForkServer, tmp_path: Path) -> None:
+    processes = [
+        server.start(["-c", "import sys, time; assert 'json' in sys.modules; time.sleep(600)"], os.environ, tmp_path)
+        for _ in range(2)
+    ]
+    assert len({process.pid for process in processes}) == 2
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes[0].wait(0.1)
+    processes[0].kill()
+    assert processes[0].wait(60) == -signal.SIGKILL
+    assert processes[1].poll() is None
+    processes[1].terminate()
+    assert processes[1].wait(60) == -signal.SIGTERM
+    for process in processes:
+        process.communicate()
+
+
+def test_what_runs_ends_with_the_server(tmp_path: Path) -> None:
+    server = ForkServer([], os.environ)
+    process: Forked = server.start(["-c", "import time; time.sleep(600)"], os.environ, tmp_path)
+    server.close()
+    assert process.wait(60) == -signal.SIGKILL
+    process.communicate()
+
+
+def test_a_module_that_cannot_be_imported_fails_the_first_start(tmp_path: Path) -> None:
+    server = ForkServer(["no_such_module"], os.environ)
+    with pytest.raises((RuntimeError, OSError)):
+        server.start(["-c", "pass"], os.environ, tmp_path)
+    server.close()
+
+
+def test_a_process_with_another_hash_seed_needs_an_interpreter_of_its_own(server: ForkServer) -> None:
+    assert server.serves(os.environ)
+    assert not server.serves({**os.environ, "PYTHONHASHSEED": "7"})
