@@ -61,7 +61,7 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
     files.sort(key=lambda f: f.name)
-    manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result())
+    manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result(), made_here=True)
     try:
         encoded = manifest.encode()
     except UnicodeEncodeError as error:

@@ -77,7 +77,8 @@ class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
     `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
-    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store.
+    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store. `made_here`: on a node,
+    its own ranks compiled it. No manifest of a store has these two, whatever it states.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
@@ -89,6 +90,7 @@ class Manifest:
     details: bytes = b""
     targets: tuple[str, ...] = ()
     unvouched: bool = False
+    made_here: bool = False
 
     @property
     def size(self) -> int:
@@ -129,6 +131,8 @@ class Manifest:
         }
         if self.unvouched:
             document["unvouched"] = True
+        if self.made_here:
+            document["made_here"] = True
         return bytes(msgpack.packb(document))
 
     @classmethod
@@ -180,6 +184,7 @@ class Manifest:
             details=_bytes(document["details"]),
             targets=_targets(document.get("targets", [])),  # earlier manifests lack it
             unvouched=bool(document.get("unvouched")),
+            made_here=document.get("made_here") is True,
         )
 
 

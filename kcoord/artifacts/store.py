@@ -123,7 +123,7 @@ class Store:
         if why := self.reads_only:
             raise why
         payload = pack(manifest, contents)
-        encoded = with_payload(replace(manifest, unvouched=False), payload).encode()
+        encoded = with_payload(replace(manifest, unvouched=False, made_here=False), payload).encode()
         if not manifest.unvouched:
             encoded = self.trust.seal(MANIFEST, encoded)
         return self.publish_files(manifest.key.digest, encoded, payload)
@@ -310,7 +310,7 @@ class Store:
         manifest = Manifest.decode(encoded)
         if manifest.key.digest != final.name:
             raise ArtifactInvalid(f"{final} holds the artifact of another key")
-        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded))
+        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
         """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""

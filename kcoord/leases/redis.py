@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, TypeVar
 
-from redis.exceptions import NoPermissionError, NoScriptError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
@@ -247,7 +247,9 @@ class RedisLeases(LeaseService):
         try:
             return await within(2 * COMMAND_TIMEOUT, repeated(command))
         except BROKEN as error:
-            self._doubt()
+            refused = isinstance(error, ResponseError) and not is_of_another_master(error)
+            if not refused:  # else the server is well, and what it said before is true
+                self._doubt()
             if isinstance(error, asyncio.TimeoutError):
                 raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
             self._divided = self._divided or is_of_a_cluster(error)

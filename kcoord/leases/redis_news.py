@@ -32,7 +32,10 @@ from kcoord.leases.redis_client import BROKEN, COMMAND_TIMEOUT, NONSENSE, repeat
 from kcoord.leases.redis_news_script import RING, SCRIPT, SHA
 from kcoord.telemetry.events import tell_if_failed
 
-_MOST_AT_ONCE = 200  # facts of one call
+_MOST_AT_ONCE = 50  # facts of one call
+_CAUGHT_UP = (
+    32  # of the latest calls; thousands of agents may catch up in one moment, and the rest costs a question each
+)
 _LONGEST_KEY, _LONGEST_HOLDER = 300, 1 << 10
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
 _SILENCE = 15.0  # seconds that the reader waits at a time
@@ -204,11 +207,11 @@ class News:
         made: list[Any] = []  # connections
         try:
             if self._failed:  # thousands of agents do not come back in one moment
-                pause = min(_PAUSE * 2.0 ** (self._failed - 1), _LONGEST_PAUSE)
+                pause = min(_PAUSE * 2.0 ** min(self._failed - 1, 8), _LONGEST_PAUSE)
                 await happened(self._hurry, pause * random.uniform(0.5, 1.5))
             connection = await within(2 * COMMAND_TIMEOUT, repeated(lambda: self._subscribed(made)))
             if self._is_current():
-                self._failed, self._connection = 0, connection
+                self._connection = connection
                 self._facts.begin()
                 confirmed.set_result(None)
                 await self._catch_up()
@@ -224,7 +227,11 @@ class News:
                     await each.disconnect(nowait=True)
 
     def _listened(self, confirmed: asyncio.Future[None], listener: asyncio.Task[None]) -> None:
-        self._unconfirmed(confirmed, _Doubted("Connection closed by its user"))
+        error = None if listener.cancelled() else listener.exception()
+        if error is not None:
+            self._failed += 1  # the next attempt is not made at once
+        doubted = _Doubted("Connection closed by its user")
+        self._unconfirmed(confirmed, doubted if error is None else RedisError(repr(error)))
         tell_if_failed(listener, "news of other nodes is not heard")
 
     def _unconfirmed(self, confirmed: asyncio.Future[None], error: BaseException) -> None:
@@ -249,13 +256,16 @@ class News:
 
     async def _catch_up(self) -> None:
         """Facts that were published before. Only what stays true counts: whoever led then may have ended since."""
-        with suppress(LeaseUnavailable, *NONSENSE):
-            reply = await self._command(lambda: self._ask("HGETALL", self._name))
-            found = dict(zip(reply[::2], reply[1::2], strict=True))
-            last = int(found.get(b"last", 0))
-            facts = (found.get(b"%d" % (number % RING), b"") for number in range(last - RING + 1, last + 1))
-            latest = {key: answer for each in facts for _, key, answer in _decoded(each)}
+        try:
+            last = int(await self._command(lambda: self._ask("HGET", self._name, "last")) or 0)
+            names = [str(number % RING) for number in range(last - _CAUGHT_UP + 1, last + 1)]
+            facts = await self._command(lambda: self._ask("HMGET", self._name, *names))
+            latest = {key: answer for each in facts for _, key, answer in _decoded(each or b"")}
             self._facts.hear_old({key: answer for key, answer in latest.items() if isinstance(answer, Ready)})
+        except (LeaseUnavailable, *NONSENSE):
+            self._failed += 1
+        else:
+            self._failed = 0
 
     async def _hear(self, connection: Any) -> None:
         while self._is_current() and (self._facts.watched or time.monotonic() < self._used + _RESTS):
@@ -263,7 +273,9 @@ class News:
             if message is None:
                 continue
             kind, _, told = message
-            if kind == b"message" and len(told) <= _LONGEST_MESSAGE:
+            if kind == b"message":
+                if len(told) > _LONGEST_MESSAGE:  # of somebody else; who follows anew wakes all
+                    raise RedisError("news is too long")
                 self._take(told)
             elif kind == b"subscribe" and self._verified is not None and not self._verified.done():
                 self._verified.set_result(None)

@@ -9,7 +9,7 @@ import hashlib
 #          be published (µs, server clock); `receivers` of the last one
 # ARGV     facts, or '' to publish those that are pending; the size of the ring
 #          → the milliseconds until they are due; 0: nothing is left to do
-# A message is the receivers of the one before, a space, and facts.
+# A message is the receivers of the one before, a space, and facts: 32 KiB, or one call's. What is left is due later.
 RING = 512
 SCRIPT = """
 local key, facts, ring = KEYS[1], ARGV[1], tonumber(ARGV[2])
@@ -30,15 +30,20 @@ local due, receivers = tonumber(has[3]) or 0, tonumber(has[4]) or 0
 local early = due > now and due - now <= 1000000 and last - sent < ring / 2
 if early and facts == '' then return 0 end  -- they are of others since, who were told
 if not early then
-  local names, message = {}, {string.format('%d ', receivers)}
-  for number = math.max(sent, last - ring) + 1, last do names[#names + 1] = string.format('%.0f', number % ring) end
-  for _, each in ipairs(redis.call('HMGET', key, unpack(names))) do message[#message + 1] = each or '' end
+  local names, message, size = {}, {string.format('%d ', receivers)}, 0
+  for number = sent + 1, last do names[#names + 1] = string.format('%.0f', number % ring) end
+  -- the server keeps a copy of a message for each receiver that has not read it
+  for _, each in ipairs(redis.call('HMGET', key, unpack(names))) do
+    each = each or ''
+    if size > 0 and size + #each > 32768 then break end
+    size, sent, message[#message + 1] = size + #each, sent + 1, each
+  end
   receivers = redis.call('PUBLISH', key, table.concat(message))
-  sent, due = last, now + math.min(receivers * 60, 250000)
+  due = now + math.min(receivers * (60 + size / 160), 250000)
 end
 redis.call('HSET', key, 'last', string.format('%.0f', last), 'sent', string.format('%.0f', sent),
            'due', string.format('%.0f', due), 'receivers', receivers)
 redis.call('PEXPIRE', key, 600000)
-return early and math.ceil((due - now) / 1000) + 1 or 0
+return (early or sent < last) and math.ceil((due - now) / 1000) + 1 or 0
 """
 SHA = hashlib.sha1(SCRIPT.encode()).hexdigest()

@@ -68,6 +68,7 @@ class Pipeline:
             try:
                 wire = self._wire
                 if wire is None or not wire.unanswered:
+                    wire = None
                     wire = await within(2 * COMMAND_TIMEOUT, self._living())
                 batch, self._unsent = [each for each in self._unsent if not each[1].done()], []
                 await wire.send(batch)
@@ -89,7 +90,8 @@ class Pipeline:
             with suppress(*BROKEN):
                 if not await _has_something(self._wire.connection):
                     return self._wire
-            self.drop()
+            idle, self._wire = self._wire, None  # nothing was lost: a server may close what is idle
+            idle.end(RedisConnectionError("Connection closed while it was idle"))
         connection = self._connect()
         try:
             await connection.connect()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from kcoord.telemetry.events import Notices, log
 
 FIRST, EVERY = 30.0, 60.0  # seconds; a job that has just begun has better things to do
 _AT_THE_END = 5.0  # seconds of the last pass
+_MOST_REFUSED = 3  # of a pass; then the store takes nothing
 _MOST = 100_000  # artifacts that are known to be in the store, some 70 bytes each
 _DIRECTORY = "in-store"
 
@@ -35,14 +35,16 @@ class LatePublishes:
     """Publishes to `store` those of the used artifacts in `local_dir` that this node compiled, and that never got there.
 
     A mark on the node's disk remembers them by store: a job whose kernels are marked costs the store nothing. Not published:
-    artifacts that came from a store (a signature is not this node's to give), and those around which others may write. No method
-    raises for a disk's sake. ``usable()`` is false while the store has a fault.
+    artifacts that came from a store (a signature is not this node's to give), and those around which others may write. One that
+    the store refuses is tried again in the next pass. No method raises for a disk's sake. ``usable()`` is false while the store
+    has a fault.
     """
 
     def __init__(self, store: Store | None, local_dir: Path, usable: Callable[[], bool], notices: Notices) -> None:
         self._store, self._local_dir, self._usable = store, local_dir, usable
         self._there: set[bytes] = set()  # prefixes of digests that are in the store, or are not to be published
         self._unsure: set[bytes] = set()
+        self._nowhere: set[bytes] = set()  # prefixes of which this process sees no artifact
         self._marks: Path | None = None  # once they are read
         self._marked = 0  # of `_there`
         self._lane = Lane("late-publishes", low_priority=True)
@@ -57,7 +59,8 @@ class LatePublishes:
         for digest in digests if self._store is not None else ():
             with suppress(ValueError):
                 prefix = prefix_of(digest)
-                if prefix not in self._there and len(self._unsure) < _MOST:
+                known = prefix in self._there or prefix in self._nowhere
+                if not known and len(self._unsure) + len(self._nowhere) < _MOST:
                     self._unsure.add(prefix)
 
     def published(self, digest: str) -> None:
@@ -70,39 +73,48 @@ class LatePublishes:
             return
         unsure, known = frozenset(self._unsure), frozenset(self._there)
         self._unsure.clear()
-        try:
-            self._there |= await self._lane.run(functools.partial(self._publish, unsure, known, within))
-        except StoreError as error:  # the agent's other uses of the store tell it
-            self._unsure |= unsure
-            log.info("late publishes: %s", error)
+        there, refused, nowhere = await self._lane.run(functools.partial(self._publish, unsure, known, within))
+        self._there |= there
+        self._unsure |= refused
+        self._nowhere |= nowhere
 
-    def _publish(self, unsure: frozenset[bytes], known: frozenset[bytes], within: float | None) -> set[bytes]:
-        """The prefixes of artifacts that need no further look. Raises `StoreError`."""
+    def _publish(
+        self, unsure: frozenset[bytes], known: frozenset[bytes], within: float | None
+    ) -> tuple[set[bytes], set[bytes], set[bytes]]:
+        """The prefixes of artifacts that need no further look, that the store refused, and that are not on this node."""
         store = self._store
         assert store is not None
         if not store.opened or store.reads_only is not None:
-            return set()
+            return set(), set(unsure), set()
         there = set(known)
         if self._marks is None:
             self._marks = self._local_dir / _DIRECTORY / hashlib.sha256(store.uuid.encode()).hexdigest()[:32]
             there |= (marked := _read_marks(self._marks))
             self._marked = len(marked)
         left, ends = set(unsure - there), None if within is None else time.monotonic() + within
+        refused: set[bytes] = set()
         for path in local_manifests(self._local_dir) if left else ():
-            if ends is not None and time.monotonic() > ends:
+            if len(refused) >= _MOST_REFUSED or (ends is not None and time.monotonic() > ends):
+                refused |= left
+                left.clear()
                 break
             with suppress(ArtifactInvalid, OSError):  # it is damaged, or being removed: its reader says so
                 manifest = Manifest.decode(read_plain(path, LARGEST_MANIFEST))
                 prefix = prefix_of(manifest.key.digest)
                 if prefix in left and path.parent != node_decided(self._local_dir, manifest.key.digest):
-                    if manifest.origin.host == platform.node() and not manifest.unvouched:
-                        self._publish_one(store, path.parent, manifest.key.digest)
                     left.discard(prefix)
-                    there.add(prefix)
+                    try:
+                        if manifest.made_here and not manifest.unvouched:
+                            self._publish_one(store, path.parent, manifest.key.digest)
+                    except StoreError as error:  # the agent's other uses of the store tell it
+                        log.info("late publishes: %s", error)
+                        refused.add(prefix)
+                    else:
+                        there.add(prefix)
         if len(there) != self._marked:
             _write_marks(self._marks, there)
             self._marked = len(there)
-        return there
+        return there, refused, left
 
     def _publish_one(self, store: Store, home: Path, digest: str) -> None:
         """Raises `StoreError`, `ArtifactInvalid` and OSError."""

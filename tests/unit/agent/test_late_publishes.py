@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.choices import node_decided
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
+from kcoord.errors import StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import KEY_DIGITS
@@ -26,15 +28,15 @@ class Kernels:
 
     def __init__(self, root: Path, store: Store | None = None) -> None:
         self.local_dir, self.store = root / "local", store or Store(root / "store")
-        self.local_dir.mkdir(mode=0o700)
+        self.local_dir.mkdir(mode=0o700, parents=True)
         self.store.open()
 
-    def make(self, name: str, host: str = platform.node(), home: Path | None = None) -> str:
+    def make(self, name: str, home: Path | None = None) -> str:
         key = CacheKey.of("test", name)
         home = home or self.local_dir / local.place_of(key.digest)
         staging = local.new_staging(home)
         (staging / "kernel").write_text(name)
-        local.publish_local(staging, home, key, 1.0, Origin(host))
+        local.publish_local(staging, home, key, 1.0, Origin(platform.node()))
         return key.digest
 
     def job(self, *used: str, usable: bool = True) -> set[str]:
@@ -89,13 +91,47 @@ def test_what_was_published_or_fetched_is_marked_without_a_look(
     kernels.job(digest)
 
 
-def test_a_kernel_of_another_node_a_choice_of_this_one_and_a_damaged_one_stay(kernels: Kernels) -> None:
-    fetched = kernels.make("fetched", host="another")
+def test_a_choice_of_this_node_and_a_damaged_kernel_stay(kernels: Kernels) -> None:
     key = CacheKey.of("test", "choice")
     chosen = kernels.make("choice", home=node_decided(kernels.local_dir, key.digest))
     damaged = kernels.make("damaged")
     (kernels.local_dir / local.place_of(damaged) / "kernel").write_text("other")
-    assert kernels.job(fetched, chosen, damaged) == set()
+    assert kernels.job(chosen, damaged) == set()
+
+
+def test_what_came_from_another_store_is_not_signed_though_it_says_that_it_was_made_here(tmp_path: Path) -> None:
+    """Its writer chooses what the manifest states, and a key that was good then may be bad now."""
+    other, kernels = Kernels(tmp_path / "other"), Kernels(tmp_path / "mine", Store(tmp_path / "store", trust(OURS)))
+    digest = other.make("theirs")
+    found = local.read_artifact(other.local_dir / local.place_of(digest), digest)
+    assert found is not None
+    other.store.publish(found[0].manifest, found[1])
+    home = other.store.home(digest)
+    stated = Manifest.decode((home / "manifest.msgpack").read_bytes())
+    assert not stated.made_here
+    (home / "manifest.msgpack").write_bytes(replace(stated, made_here=True).encode())
+    fetched = other.store.fetch(digest)
+    assert fetched is not None
+    local.install(fetched[0], fetched[1], kernels.local_dir / local.place_of(digest))
+    assert kernels.job(digest) == set()
+
+
+def test_a_kernel_that_the_store_refuses_holds_up_no_other(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [kernels.make(str(n)) for n in range(8)]
+    native, tried = Store.publish, []
+
+    def publish(store: Store, manifest: Manifest, contents: dict[str, bytes]) -> str:
+        tried.append(manifest.key.digest)
+        if manifest.key.digest == digests[3]:
+            raise StoreError("over quota", "over quota")
+        return native(store, manifest, contents)
+
+    monkeypatch.setattr(Store, "publish", publish)
+    assert kernels.job(*digests) == {*digests} - {digests[3]}
+    assert len(tried) == len(digests)
+    tried.clear()
+    kernels.job(*digests)
+    assert tried == [digests[3]], "the others are marked"
 
 
 def test_one_that_came_without_a_signature_is_never_signed(tmp_path: Path) -> None:

@@ -125,8 +125,7 @@ def test_a_leader_that_announces_nothing_is_waited_for_no_longer_than_before_the
     bounded(scenario())
 
 
-@pytest.mark.parametrize("how", ["falls silent", "refuses"])
-def test_what_is_known_is_forgotten_when_the_server(redis_server: RedisServer, how: str) -> None:
+def test_what_is_known_is_forgotten_when_the_server_falls_silent(redis_server: RedisServer) -> None:
     """The breaker opens by then, and other nodes may use another service."""
 
     async def scenario() -> None:
@@ -134,19 +133,101 @@ def test_what_is_known_is_forgotten_when_the_server(redis_server: RedisServer, h
             ready = some_key()
             await agent.ready(ready, "m")
             assert agent._facts.known(ready)
-            with redis_server.session() as command:
-                if how == "refuses":
-                    command("ACL", "SETUSER", "default", "-evalsha")
-                else:
-                    redis_server.pause()
-                with pytest.raises(LeaseUnavailable):
-                    await agent.acquire(some_key(), "t", "host")
-                assert not agent._facts.known(ready)
-                with pytest.raises(LeaseUnavailable):
-                    await agent.acquire(ready, "t", "host")
-                redis_server.resume()
-                command("ACL", "SETUSER", "default", "+evalsha")
+            redis_server.pause()
+            with pytest.raises(LeaseUnavailable):
+                await agent.acquire(some_key(), "t", "host")
+            assert not agent._facts.known(ready)
+            with pytest.raises(LeaseUnavailable):
+                await agent.acquire(ready, "t", "host")
+            redis_server.resume()
             assert await agent.acquire(ready, "t", "host") == Ready("m")
+
+    bounded(scenario())
+
+
+def test_a_refusal_by_a_server_that_is_well_costs_nothing_of_what_is_known(redis_server: RedisServer) -> None:
+    """A full server refuses statistics once a second, and an ACL may lack one command."""
+
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            ready = some_key()
+            await agent.ready(ready, "m")
+            listener = agent._news._listener
+            with redis_server.session() as command:
+                command("ACL", "SETUSER", "default", "-hset")
+                try:
+                    with pytest.raises(LeaseUnavailable):
+                        await agent.add_up("job", "agent", {"requests": 1.0})
+                finally:
+                    command("ACL", "SETUSER", "default", "+hset")
+            assert agent._facts.known(ready) == Ready("m")
+            assert agent._news._listener is listener
+
+    bounded(scenario())
+
+
+def test_a_server_is_followed_again_after_an_outage_of_hours(redis_server: RedisServer) -> None:
+    """Its attempts are counted: 2 to the power of that is no float after half an hour."""
+
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            agent._news.doubt()
+            agent._news._failed = 5000
+            await agent.acquire(some_key(), "t", "host")
+            await agent.ping()
+            assert agent._news._failed == 0
+
+    bounded(scenario())
+
+
+def test_an_unforeseen_error_of_the_listener_is_met_once_and_not_in_a_loop(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with _agents(redis_server, 1) as (agent,):
+            agent._news.doubt()
+            tried = []
+
+            def connect() -> None:
+                tried.append(1)
+                raise RuntimeError("can't start new thread")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(agent._news, "_connect", connect)
+                with pytest.raises(LeaseUnavailable, match="can't start new thread"):
+                    await agent.ping()
+                assert len(tried) <= 3
+            await agent.ping()
+
+    bounded(scenario())
+
+
+def test_many_facts_of_one_moment_arrive_in_messages_that_a_server_can_keep(redis_server: RedisServer) -> None:
+    """It keeps a copy for each receiver that has not read."""
+
+    async def scenario() -> None:
+        async with _agents(redis_server) as (one, other):
+            keys = [f"{n:064x}" for n in range(2000)]
+            sizes, take = [], other._news._take
+
+            def measured(message: bytes) -> None:
+                sizes.append(len(message))
+                take(message)
+
+            other._news._take = measured
+            with redis_server.session() as command:
+                seconds, micros = (int(part) for part in command("TIME").split(b"\r\n")[2:5:2])
+                command("HSET", one._news._name, "due", str(seconds * 10**6 + micros + 200_000), "receivers", "9")
+            due_in = 0.0
+            for first in range(0, len(keys), 50):
+                facts = [("R", key, "0" * 64) for key in keys[first : first + 50]]
+                due_in = await one._news.publish(msgpack.packb(["another", facts]))
+            while due_in:
+                await asyncio.sleep(due_in)
+                due_in = await one._news.publish(b"")
+            await _until(lambda: all(other._facts.known(key) for key in keys))
+            assert max(sizes) <= 33 << 10
+            assert len(sizes) > 5
 
     bounded(scenario())
 
