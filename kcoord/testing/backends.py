@@ -117,6 +117,8 @@ class World:
         for process in (*self._started, *self.processes()):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        for started in self._started:
+            started.wait(_LONG)
         until(lambda: not self.processes())
 
 

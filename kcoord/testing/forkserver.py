@@ -9,6 +9,7 @@ At the end functions of `atexit` are called, and no destructors.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -28,6 +29,8 @@ from types import ModuleType
 from typing import IO
 
 _LARGEST_REQUEST = 1 << 20  # bytes
+_ENDS_WITHIN = 10.0  # seconds
+_PR_SET_PDEATHSIG = 1
 _INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD")  # the variables that only a new interpreter obeys
 
 
@@ -66,8 +69,15 @@ class ForkServer:
             return forked
 
     def close(self) -> None:
+        """Another process may have inherited the socket: so it is shut down, too."""
+        with suppress(OSError):  # the server has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._server.wait()
+        try:
+            self._server.wait(_ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
 
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
@@ -147,6 +157,7 @@ def _serve(requests: socket.socket) -> list[str]:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    own = os.getpid()
     while True:
         ready, _, _ = select.select([requests.fileno(), ended], [], [])
         if ended in ready:
@@ -158,14 +169,18 @@ def _serve(requests: socket.socket) -> list[str]:
                 break
             pid = os.fork()
             if not pid:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != own:
+                    os._exit(1)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 for each in (ended, wakes, *statuses.values(), fds[2]):
                     os.close(each)
                 requests.close()
                 return _become(request, fds[:2])
             statuses[pid] = fds[2]
-            os.write(fds[2], b"%d\n" % pid)
+            _tell(fds[2], b"%d\n" % pid)
             for each in fds[:2]:
                 os.close(each)
     for pid in statuses:
@@ -175,18 +190,24 @@ def _serve(requests: socket.socket) -> list[str]:
 
 def _wait_for_ended(statuses: dict[int, int]) -> None:
     """Tell the exit codes of the processes that have ended."""
-    while statuses:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        os.write(statuses[pid], b"%d" % os.waitstatus_to_exitcode(status))
-        os.close(statuses.pop(pid))
+    for each in list(statuses):  # not others, which a module may have started
+        pid, status = os.waitpid(each, os.WNOHANG)
+        if pid:
+            _tell(statuses[pid], b"%d" % os.waitstatus_to_exitcode(status))
+            os.close(statuses.pop(pid))
+
+
+def _tell(status: int, word: bytes) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for this process any more
+        os.write(status, word)
 
 
 def _become(request: bytes, outputs: list[int]) -> list[str]:
     """Give this child its outputs, variables and directory; returns its arguments."""
     arguments, environ, cwd = json.loads(request)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     for standard, output in enumerate(outputs, 1):
         os.dup2(output, standard)
         os.close(output)
@@ -232,6 +253,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the processes
     for _name in sys.argv[2:]:
         __import__(_name)
     gc.collect()

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kcoord.testing.forkserver import Forked, ForkServer
+from tests.support.waiting import eventually
 
 ENDS = {
     "nothing": "print('done')",
@@ -79,6 +81,26 @@ def test_what_runs_ends_with_the_server(tmp_path: Path) -> None:
     server.close()
     assert process.wait(60) == -signal.SIGKILL
     process.communicate()
+
+
+def test_what_runs_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    server = ForkServer([], os.environ)
+    process = server.start(["-c", "import time; time.sleep(600)"], os.environ, tmp_path)
+    server._server.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    eventually(lambda: not psutil.pid_exists(process.pid) or psutil.Process(process.pid).status() == "zombie")
+    server.close()
+    process.communicate()
+
+
+def test_a_server_outlives_an_interrupt_and_processes_of_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text("import subprocess; subprocess.Popen(['true'])")
+    server = ForkServer(["starts"], {**os.environ, "PYTHONPATH": str(tmp_path)})
+    for _ in range(2):
+        process = server.start(["-c", "print('here')"], os.environ, tmp_path)
+        assert process.communicate(60) == ("here\n", "")
+        os.kill(server._server.pid, signal.SIGINT)
+    server.close()
 
 
 def test_a_module_that_cannot_be_imported_fails_the_first_start(tmp_path: Path) -> None:
