@@ -45,32 +45,36 @@ class Packs:
     ) -> None:
         self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
         self._reads: dict[str, asyncio.Task[Pack | None]] = {}  # by profile, as long as the packs serve
-        self._unread: set[str] = set()  # profiles
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by profile: the end of its pack
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
         self._served: set[str] = set()  # names of packs
-        self.seen: dict[str, None] = {}  # keys that `note` got, in order
-        self._room = LARGEST_PACK  # bytes, for their artifacts
+        self.seen: dict[
+            str, int
+        ] = {}  # keys that `note` got last, and sizes of their artifacts, which fit into one pack
+        self.noted = 0  # how often a key came to `seen`
+        self._size = 0  # bytes of `seen`
 
     def begin(self, profile: str, *, asked: bool = False) -> None:
         """Read the profile's pack, unless that was begun before. Returns at once. `asked`: a rank has asked for a key."""
         if profile in self._reads or len(self._reads) >= _MOST or self._local_dir is None:
             return
         self._patient_until = time.monotonic() + _PATIENCE
-        self._unread.add(profile)
         self._reads[profile] = task = asyncio.create_task(self._read(profile, self._local_dir, asked))
         task.add_done_callback(
             functools.partial(tell_if_failed, consequence="artifacts are looked up", tell=self._notices.tell)
         )
-        asyncio.get_running_loop().call_later(_KEPT, self._end, profile)
+        self._stop_timer(profile)
+        self._timers[profile] = asyncio.get_running_loop().call_later(_KEPT, self._end, profile)
 
     def get(self, profile: str) -> Pack | None:
         """The profile's pack. None: there is none that can be used, it is not read yet, or it has served its time."""
         return _result(self._reads.get(profile))
 
     def is_unread(self, profile: str) -> bool:
-        """True from `begin` until the read has ended, by itself."""
-        return profile in self._unread
+        """True as long as the pack is being read."""
+        read = self._reads.get(profile)
+        return read is not None and not read.done()
 
     async def announced(self, digest: str) -> str | None:
         """The SHA-256 of the manifest that a pack states for the key `digest`; None if none does, as far as is known in time."""
@@ -114,11 +118,16 @@ class Packs:
             in_daemon(functools.partial(note_here, self._local_dir, name))
 
     def note(self, manifest: Manifest) -> None:
-        """This artifact is in the store, and a rank of this node has used or made it. Ignored if no pack has room for it."""
+        """This artifact is in the store, and a rank of this node has used or made it. Ignored if it is too large for a pack."""
         digest, size = manifest.key.digest, manifest.size
-        if digest not in self.seen and size <= min(LARGEST_PACKED, self._room) and len(self.seen) < MOST_PACKED:
-            self.seen[digest] = None
-            self._room -= size
+        if size > LARGEST_PACKED:
+            return
+        earlier = self.seen.pop(digest, None)
+        self.noted += earlier is None
+        self._size += size - (earlier or 0)
+        self.seen[digest] = size
+        while self._size > LARGEST_PACK or len(self.seen) > MOST_PACKED:
+            self._size -= self.seen.pop(next(iter(self.seen)))
 
     def close(self) -> None:
         """Give the copies' space back."""
@@ -141,13 +150,18 @@ class Packs:
             self._put_off |= {profile} if put_off else set()
         except PackUnused as error:
             self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
-        self._unread.discard(profile)
         return pack
 
     def _packs(self) -> Iterator[Pack]:
         return (pack for read in self._reads.values() if (pack := _result(read)) is not None)
 
+    def _stop_timer(self, profile: str) -> None:
+        timer = self._timers.pop(profile, None)
+        if timer is not None:
+            timer.cancel()
+
     def _end(self, profile: str) -> None:
+        self._stop_timer(profile)
         read = self._reads.pop(profile, None)
         pack = _result(read)
         if pack is not None:

@@ -79,11 +79,13 @@ def nearest_of(roots: Sequence[Path], name: str) -> str:
 def forget_superfluous(root: Path) -> None:
     """Remove the oldest of many automatic profiles below `root`, a directory of profiles or of packs, and their packs beside it.
 
-    Raises OSError, `StoreError`.
+    Nothing is removed through a link in the place of a store's directory. Raises OSError, `StoreError`.
     """
+    # the user chose the store's root, or the local directory, and no link below it
+    chosen = root.parents[1] if root.parent.name == "v1" else root.parent
     for name in superfluous(times_of_profiles(root)):
-        beneath.remove(root / name, root)
-        beneath.remove(root.parent / "packs" / name, root.parent)
+        beneath.remove(root / name, chosen)
+        beneath.remove(root.parent / "packs" / name, chosen)
 
 
 def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[Recipe]:

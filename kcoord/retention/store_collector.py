@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.catalog import homes_of
@@ -126,6 +127,9 @@ def _collect(
     for doomed, in_trash in taken:
         if doomed.entry.name not in keep or not trash.put_back(in_trash, _home(objects, doomed.entry)):
             found.removed.append(doomed)
+            if doomed.entry.is_pack:
+                with suppress(OSError):  # another pack is there
+                    beneath.rmdir(_home(objects, doomed.entry).parent, store)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"

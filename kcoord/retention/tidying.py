@@ -5,6 +5,7 @@ files.
 from __future__ import annotations
 
 import itertools
+import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
-from kcoord.profiles.packs import all_packs
+from kcoord.profiles.packs import all_packs, signer_of
 from kcoord.retention.collected import Collected
 from kcoord.retention.uses import merge_uses
 
@@ -88,12 +89,18 @@ def _tidy_traces(traces: Path, root: Path, kept_for: float, now: float) -> int:
 
 
 def _tidy_packs(store: Path, now: float) -> int:
-    """All but the newest of each profile, after a day: their successors' writers were killed before they moved them."""
+    """All but the newest of each profile and signer, after a day: a writer was killed before it moved them."""
     trash, removed = Trash(store / "v1" / "trash", store), 0
-    for _, group in itertools.groupby(all_packs(store), key=lambda pack: pack[0].parent):
-        _, *older = sorted(group, key=lambda pack: -pack[1].st_mtime)
+    series = itertools.groupby(sorted(all_packs(store), key=_series_of), key=_series_of)
+    for _, group in series:
+        _, *older = sorted(group, key=lambda pack: (pack[1].st_mtime, pack[0].name), reverse=True)
         removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
     return removed
+
+
+def _series_of(pack: tuple[Path, os.stat_result]) -> tuple[Path, str]:
+    """The profile's directory and the signer: packs of one series replace each other."""
+    return pack[0].parent, signer_of(pack[0])
 
 
 def _tidy_leases(leases: Path, root: Path, now: float) -> int:

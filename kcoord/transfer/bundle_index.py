@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -18,6 +18,7 @@ from kcoord.settings import profile_name
 
 _LARGEST_PROFILE = 256 << 20  # bytes
 _FORMAT = 1
+_LONGEST = 1024  # bytes of a text
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -88,32 +89,76 @@ class Index:
     def decode(cls, data: bytes) -> Index:
         """Raises `BundleInvalid` for a name or a number that is not allowed."""
         try:
-            document = msgpack.unpackb(data)
-            fields = {"format", "artifacts", "profiles"}
-            if not isinstance(document, dict) or document.keys() - {"unvouched"} != fields:
-                raise ValueError("its index has other fields")
-            if document["format"] != _FORMAT:
-                raise ValueError(f"its format {document['format']!r:.40} is not {_FORMAT}")
-            marked, doubtful = map(frozenset, document.get("unvouched", [[], []]))
-            artifacts = tuple(_packed(marked, *entry) for entry in document["artifacts"])
-            profiles = tuple(_profile(*entry) for entry in document["profiles"])
+            artifacts, profiles, marked, doubtful = _Reader(data).read()
             for names in ([p.digest for p in artifacts], [name for name, _ in profiles]):
                 if names != sorted(set(names)):
                     raise ValueError("its index is not sorted, or names something twice")
             if marked - {p.digest for p in artifacts} or doubtful - {name for name, _ in profiles}:
                 raise ValueError("its index marks something that it does not hold")
-        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise BundleInvalid(f"this is no bundle that can be read: {error}") from error
+        if marked:
+            artifacts = tuple(replace(entry, vouched=entry.digest not in marked) for entry in artifacts)
         return cls(artifacts, profiles, doubtful)
 
 
-def _packed(
-    marked: frozenset[Any], digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any
-) -> Packed:
+class _Reader:
+    """Judges each number and name as it is decoded: an index that nobody signed takes little more memory than its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._end = len(data)
+        self._reader = msgpack.Unpacker(
+            max_buffer_size=max(1, len(data)), max_array_len=0, max_map_len=0, max_ext_len=0, max_bin_len=0,
+            max_str_len=_LONGEST,
+        )  # fmt: skip
+        self._reader.feed(data)
+
+    def read(self) -> tuple[tuple[Packed, ...], tuple[tuple[str, Blob], ...], frozenset[Any], frozenset[Any]]:
+        """The artifacts and the profiles, and the marked ones of both, in the order in which `Index.encode` writes them."""
+        marked: frozenset[Any] = frozenset()
+        doubtful = marked
+        fields = self._reader.read_map_header()
+        self._field("format")
+        if (found := self._reader.unpack()) != _FORMAT:
+            raise ValueError(f"its format {found!r:.40} is not {_FORMAT}")
+        self._field("artifacts")
+        artifacts = tuple(_packed(*self._values(5)) for _ in range(self._reader.read_array_header()))
+        self._field("profiles")
+        profiles = tuple(_profile(*self._values(3)) for _ in range(self._reader.read_array_header()))
+        if fields == 4:
+            self._field("unvouched")
+            self._length(2)
+            marked, doubtful = self._names(len(artifacts)), self._names(len(profiles))
+        elif fields != 3:
+            raise ValueError("its index has other fields")
+        if self._reader.tell() != self._end:
+            raise ValueError("something follows its index")
+        return artifacts, profiles, marked, doubtful
+
+    def _field(self, name: str) -> None:
+        if self._reader.unpack() != name:
+            raise ValueError("its index has other fields")
+
+    def _length(self, length: int) -> None:
+        if self._reader.read_array_header() != length:
+            raise ValueError("its index has an entry of another length")
+
+    def _values(self, length: int) -> list[Any]:
+        self._length(length)
+        return [self._reader.unpack() for _ in range(length)]
+
+    def _names(self, most: int) -> frozenset[Any]:
+        length = self._reader.read_array_header()
+        if length > most:
+            raise ValueError("its index marks something that it does not hold")
+        return frozenset(self._reader.unpack() for _ in range(length))
+
+
+def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any) -> Packed:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r:.80} is no digest of a key")
     manifest = Blob.parse(size, sha256, LARGEST_MANIFEST)
-    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT), digest not in marked)
+    return Packed(digest, manifest, Blob.parse(payload_size, payload_sha256, LARGEST_ARTIFACT))
 
 
 def _profile(name: Any, size: Any, sha256: Any) -> tuple[str, Blob]:

@@ -8,6 +8,7 @@ look-ups that it would have saved.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 import tempfile
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +31,7 @@ from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.packs import LARGEST_PACK, SUFFIX, newest_pack, packs_directory, packs_of
+from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_directory, packs_of, signer_of
 from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
@@ -51,8 +53,10 @@ class PackUnused(KcoordError):
 
 
 def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
-    """Write a pack of the artifacts `digests` of `store`, and move the profile's other packs to the trash. Returns the digests of
-    its artifacts: without those that are missing, do not verify, are too large, or find no room, the last ones first.
+    """Write a pack of the artifacts `digests` of `store`, and move the profile's older packs of the same signer to the trash.
+
+    Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
+    ones first.
 
     Equal artifacts make one file (with one key). Each is read twice. The pack is signed if the store's `trust` has a key; it then
     holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises `StoreError`.
@@ -60,9 +64,10 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
     index = Index(tuple(sorted(_fitting(gather(store, dict.fromkeys(digests), {})), key=lambda entry: entry.digest)))
-    head = head_of(index, store.trust)
+    trust = replace(store.trust)  # its keys may be exchanged meanwhile
+    head = head_of(index, trust)
     directory = packs_directory(store.root, profile)
-    path = directory / f"{hashlib.sha256(head).hexdigest()}{SUFFIX}"
+    path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
     staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
     try:
         with staged.open("wb") as file:
@@ -76,9 +81,10 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
                 beneath.mkdir(missing, store.root)
         beneath.rename(staged, path, store.root)
         sync_directory(directory)
-        for other in packs_of(store.root, profile):
-            if other != path:
-                Trash(store.root / "v1" / "trash", store.root).take(other)
+        ours = [other for other in packs_of(store.root, profile) if signer_of(other) == trust.signer]
+        # none that is newer: of several writers at once one pack stays
+        for older in list(itertools.dropwhile(lambda other: other != path, ours))[1:]:
+            Trash(store.root / "v1" / "trash", store.root).take(older)
         if is_automatic(profile):
             forget_superfluous(directory.parent)
     except OSError as error:
@@ -169,14 +175,14 @@ class Pack:
 
 
 def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
-    """Copy the newest pack of `profile` to the disk of `local_dir`, into a file without a name, which ends with this process.
+    """Copy the pack to read for `profile` to the disk of `local_dir`, into a file without a name, which ends with this process.
 
     None if there is none. Raises `PackUnused` for a pack that cannot be used, and where there is no room for it. Takes about half
     a minute at most, unless the store hangs.
     """
     for _ in range(2):  # it may be replaced between its listing and its opening
         try:
-            path = newest_pack(store.root, profile)
+            path = newest_pack(store.root, profile, store.trust)
             if path is None:
                 return None
             copy, written = _copied(path, local_dir)

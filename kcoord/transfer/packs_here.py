@@ -16,7 +16,7 @@ def was_here(store: Store, profile: str, local_dir: Path) -> bool:
     """True if `note_here` noted the newest pack of `profile`. Raises nothing."""
     here = local_dir / _HERE
     with suppress(OSError, StoreError):
-        path = newest_pack(store.root, profile) if here.exists() else None
+        path = newest_pack(store.root, profile, store.trust) if here.exists() else None
         return path is not None and (here / path.stem).exists()
     return False
 

@@ -13,7 +13,7 @@ import pytest
 
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.profiles.packs import packs_directory, packs_of
+from kcoord.profiles.packs import pack_name, packs_directory, packs_of
 from kcoord.profiles.parts import save_part
 from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.rank.client import AgentClient, Answer, Lead, Ready
@@ -302,6 +302,8 @@ def test_where_signatures_are_required_a_foreign_pack_is_refused_and_our_artifac
     store = filled(tmp_path / "store", OURS, packed=False)
     theirs = filled(tmp_path / "theirs", THEIRS)
     shutil.copytree(theirs.root / "v1" / "packs", store.root / "v1" / "packs")
+    (path,) = packs_of(store.root, "job")
+    path.rename(path.with_name(pack_name(path.name[:64], "main")))  # it claims to be ours
     with job(store.root, signing_key=OURS) as node:
         node.start()
         assert_loads(node, NAMES, "store")

@@ -2,7 +2,9 @@
 
 One agent at a time writes, by a lease. The next one finds that pack, and adds what its own ranks have used, if that is much: so
 the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
-in the next pack.
+in the next pack. An agent therefore notes the uses of its ranks before it writes.
+
+Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.leases.base import Lease, LeaseService
-from kcoord.profiles.packs import packs_of
-from kcoord.retention.uses import load_uses, prefix_of
+from kcoord.profiles.packs import usable_packs
+from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.telemetry.events import Notices, log
 from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
 
@@ -52,8 +54,8 @@ class PackWriter:
         self._packs, self._leases, self._token, self._ttl = packs, leases, f"{agent}.pack", ttl
         self._read: Pack | None = None  # as the job began; it may be damaged
         self._newest: _Newest | None = None  # written since, by this agent or another
-        self._considered = 0  # so many of `Packs.seen`
-        self._count, self._since = 0, time.monotonic()  # of `Packs.seen`, and when it last grew
+        self._considered = 0  # `Packs.noted`, of the keys that the newest pack was compared with
+        self._count, self._since = 0, time.monotonic()  # `Packs.noted`, and when it last grew
         self._lane = Lane("packing")
         self.chores: list[Chore] = []
         if store is not None and profile is not None and store.trust.publishes:
@@ -65,14 +67,14 @@ class PackWriter:
 
     def _is_wanted(self, profile: str) -> bool:
         self._read = self._read or self._packs.get(profile)
-        count, now = len(self._packs.seen), time.monotonic()
+        count, now = self._packs.noted, time.monotonic()
         if count != self._count:
             self._count, self._since = count, now
         return count != self._considered and now > self._since + _QUIET
 
     async def _write(self, store: Store, profile: str) -> None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
-        used = list(self._packs.seen)
+        used, noted = list(self._packs.seen), self._packs.noted
         if not used or self._packs.is_unread(profile):
             return
         self._read = self._read or self._packs.get(profile)
@@ -80,7 +82,7 @@ class PackWriter:
             if not self._is_enough(used, self._known()):  # but another agent may have written
                 self._newest = await self._lane.run(lambda: self._look(store, profile))
             if self._is_enough(used, self._known()) or await self._replaced(store, profile, used):
-                self._considered = len(used)
+                self._considered = noted
                 if self._newest is not None:
                     self._packs.served(self._newest.place.stem)
         except (LeaseUnavailable, StoreError) as error:
@@ -112,6 +114,7 @@ class PackWriter:
         newest = self._look(store, profile)
         if newest is not None and self._is_enough(used, newest):
             return newest
+        note_uses(store.root, [prefix_of(digest) for digest in used])
         digests = write_pack(store, profile, [*used, *self._still_used(store, newest, set(used))])
         log.info("the pack of %s was written: %d artifacts", profile, len(digests))
         return self._look(store, profile)
@@ -119,7 +122,7 @@ class PackWriter:
     def _look(self, store: Store, profile: str) -> _Newest | None:
         """The newest pack of just this profile, without what this agent knows to be damaged; None also if it cannot be used."""
         with store_errors(store.root):
-            for place in packs_of(store.root, profile)[:1]:
+            for place in usable_packs(store.root, profile, store.trust)[:1]:
                 known, written = self._known(), place.stat().st_mtime
                 if known is not None and (known.place, known.written) == (place, written):
                     return known
@@ -130,17 +133,13 @@ class PackWriter:
         return None
 
     def _still_used(self, store: Store, newest: _Newest | None, used: Collection[str]) -> list[str]:
-        """The other artifacts of a pack that jobs have used lately. An artifact counts as used when its pack was written.
-
-        Raises `StoreError`.
-        """
+        """The other artifacts of a pack that jobs have used lately, the last used first. Raises `StoreError`."""
         if newest is None or newest.digests <= set(used):
             return []
         with store_errors(store.root):
             now = beneath.touched(store.root / "v1", store.root)
         uses = load_uses(store.root)
-        return [
-            digest
-            for digest in sorted(newest.digests.difference(used))
-            if now - max(newest.written, uses.get(prefix_of(digest), 0.0)) < _USED_WITHIN
-        ]
+        ages = {digest: now - uses.get(prefix_of(digest), 0.0) for digest in newest.digests.difference(used)}
+        return sorted(
+            (digest for digest in ages if ages[digest] < _USED_WITHIN), key=lambda digest: (ages[digest], digest)
+        )

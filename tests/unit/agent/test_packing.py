@@ -23,12 +23,14 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.patience import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
-from kcoord.profiles.packs import packs_of
+from kcoord.profiles.packs import newest_pack, packs_of
 from kcoord.retention.uses import note_uses, prefix_of
 from kcoord.telemetry.events import Notices
+from kcoord.transfer import pack as pack_module
 from kcoord.transfer.pack import Pack, look_at_pack, write_pack
 from tests.support.agents import key_of
 from tests.support.artifacts import DAY, older, publish
+from tests.support.signing import OURS, trust
 
 NAMES = [f"k{n}" for n in range(20)]
 DIGESTS = {name: key_of(name).digest for name in NAMES}
@@ -64,6 +66,7 @@ class World:
             self.packs.note(stated[0])
 
     async def attempt(self) -> None:
+        await asyncio.sleep(0.01)  # a pack that is written now is newer than the last one
         self.chore.begin()
         await self.chore.settled()
 
@@ -160,6 +163,56 @@ def test_what_other_nodes_use_stays_and_what_no_job_has_used_for_days_goes(store
     played(store, scene)
 
 
+def test_what_nobody_uses_goes_also_from_a_pack_that_is_replaced_often(store: Store) -> None:
+    async def scene(world: World) -> None:
+        for number in range(3):
+            used = NAMES[6 * number :][:8]
+            others = World(store)  # of the next job
+            others.use(*used)
+            await others.attempt()
+            for path in (*packs_of(store.root, "job"), *(store.root / "v1" / "used").iterdir()):
+                older(path, 7 * DAY)
+            assert others.held() == {*NAMES[max(0, 6 * number - 6) : 6 * number], *used}
+
+    played(store, scene)
+
+
+def test_of_what_other_nodes_use_the_last_used_stays_if_room_is_short(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
+    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[:5]])
+    for path in (store.root / "v1" / "used").iterdir():
+        older(path, 2 * DAY)
+    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[5:8]])
+    monkeypatch.setattr(pack_module, "MOST_PACKED", 13)
+
+    async def scene(world: World) -> None:
+        world.use(*NAMES[10:])
+        await world.attempt()
+        assert world.held() == {*NAMES[5:8], *NAMES[10:]}
+
+    played(store, scene)
+
+
+def test_an_agent_with_other_keys_leaves_a_pack_as_it_is(store: Store) -> None:
+    signed = Store(store.root, trust(OURS, policy="off"))
+    for name in NAMES:
+        publish(signed, f"signed {name}")
+    digests = [key_of(f"signed {name}").digest for name in NAMES]
+    write_pack(signed, "job", digests)
+
+    async def scene(world: World) -> None:
+        world.use(*NAMES)
+        await world.attempt()
+        assert world.held() is not None
+        path = newest_pack(store.root, "job", trust(OURS))
+        assert path is not None
+        assert look_at_pack(signed, path) == set(digests)
+
+    played(store, scene)
+
+
 def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
     write_pack(store, "job", DIGESTS.values())
     (path,) = packs_of(store.root, "job")
@@ -249,6 +302,49 @@ def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
     played(store, scene)
 
 
+def test_a_read_that_is_given_up_or_fails_does_not_keep_the_writer_waiting(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World) -> None:
+        async def silent(work: object) -> None:
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr(world.packs._store, "use", silent)
+        world.packs.begin("job")
+        assert world.packs.is_unread("job")
+        world.packs.close()
+        await asyncio.sleep(0)
+        assert not world.packs.is_unread("job")
+
+        async def fails(work: object) -> None:
+            raise RuntimeError("unexpected")
+
+        monkeypatch.setattr(world.packs._store, "use", fails)
+        world.packs.begin("job")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not world.packs.is_unread("job")
+
+    played(store, scene)
+
+
+def test_a_pack_that_is_read_late_serves_its_whole_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pack(store, "job", DIGESTS.values())
+    monkeypatch.setattr(packs_module, "_KEPT", 3.0)
+    monkeypatch.setattr(packs_module, "was_here", lambda *_: True)
+
+    async def scene(world: World) -> None:
+        world.packs.begin("job")
+        begun = time.monotonic()
+        await asyncio.sleep(1.5)
+        while (pack := world.packs.get("job")) is None:
+            assert await world.packs.announced(DIGESTS["k1"])
+        await asyncio.sleep(max(0.0, begun + 3.2 - time.monotonic()))
+        assert world.packs.get("job") is pack
+
+    played(store, scene)
+
+
 def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None:
     profiles = [f"job{n}" for n in range(6)]
     for profile in profiles:
@@ -265,18 +361,40 @@ def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None
     played(store, scene)
 
 
-def test_what_no_pack_has_room_for_is_not_asked_of_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def manifest(store: Store, name: str) -> Manifest:
+    stated = store.stated(DIGESTS[name])
+    assert stated is not None
+    return stated[0]
+
+
+def test_of_what_fits_into_no_pack_the_last_used_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs_module, "MOST_PACKED", 2)
 
-    def manifest(name: str) -> Manifest:
-        stated = store.stated(DIGESTS[name])
-        assert stated is not None
-        return stated[0]
+    async def scene(world: World) -> None:
+        monkeypatch.setattr(packs_module, "LARGEST_PACKED", manifest(store, "k10").size - 1)
+        for name in ("k10", "k1", "k2", "k1", "k3"):
+            world.packs.note(manifest(store, name))
+        assert list(world.packs.seen) == [DIGESTS["k1"], DIGESTS["k3"]]
+        monkeypatch.setattr(packs_module, "LARGEST_PACK", 2 * manifest(store, "k4").size - 1)
+        world.packs.note(manifest(store, "k4"))
+        assert list(world.packs.seen) == [DIGESTS["k4"]]
+
+    played(store, scene)
+
+
+def test_an_agent_of_many_jobs_packs_what_the_last_ones_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs_module, "MOST_PACKED", 10)
+    monkeypatch.setattr(packing, "_QUIET", 0.0)
 
     async def scene(world: World) -> None:
-        monkeypatch.setattr(packs_module, "LARGEST_PACKED", manifest("k10").size - 1)
-        for name in ("k10", "k1", "k2", "k1", "k3"):
-            world.packs.note(manifest(name))
-        assert list(world.packs.seen) == [DIGESTS["k1"], DIGESTS["k2"]]
+        for first in (0, 10):
+            world.use(*NAMES[first : first + 10])
+            for _ in range(2):
+                await asyncio.sleep(0.01)
+                world.chore.pulse(time.monotonic() + 1000.0 * (first + 1))
+                await world.chore.settled()
+        held = world.held()
+        assert held is not None
+        assert held >= set(NAMES[10:])
 
     played(store, scene)

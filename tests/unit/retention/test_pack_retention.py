@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.packs import packs_directory, packs_of
+from kcoord.profiles.packs import pack_name, packs_directory, packs_of
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
@@ -69,6 +69,7 @@ def test_a_pack_that_nobody_has_read_for_long_goes_and_its_artifacts_stay(store:
     assert [d.entry.name for d in found.removed] == [name]
     assert found.left[0] == ARTIFACTS == len(list(store.digests()))
     assert packs_of(store.root, "job") == []
+    assert not path.parent.exists()
 
 
 def test_a_pack_that_jobs_read_stays(store: Store) -> None:
@@ -105,6 +106,18 @@ def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store
     older(old, DAY)
     assert run(store).tidied["packs that were replaced"] == 1
     assert packs_of(store.root, "job") == [new]
+
+
+def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
+    old = pack_of(store)
+    path = old.with_name(pack_name("c" * 64, "main"))
+    path.write_bytes(old.read_bytes())
+    assert run(store).tidied.get("packs that were replaced") is None
+    older(path, 2 * DAY)
+    path.with_name(pack_name("d" * 64, "main")).write_bytes(b"newer")
+    assert run(store).tidied["packs that were replaced"] == 1
+    assert old.exists()
+    assert not path.exists()
 
 
 def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path) -> None:

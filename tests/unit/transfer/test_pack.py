@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys import CacheKey
 from kcoord.profiles.automatic import automatic_name
-from kcoord.profiles.packs import newest_pack, packs_directory, packs_of
+from kcoord.profiles.packs import newest_pack, pack_name, packs_directory, packs_of, signer_of
 from kcoord.profiles.parts import forget_superfluous, save_part
 from kcoord.testing.stores import FILES, manifest_of, staged
 from kcoord.transfer import pack as pack_module
@@ -43,6 +44,8 @@ def filled(root: Path, *keys: str, policy: str = "require") -> Store:
 
 
 def packed(store: Store, digests: list[str] = DIGESTS, profile: str = "job") -> Path:
+    for earlier in packs_of(store.root, profile):
+        older(earlier, 1.0)  # than the clock's step
     write_pack(store, profile, digests)
     (path,) = packs_of(store.root, profile)
     return path
@@ -127,6 +130,24 @@ def test_agents_that_write_at_once_leave_one_whole_pack(tmp_path: Path) -> None:
         assert all(pack.fetch(digest) for digest in DIGESTS)
 
 
+def test_of_two_writers_at_once_one_pack_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, barrier = filled(tmp_path / "store"), threading.Barrier(2)
+
+    def listed(root: Path, profile: str) -> list[Path]:
+        barrier.wait(30)
+        found = packs_of(root, profile)
+        barrier.wait(30)
+        return found
+
+    monkeypatch.setattr(pack_module, "packs_of", listed)
+    threads = [threading.Thread(target=write_pack, args=(store, "job", part)) for part in (DIGESTS[:2], DIGESTS[2:])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(packs_of(store.root, "job")) == 1
+
+
 def test_a_new_pack_takes_the_place_of_the_old_which_its_readers_keep(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     old = packed(store, DIGESTS[:2])
@@ -182,6 +203,15 @@ def test_a_job_without_a_name_takes_the_pack_of_the_nearest(tmp_path: Path) -> N
     assert newest_pack(store.root, "train") is None
 
 
+def test_a_directory_without_a_pack_does_not_hide_the_nearest(tmp_path: Path) -> None:
+    store = filled(tmp_path / "store")
+    earlier, later, ours = (automatic_name("train", 8, content) for content in (b"1", b"2", b"3"))
+    path = packed(store, profile=earlier)
+    packs_directory(store.root, later).mkdir()
+    packs_directory(store.root, ours).mkdir()
+    assert newest_pack(store.root, ours) == path
+
+
 def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "store")
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
@@ -192,6 +222,24 @@ def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, mo
     monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
     forget_superfluous(store.root / "v1" / "profiles")
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("linked", ["profiles", "packs"])
+def test_nothing_is_forgotten_through_a_link_in_a_stores_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: str
+) -> None:
+    store = filled(tmp_path / "store")
+    monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 1)
+    theirs = [tmp_path / "theirs" / automatic_name("train", ranks) for ranks in range(3)]
+    for directory in theirs:
+        directory.mkdir(parents=True)
+        (store.root / "v1" / "profiles" / directory.name).mkdir(parents=True)
+    if linked == "profiles":
+        shutil.rmtree(store.root / "v1" / "profiles")
+    (store.root / "v1" / linked).symlink_to(tmp_path / "theirs")
+    for root in ("profiles", "packs"):
+        forget_superfluous(store.root / "v1" / root)
+    assert all(directory.exists() for directory in theirs)
 
 
 def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +329,30 @@ def test_a_pack_that_was_cut_is_refused_as_a_whole(tmp_path: Path) -> None:
 def test_where_signatures_are_required_a_pack_without_ours_is_refused_before_anything_is_read(
     tmp_path: Path, keys: tuple[str, ...], why: str
 ) -> None:
+    """Its name claims that we have signed it."""
     store = filled(tmp_path / "store", *keys)
-    packed(store)
+    path = packed(store)
+    path.rename(path.with_name(pack_name(path.name[:64], "main")))
     assert why in refused(Store(store.root, trust(OURS)))
+
+
+def test_a_pack_of_one_signer_leaves_the_packs_of_others(tmp_path: Path) -> None:
+    ours = filled(tmp_path / "store", OURS)
+    theirs, nobodys = Store(ours.root, trust(THEIRS)), Store(ours.root)
+    both = Store(ours.root, trust(THEIRS, OURS, policy="warn"))
+    for writer in (ours, nobodys, theirs, nobodys):
+        for earlier in packs_of(ours.root, "job"):
+            older(earlier, 1.0)
+        write_pack(writer, "job", DIGESTS)
+    with read(ours) as pack:
+        assert all(pack.fetch(digest) for digest in DIGESTS)
+    signers = [signer_of(path) for path in packs_of(ours.root, "job")]
+    assert signers == ["", "other", "main"]
+    newest = [newest_pack(ours.root, "job", reader.trust) for reader in (ours, theirs, nobodys, both)]
+    assert [path and signer_of(path) for path in newest] == ["main", "other", "", "other"]
+    packed_by_us = next(path for path in packs_of(ours.root, "job") if signer_of(path) == "main")
+    packed_by_us.unlink()
+    assert read_pack(ours, "job", tmp_path) is None, "the others are not read where our signature is required"
 
 
 def test_a_signed_index_with_another_one_in_its_place_is_refused(tmp_path: Path) -> None:
@@ -351,6 +420,23 @@ def test_an_index_that_is_larger_than_any_of_ours_is_not_decoded(tmp_path: Path)
         look_at_pack(store, packs_of(store.root, "job")[0])
 
 
+def test_an_index_of_many_small_values_takes_little_memory(tmp_path: Path) -> None:
+    """Each would take ten times its bytes, and more."""
+    store = filled(tmp_path / "store")
+    path, count = packed(store), 3_000_000
+    for value in (b"\x80", b"\x90", b"\x91\x80", b"\xa0"):
+        index = b"\x83\xa6format\x01\xa9artifacts\xdd" + count.to_bytes(4, "big") + value * count
+        path.write_bytes(b"kcoord-bundle-1\n" + len(index).to_bytes(8, "big") + index)
+        tracemalloc.start()
+        try:
+            with pytest.raises(PackUnused):
+                look_at_pack(store, path)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 6 * len(index)
+
+
 def test_a_file_in_the_place_of_the_packs_is_none(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     packs_directory(store.root, "").touch()
@@ -382,6 +468,6 @@ def test_a_pack_that_is_replaced_as_it_is_opened_is_read_anew(tmp_path: Path, mo
     old = packed(store, DIGESTS[:2])
     packed(store)
     real, answers = pack_module.newest_pack, iter([old])
-    monkeypatch.setattr(pack_module, "newest_pack", lambda root, name: next(answers, None) or real(root, name))
+    monkeypatch.setattr(pack_module, "newest_pack", lambda *of: next(answers, None) or real(*of))
     with read(store) as pack:
         assert pack.digests == set(DIGESTS)
