@@ -24,7 +24,7 @@ from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
 
-RECHECK = 2.0  # seconds; a lost wake-up costs at most this much
+RECHECK = 2.0  # seconds; a lost wake-up costs at most this much; with Redis and many agents, one TTL
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """News of keys, from the agents that change them to all agents of a namespace, over one channel of Redis.
 
 A question about each key costs the server some 8 µs for each node; news costs a node's part of a message. Deliveries are nodes ×
-messages, some 10 µs of the server each: so messages keep a distance of 60 µs for each receiver, which takes a sixth of the server
-at most, and carry all that has come together. Of two nodes none waits; of 1,250 each is told within some 90 ms.
+messages, some 10 µs of the server each: so messages keep a distance of 60 µs for each receiver, and more if they are long.
+They carry up to 32 KiB of what has come together. Of two nodes none waits.
+1,250 nodes were told in 64 ms in the median, 99 % in 191 ms.
 
 The channel is the namespace's, not a job's: a key is named by its content, so what one job says of it is true for all, and jobs
 without a name of their own share one. An agent follows it while its ranks ask for keys.
