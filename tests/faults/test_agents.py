@@ -26,6 +26,7 @@ from tests.support.command import KCOORD
 from tests.support.living import agents_of
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.waiting import pause
 
 PATIENCE = 1.5  # seconds: KCOORD_AGENT_TIMEOUT of ranks here
 BOUND = 1.75 * PATIENCE  # who waits twice where once was enough is beyond it
@@ -161,7 +162,7 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
     waiting = node.claiming(waiter, "k")
     node.until_waiting("k", 1)
     staging = large(node, "k")
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     begun = time.monotonic()
     publishing = in_thread(lambda: leader.publish(lead, key_of("k"), staging, node.home("k"), 0.5, ""))
     asking = node.claiming(asker, "new")
@@ -199,7 +200,7 @@ def test_what_a_rank_counts_while_the_agent_is_paused_arrives_later_and_once(nod
     agent = node.start()
     rank = node.rank(COUNTING, KCOORD_JOB="paused")
     assert rank.expect("has") == {"text": "a kernel"}
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     rank.tell()
     assert rank.expect("has") == {"text": "a kernel"}
     agent.send_signal(signal.SIGCONT)
@@ -224,7 +225,7 @@ def test_a_paused_agent_s_lease_ends_and_its_late_publish_harms_nothing(tmp_path
             lead = one.claim(leader, "k")
             waiting = two.claiming(heir, "k")
             two.until_waiting("k", 1)
-            agent.send_signal(signal.SIGSTOP)
+            pause(agent)
             inherited = waiting.result(30)
             assert isinstance(inherited, Lead)
             assert two.publish(heir, inherited, "k")
@@ -273,7 +274,7 @@ def test_a_queue_full_of_callers_delays_a_rank_by_the_time_out_at_most(node: Nod
     agent = node.start()
     client = node.client()
     node.status()
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     flood = node.rank(FLOOD)
     full = flood.expect("full")
     try:

@@ -30,6 +30,7 @@ from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
+from tests.support.waiting import pause
 
 BOUND = 2.0  # seconds from a leader's death to the next leader; the exact figure is a benchmark's business
 
@@ -411,7 +412,7 @@ def test_an_agent_that_is_stopped_is_given_up_in_time() -> None:
         lead = node.claim(client, "k")
         waiting = node.claiming(other, "k")
         node.until_waiting("k", 1)
-        agent.send_signal(signal.SIGSTOP)
+        pause(agent)
         stopped = time.monotonic()
         assert isinstance(waiting.result(20), Alone)
         assert isinstance(node.claim(node.client(), "new"), Alone)
@@ -774,7 +775,7 @@ def test_end_agent_ends_a_stopped_one_too() -> None:
     with Node() as node:
         agent = node.start()
         node.status()
-        agent.send_signal(signal.SIGSTOP)
+        pause(agent)
         end_agent(agent.pid)
         agent.wait(20)
 

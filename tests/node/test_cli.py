@@ -16,6 +16,7 @@ from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.waiting import pause
 
 RANK = PROGRAMS / "generic_rank.py"
 
@@ -101,7 +102,7 @@ def test_an_agent_with_a_store_that_cannot_be_written_does_not_start(sandbox: Sa
 def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
     sandbox: Sandbox, agent: subprocess.Popen[str], command: list[str]
 ) -> None:
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     said = kcoord(sandbox, *command, code=1, KCOORD_AGENT_TIMEOUT="0.5").stderr
     agent.send_signal(signal.SIGCONT)
     assert said.startswith("kcoord: no agent answers at ")

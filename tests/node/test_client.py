@@ -20,6 +20,7 @@ from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.agents import SOON, Node, end_agent, in_thread, key_of, stage, until
 from tests.support.sandbox import Sandbox
+from tests.support.waiting import pause
 
 THREADS = 16
 
@@ -303,7 +304,7 @@ def test_a_dead_agent_costs_its_timeout_once_and_not_for_each_kernel() -> None:
         agent = node.start()
         client = node.client()
         node.status()
-        agent.send_signal(signal.SIGSTOP)
+        pause(agent)
         start = time.monotonic()
         assert all(isinstance(node.claim(client, f"k{n}"), Alone) for n in range(50))
         assert time.monotonic() - start < 2.5

@@ -21,6 +21,7 @@ from kcoord.telemetry.events import Notices
 from kcoord.telemetry.ledger import Ledger
 from tests.support.agents import Node, end_agent, key_of, until
 from tests.support.scrape import Scraped, address_of
+from tests.support.waiting import pause
 
 
 def recorder_of(client: AgentClient, node: Node) -> Recorder:
@@ -44,7 +45,7 @@ def test_a_delivery_that_a_paused_agent_answers_late_is_counted_once(monkeypatch
         assert recorder.deliver(), "there is a connection now"
         recorder.counters.add(requests=2, compiles=2)
         recorder.spans.add("compile", "ok", key_of("k"), time.perf_counter(), 1.0)
-        agent.send_signal(signal.SIGSTOP)
+        pause(agent)
         assert not recorder.deliver()
         recorder.counters.add(requests=4, compiles=4)
         agent.send_signal(signal.SIGCONT)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 SOON = 20.0  # seconds: the bound of every wait for something that is to happen at once
 _FIRST_LOOK, _LAST_LOOK = (
@@ -20,3 +24,9 @@ def eventually(condition: Callable[[], object], timeout: float = SOON, what: str
         time.sleep(pause)
         pause = min(1.5 * pause, _LAST_LOOK)
     return time.monotonic() - start
+
+
+def pause(process: subprocess.Popen[Any]) -> None:
+    """SIGSTOP, and wait until it has stopped: until then a child may answer one more request."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)

@@ -22,6 +22,7 @@ from tests.cluster.k8s.manifests import checkout, objects, pods
 from tests.cluster.k8s.running import USER, RunningPod
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.waiting import pause
 
 RANK = PROGRAMS / "generic_rank.py"
 KERNELS = 12
@@ -308,7 +309,7 @@ def test_a_socket_that_a_killed_agent_left_is_replaced(pod: RunningPod) -> None:
 
 def test_an_agent_that_hangs_fails_its_liveness_probe(pod: RunningPod) -> None:
     agent = started(pod)
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     assert pod.probe("kcoord-agent", "livenessProbe") == 1
     agent.send_signal(signal.SIGCONT)
     ended(agent)

@@ -17,6 +17,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.peer import peer_of
 from tests.support.agents import SOON, Node
 from tests.support.cluster import start_agent
+from tests.support.waiting import pause
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -135,7 +136,7 @@ def last_words(node: Node, agent: subprocess.Popen[bytes], request: dict[str, ob
     """A process asks, and dies, while the agent does something else: it finds both at once."""
     rank = node.rank(ASKS_AND_DIES)
     rank.expect("connected")
-    agent.send_signal(signal.SIGSTOP)
+    pause(agent)
     rank.tell(json.dumps(request))
     assert rank.process.wait(SOON) == -signal.SIGKILL
     agent.send_signal(signal.SIGCONT)

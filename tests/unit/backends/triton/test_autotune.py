@@ -36,6 +36,7 @@ from tests.support.agents import Node
 from tests.support.interpose import Interposer, build, find_compiler
 from tests.support.living import agents_of
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
+from tests.support.waiting import pause
 
 triton = pytest.importorskip("triton")
 from triton.testing import do_bench  # noqa: E402 - after it is known to be there
@@ -569,7 +570,7 @@ def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch)
     with Node(agent_timeout="1") as node:
         agent = node.start()
         client: AgentClient = node.client()
-        agent.send_signal(signal.SIGSTOP)
+        pause(agent)
         try:
             assert client.lookup(CacheKey.of("test", "choice")) is None
             assert client.offer(CacheKey.of("test", "choice"), b"mine", 0.0, "") is None
