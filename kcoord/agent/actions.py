@@ -51,6 +51,13 @@ class _Task:
 
 
 @dataclass(frozen=True)
+class LookHere(_Task):
+    """Look in the local tier. → `looked_here`"""
+
+    home: str
+
+
+@dataclass(frozen=True)
 class AskLease(_Task):
     """Acquire the key's lease, or wait for another answer. → `lease_answered`"""
 
@@ -59,7 +66,7 @@ class AskLease(_Task):
 
 @dataclass(frozen=True)
 class Look(_Task):
-    """Look in the local tier, then in the store; bring the artifact to `home`. → `looked`"""
+    """Look in the store; bring the artifact to `home`. → `looked`"""
 
     home: str
 
@@ -106,5 +113,5 @@ class EndHedge(_Task):
     """Give that right back."""
 
 
-LeaseTask = AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
+LeaseTask = LookHere | AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
 Action = Reply | LeaseTask

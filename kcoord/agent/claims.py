@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -64,7 +63,7 @@ class Claims:
         _remember(self._names, message.digest, message.label, _NAMES_REMEMBERED)
         _remember(self._calls, message.digest, message.call, _CALLS_REMEMBERED)
         self._sweeper.seen(home)
-        now, who = time.monotonic(), connection.label(platform.node())
+        now, who = time.monotonic(), connection.label
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
             functools.partial(self._slow_after, message.digest, message.recipe if ahead is None else ahead.digest, ahead),
@@ -81,7 +80,7 @@ class Claims:
         return self._land(connection, key.digest, token, self._sweeper.sparing(message.staging, publish))
 
     def fail(self, connection: Connection, request: int, message: messages.Fail) -> messages.Answer:
-        where = connection.label(platform.node())
+        where = connection.label
         self.carry_out(self._flights.failed(message.digest, message.token, message.log, where, time.monotonic()))
         return messages.Done()
 
@@ -183,7 +182,7 @@ class Claims:
             return messages.Refused(why)
         finally:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
-                why = f"{connection.label(platform.node())} compiled it, but could not publish it: {why}"
+                why = f"{connection.label} compiled it, but could not publish it: {why}"
                 self.carry_out(self._flights.not_published(digest, token, why, time.monotonic()))
         self.carry_out(self._flights.landed(digest, str(artifact.path)))
         return messages.Done()

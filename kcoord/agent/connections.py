@@ -9,6 +9,7 @@ import asyncio
 import functools
 import itertools
 import os
+import platform
 import socket
 import sys
 import time
@@ -38,15 +39,18 @@ class Connection:
     """One client. `unanswered` maps a request's id to the request, and the moment at which it arrived."""
 
     id: int
-    writer: asyncio.StreamWriter
+    transport: asyncio.Transport
     who: Identity
     pid: int
     unanswered: dict[int, tuple[Request, float]] = field(default_factory=dict)
     notices_sent: int = 0  # position in the agent's notices
+    watch: ProcessWatch | None = None
 
-    def label(self, node: str) -> str:
+    @functools.cached_property
+    def label(self) -> str:
+        """For people."""
         who = "pool, " if self.who.pool else "" if self.who.rank is None else f"rank {self.who.rank}, "
-        return f"{node} ({who}pid {self.who.pid})"
+        return f"{platform.node()} ({who}pid {self.who.pid})"
 
 
 class Observer:
@@ -114,8 +118,8 @@ class Connections:
         """Let clients in. The server's `close` closes `listener`, and leaves connections open."""
         # the socket's name belongs to whoever bound it: a supervisor may start the next agent on it
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        return await asyncio.start_unix_server(
-            self._client, sock=listener, limit=frames.LARGEST_FRAME, backlog=BACKLOG, **keep_name
+        return await asyncio.get_running_loop().create_unix_server(
+            self._client, sock=listener, backlog=BACKLOG, **keep_name
         )
 
     def answer(self, connection: Connection, request: int, answer: Answer) -> None:
@@ -126,17 +130,19 @@ class Connections:
 
     def _send(self, connection: Connection, frame: dict[str, Any]) -> None:
         """A client that does not read its answers is cut off: they are kept in memory."""
-        if connection.writer.is_closing():
+        if connection.transport.is_closing():
             return
-        if connection.writer.transport.get_write_buffer_size() > _MOST_UNREAD:
-            who = connection.label("a client")
-            self._notices.tell(f"{who} does not read its answers: it is cut off", about=f"unread {connection.who.pid}")
-            connection.writer.transport.abort()  # `close` would keep what is unread until the client has gone
+        if connection.transport.get_write_buffer_size() > _MOST_UNREAD:
+            self._notices.tell(
+                f"a client, {connection.label}, does not read its answers: it is cut off",
+                about=f"unread {connection.who.pid}",
+            )
+            connection.transport.abort()  # `close` would keep what is unread until the client has gone
             return
         notices, connection.notices_sent = self._notices.since(connection.notices_sent)
         if notices and self.tells_clients and connection.who.local_rank in (None, 0):
             frame["told"] = notices
-        connection.writer.write(frames.encode_frame(frame))
+        connection.transport.write(frames.encode_frame(frame))
 
     def beat(self) -> None:
         """Tell all who wait that the agent lives."""
@@ -151,8 +157,8 @@ class Connections:
             try:
                 self.answer(connection, request, await answer)
             except ProtocolError as error:
-                _refuse(connection.writer, error)
-                connection.writer.close()
+                _refuse(connection.transport, error)
+                connection.transport.close()
 
         self.begin(connection, answered())
 
@@ -171,81 +177,153 @@ class Connections:
         self._ending = True
         answered = {c.id for c in self._tasks.values()}
         for connection in [c for c in self._open.values() if c.id not in answered]:
-            connection.writer.close()
+            connection.transport.close()
         until = time.monotonic() + timeout
         while self._tasks and (left := until - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=min(every, left))
             self.beat()
         for connection in list(self._open.values()):
-            connection.writer.close()
+            connection.transport.close()
 
     def _ended_work(self, connection: Connection, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if tell_if_failed(task, "a request failed", self._notices.tell):
-            connection.writer.close()  # so the client finds out
+            connection.transport.close()  # so the client finds out
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection: Connection | None = None
-        watch: ProcessWatch | None = None
-        try:
-            peer = peer_of(writer.get_extra_info("socket"))
-            if peer.uid != os.getuid():
-                raise ProtocolError(f"user {peer.uid} may not use the agent of user {os.getuid()}")
-            hello = await asyncio.wait_for(_frame(reader), _HELLO_TIMEOUT)
-            who = Identity.from_hello(hello)
-            self._welcome(who)
-            connection = Connection(self.new_id(), writer, who, peer.pid)
-            self._open[connection.id] = connection
-            about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
-            self._send(connection, {"op": "welcome", **about})
-            watch = ProcessWatch(peer.pid, lambda c=connection: self._ended(c))  # type: ignore[misc]
-            while True:
-                frame = await _frame(reader)
-                if self._ending:
-                    break
-                if len(connection.unanswered) >= _MOST_UNANSWERED:
-                    raise ProtocolError(f"{_MOST_UNANSWERED} requests of this connection are not answered yet")
-                request, message = parse_request(frame)
-                if request in connection.unanswered:
-                    raise ProtocolError(f"the request {request} of this connection is not answered yet")
-                connection.unanswered[request] = message, time.monotonic()
-                self._asked(connection, request, message)
-        except ProtocolError as error:
-            _refuse(writer, error)
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
-            pass  # the client has gone; `finally` clears up after it
-        except asyncio.CancelledError:
-            if not self._ending:
-                raise
-            # the loop ends; asyncio before 3.12 calls a handler that was cancelled an error
-        finally:
-            if watch is not None:
-                watch.close()
-            if connection is not None:
-                self._left(connection)
-            writer.close()
+    def _client(self) -> _Client:
+        return _Client(self._said, self._hello, self._lost)
+
+    def _hello(self, client: _Client, frame: dict[str, Any]) -> Connection:
+        """A client's first frame. Raises `ProtocolError`."""
+        peer = peer_of(client.transport.get_extra_info("socket"))
+        if peer.uid != os.getuid():
+            raise ProtocolError(f"user {peer.uid} may not use the agent of user {os.getuid()}")
+        who = Identity.from_hello(frame)
+        self._welcome(who)
+        connection = Connection(self.new_id(), client.transport, who, peer.pid)
+        self._open[connection.id] = connection
+        about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
+        self._send(connection, {"op": "welcome", **about})
+        connection.watch = ProcessWatch(peer.pid, lambda: self._ended(connection))
+        return connection
+
+    def _said(self, connection: Connection, frame: dict[str, Any]) -> None:
+        """Any other frame of a client. Raises `ProtocolError`."""
+        if self._ending:
+            connection.transport.close()
+            return
+        if len(connection.unanswered) >= _MOST_UNANSWERED:
+            raise ProtocolError(f"{_MOST_UNANSWERED} requests of this connection are not answered yet")
+        request, message = parse_request(frame)
+        if request in connection.unanswered:
+            raise ProtocolError(f"the request {request} of this connection is not answered yet")
+        connection.unanswered[request] = message, time.monotonic()
+        self._asked(connection, request, message)
+
+    def _lost(self, connection: Connection) -> None:
+        if connection.watch is not None:
+            connection.watch.close()
+        self._left(connection)
 
     def _ended(self, connection: Connection) -> None:
         """The client's process has ended. A forked child may keep the other end open for as long as it likes: ours is closed."""
         self._left(connection)
-        asyncio.get_running_loop().call_later(_LINGER, connection.writer.transport.abort)
+        asyncio.get_running_loop().call_later(_LINGER, connection.transport.abort)
 
     def _left(self, connection: Connection) -> None:
         if self._open.pop(connection.id, None) is not None and not self._ending:
             self._gone(connection)
 
 
-async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    length = frames.frame_length(await reader.readexactly(frames.HEADER_BYTES))
-    late = ProtocolError(f"a frame must be whole within {_FRAME_TIMEOUT:g} s")
-    timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, reader.set_exception, late)
-    try:
-        return frames.decode_body(await reader.readexactly(length))
-    finally:
-        timer.cancel()
+class _Client(asyncio.Protocol):
+    """The bytes of one connection: frames, each of them whole in time, and its end.
+
+    ``hello(client, frame)`` gets the first frame and returns the connection, ``said(connection, frame)`` each other one; their
+    `ProtocolError` refuses the client. ``lost(connection)`` is called once.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        said: Callable[[Connection, dict[str, Any]], None],
+        hello: Callable[[_Client, dict[str, Any]], Connection],
+        lost: Callable[[Connection], None],
+    ) -> None:
+        self._said, self._hello, self._lost = said, hello, lost
+        self._connection: Connection | None = None
+        self._received = bytearray()
+        self._reads = False  # `_read` is due
+        self._ended = False  # nothing more comes
+        self._timer: asyncio.TimerHandle | None = None  # until the hello, or the rest of a frame
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self._timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._read_soon()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._read_soon()
+        return True  # `_read` closes it
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._stop_timer()
+        if self._connection is not None:
+            self._lost(self._connection)
+
+    def _read_soon(self) -> None:
+        """The end of a process that is told in the same turn of the loop comes first: nothing is granted to it any more."""
+        if not self._reads:
+            self._reads = True
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        self._reads, goes_on = False, False
+        try:
+            self._read_frames()
+            goes_on = not self._ended
+        except ProtocolError as error:
+            _refuse(self.transport, error)
+        finally:
+            if not goes_on:  # also after an error that nobody foresaw: the client finds out
+                self._received.clear()
+                self.transport.close()
+
+    def _read_frames(self) -> None:
+        received, read = self._received, 0
+        while len(received) - read >= frames.HEADER_BYTES and not self.transport.is_closing():
+            body = read + frames.HEADER_BYTES
+            end = body + frames.frame_length(bytes(received[read:body]))
+            if len(received) < end:
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(_FRAME_TIMEOUT, self._is_late)
+                break
+            read = end
+            self._stop_timer()
+            self._heard(frames.decode_body(bytes(received[body:end])))
+        del received[:read]
+
+    def _heard(self, frame: dict[str, Any]) -> None:
+        if self._connection is None:
+            self._connection = self._hello(self, frame)
+        else:
+            self._said(self._connection, frame)
+
+    def _is_late(self) -> None:
+        _refuse(self.transport, ProtocolError(f"a frame must be whole within {_FRAME_TIMEOUT:g} s"))
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def _refuse(writer: asyncio.StreamWriter, error: ProtocolError) -> None:
+def _refuse(transport: asyncio.WriteTransport, error: ProtocolError) -> None:
     log.info("refused a client: %s", error)
-    if not writer.is_closing():
-        writer.write(frames.encode_frame({"op": "refused", "why": str(error)}))
+    if not transport.is_closing():
+        transport.write(frames.encode_frame({"op": "refused", "why": str(error)}))

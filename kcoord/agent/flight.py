@@ -12,6 +12,7 @@ from kcoord.protocol.messages import Ready
 
 
 class State(enum.Enum):
+    LOOKING_HERE = "looking on this node"
     ASKING = "asking"
     LOOKING = "looking"
     FETCHING = "fetching"
@@ -31,13 +32,13 @@ class Attempt:
 
 @dataclass
 class Flight:
-    """`step` is the flight's state until it has a leader: ASKING, LOOKING or FETCHING."""
+    """`step` is the flight's state until it has a leader: LOOKING_HERE, ASKING, LOOKING or FETCHING."""
 
     key: str
     serial: int
     since: float
     slow_after: Callable[[], float] = never  # seconds of one leader's compile
-    step: State = State.ASKING
+    step: State = State.LOOKING_HERE
     waiters: dict[int, Claimant] = field(default_factory=dict)
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node

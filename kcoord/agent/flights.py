@@ -3,7 +3,10 @@
 A pure state machine: no I/O, no clock, no randomness. Every method takes an event and returns the actions that follow, in
 order; the agent carries them out and reports their results as further events. A flight's life::
 
-    claim ──▶ ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
+    claim ──▶ LOOKING_HERE ──yes──▶ (gone; Ready)
+                │ no
+                ▼
+              ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
                 │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
           Ready │ │ void        ▼               ▼
                 ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
@@ -44,6 +47,7 @@ from kcoord.agent.actions import (
     FailLease,
     Fetch,
     Look,
+    LookHere,
     Reply,
 )
 from kcoord.agent.flight import Attempt, Flight, State
@@ -97,7 +101,7 @@ class Flights:
         self._serial += 1
         flight = self._flights[key] = Flight(key, self._serial, now, claimant.slow_after)
         flight.waiters[claimant.id] = claimant
-        return [AskLease(key, flight.serial)]
+        return [LookHere(key, flight.serial, claimant.home)]
 
     def landing(self, key: str, token: str) -> bool:
         """The leader, or the hedge, hands in its files: its death changes nothing from now on, and `landed` or `not_published`
@@ -168,7 +172,17 @@ class Flights:
             actions += self._end_attempts(flight, now, lambda attempt: attempt.claimant.owner == owner)
         return actions
 
-    # Events from the lease service and the store. Nothing follows if `serial` is not the flight's: the event is an earlier one's.
+    # Events from the local tier, the lease service and the store. Nothing follows from one of an earlier flight (`serial`).
+
+    def looked_here(self, key: str, serial: int, found: str | None) -> list[Action]:
+        """`found` is the home where the artifact is; None if the local tier has none."""
+        flight = self._current(key, serial, State.LOOKING_HERE)
+        if flight is None:
+            return []
+        if found is not None:
+            return [*self._answer_all(flight, flight.ready, found), *self._remove(flight)]
+        flight.step = State.ASKING
+        return [AskLease(key, serial)] if flight.waiters else self._remove(flight)
 
     def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
         """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again."""
@@ -203,18 +217,17 @@ class Flights:
         self._failures[key] = _Failure(failure, now + self._failure_ttl)
         return [*self._answer_all(flight, failure), *self._remove(flight)]
 
-    def looked(self, key: str, serial: int, found: str | None, now: float, manifest: str | None = None) -> list[Action]:
-        """As the lease's holder: `found` is the home where the artifact is now, None if it is nowhere.
-
-        `manifest` is its manifest's SHA-256 if it was in the store.
+    def looked(self, key: str, serial: int, home: str, manifest: str | None, now: float) -> list[Action]:
+        """As the lease's holder: the artifact was in the store, and is at `home` now. `manifest`: its manifest's SHA-256, None if
+        the store has none.
         """
         flight = self._current(key, serial, State.LOOKING)
         if flight is None:
             return []
-        if found is None:
+        if manifest is None:
             return self._next_leader(flight, now)
-        answers = self._answer_all(flight, flight.ready, found)
-        return [*answers, *self._remove(flight), Announce(key, serial, found, manifest)]
+        answers = self._answer_all(flight, flight.ready, home)
+        return [*answers, *self._remove(flight), Announce(key, serial, home, manifest)]
 
     def fetched(self, key: str, serial: int, found: str | None, *, packed: bool = False) -> list[Action]:
         """`found` is None if the artifact that READY announced cannot be had: then that READY is void, and we ask again.

@@ -17,6 +17,7 @@ from kcoord.agent import actions as act
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
+from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
@@ -66,6 +67,9 @@ class LeaseTasks:
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
+        self._looks = LocalLooks(
+            self._local_io, lambda home: self._check((home,)), notices, vouched=self._trust.required
+        )
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
             act.Look: self._look,
@@ -84,6 +88,9 @@ class LeaseTasks:
 
     def start(self, action: act.LeaseTask) -> None:
         """Begin `action`; the actions that follow from its result go to `report`."""
+        if isinstance(action, act.LookHere):
+            self._looks.look(action.key, action.home, functools.partial(self._looked_here, action))
+            return
         task = self._run(action.serial, self._work[type(action)](action))
         if isinstance(action, act.AskLease):
             self._asking[action.serial] = task
@@ -123,6 +130,7 @@ class LeaseTasks:
         if late:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
+        self._looks.close()
         self._local_io.shutdown(wait=False, cancel_futures=True)
         self.packs.close()
         self._store.close()
@@ -309,34 +317,24 @@ class LeaseTasks:
 
     # Artifacts.
 
+    def _looked_here(self, action: act.LookHere, found: bool) -> None:
+        self._report(self._flights.looked_here(action.key, action.serial, action.home if found else None))
+
     async def _look(self, action: act.Look) -> None:
-        key, home = action.key, Path(action.home)
-        found, manifest = await self._is_here(key, home), None
-        if not found:
-            manifest = await self._from_store(key, home, None)
+        key = action.key
+        manifest = await self._from_store(key, Path(action.home), None)
         if (
             manifest is None and key in self._distrusted
         ):  # this node's compile stays here: no other node should wait for it
             await self._held.give_back(key, action.serial)
-        where = action.home if found or manifest else None
-        self._report(self._flights.looked(key, action.serial, where, self._now(), manifest))
+        self._report(self._flights.looked(key, action.serial, action.home, manifest, self._now()))
 
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
-        found, packed = await self._is_here(key, home), False
-        if not found:
-            found = packed = await self._from_pack(key, home, action.manifest)
+        found = packed = await self._from_pack(key, home, action.manifest)
         if not found:
             found = await self._from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
-
-    async def _is_here(self, digest: str, home: Path) -> bool:
-        vouched = self._trust.required
-        try:
-            return await self._at((home,), lambda: local.is_whole(home, digest, vouched=vouched))
-        except ArtifactInvalid as error:
-            self._notices.tell(str(error))
-            return False
 
     async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:
         """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""

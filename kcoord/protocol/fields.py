@@ -5,7 +5,9 @@ A reader gets the message and the field's name, and returns the checked value. `
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ LONGEST_CALL = 16 << 10  # characters
 LONGEST_JOB = 1000  # characters
 LONGEST_PATH = 4095  # bytes; Linux takes no longer one
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
+_DIGEST = re.compile("[0-9a-f]{64}")
+_PATHS_REMEMBERED = 2048  # of a kilobyte, usually
 _LONGEST_PROCESS = 64  # characters of the name by which a process numbers its deliveries
 _MOST_COUNTED = 1 << 40  # of anything
 
@@ -60,10 +64,10 @@ def number(message: Mapping[str, Any], name: str) -> float:
 
 def digest(message: Mapping[str, Any], name: str) -> str:
     """A key's digest."""
-    found = field(message, name, str)
-    if len(found) != 64 or not set(found) <= set("0123456789abcdef"):
+    found: str = field(message, name, str)
+    if not _DIGEST.fullmatch(found):
         raise ProtocolError(f"{found[:80]!r} is no digest of a key")
-    return str(found)
+    return found
 
 
 def text(message: Mapping[str, Any], name: str) -> str:
@@ -117,14 +121,22 @@ def job_name(job: str) -> str:
 
 def directory(message: Mapping[str, Any], name: str) -> Path:
     """An absolute path that a file may have."""
-    path = Path(field(message, name, str))
+    path = _absolute(field(message, name, str))
+    if path is None:
+        raise ProtocolError(f"the field {name!r} must be an absolute path of at most {LONGEST_PATH} bytes")
+    return path
+
+
+@functools.lru_cache(_PATHS_REMEMBERED)
+def _absolute(text: str) -> Path | None:
+    """None if no file has this path. Ranks of a node name the same homes: parsing a path costs as much as the rest of a claim."""
+    path = Path(text)
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        encoded = b"\0"
-    if b"\0" in encoded or len(encoded) > LONGEST_PATH or not path.is_absolute() or ".." in path.parts:
-        raise ProtocolError(f"the field {name!r} must be an absolute path of at most {LONGEST_PATH} bytes")
-    return path
+        return None
+    fits = b"\0" not in encoded and len(encoded) <= LONGEST_PATH
+    return path if fits and path.is_absolute() and ".." not in path.parts else None
 
 
 def key(message: Mapping[str, Any], name: str) -> CacheKey:

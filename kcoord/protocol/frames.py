@@ -14,6 +14,7 @@ import msgpack
 from kcoord.errors import ProtocolError
 
 LARGEST_FRAME = 4 << 20  # bytes of the body
+_TEXT = {str}
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
@@ -41,7 +42,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
         message = msgpack.unpackb(body, unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"the peer's frame is not msgpack: {error}") from error
-    if not isinstance(message, dict) or not all(isinstance(k, str) for k in message):
+    if not isinstance(message, dict) or not {*map(type, message)} <= _TEXT:
         raise ProtocolError("the peer's frame is not a map")
     return message
 

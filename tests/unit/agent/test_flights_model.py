@@ -33,6 +33,7 @@ class Server:
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
     unanswered: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    looking_here: dict[int, str] = field(default_factory=dict)
     asking: dict[int, str] = field(default_factory=dict)
     cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
     looking: dict[int, str] = field(default_factory=dict)
@@ -83,10 +84,13 @@ class Server:
         if self.unanswered == unanswered:
             assert self.picture() == before
 
+    def looked_here(self, serial: int, found: bool) -> None:
+        key = self.looking_here.pop(serial)
+        self.do(self.flights.looked_here(key, serial, "/found" if found else None))
+
     def looked(self, serial: int, found: bool) -> None:
         key = self.looking.pop(serial)
-        manifest = "manifest" if found and serial % 2 else None
-        self.do(self.flights.looked(key, serial, "/found" if found else None, self.now, manifest))
+        self.do(self.flights.looked(key, serial, "/found", "manifest" if found else None, self.now))
 
     def fetched(self, serial: int, found: bool) -> None:
         key = self.fetching.pop(serial)
@@ -137,7 +141,7 @@ class Server:
 
     def derail(self, serial: int) -> None:
         """This flight's task ended in an unforeseen error, and reports nothing."""
-        for tasks in (self.asking, self.looking, self.fetching):
+        for tasks in (self.looking_here, self.asking, self.looking, self.fetching):
             tasks.pop(serial, None)
         self.do(self.flights.derailed(serial))
 
@@ -155,6 +159,9 @@ class Server:
         for action in actions:
             if isinstance(action, act.Reply):
                 self.answered(action)
+            elif isinstance(action, act.LookHere):
+                assert action.serial not in self.looking_here
+                self.looking_here[action.serial] = action.key
             elif isinstance(action, act.AskLease):
                 assert action.serial not in self.asking, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
@@ -209,7 +216,12 @@ class Server:
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
-        task = {State.ASKING: self.asking, State.LOOKING: self.looking, State.FETCHING: self.fetching}
+        task = {
+            State.LOOKING_HERE: self.looking_here,
+            State.ASKING: self.asking,
+            State.LOOKING: self.looking,
+            State.FETCHING: self.fetching,
+        }
         for attempt in flight.attempts():
             assert self.tokens[attempt.token] == (flight.key, attempt.claimant.id)
             if attempt.lands:
@@ -225,7 +237,8 @@ class Server:
             assert not flight.waiters, "somebody waits for what is there"
             assert flight.hedge is None
         if flight.state is not State.LANDING:
-            assert flight.waiters or flight.leader or flight.hedge or flight.state in (State.LOOKING, State.FETCHING)
+            looks = flight.state in (State.LOOKING_HERE, State.LOOKING, State.FETCHING)
+            assert flight.waiters or flight.leader or flight.hedge or looks
         for number, waiter in enumerate(flight.waiters.values()):
             if not waiter.waits:
                 assert number == 0, "a claim that does not wait queues"
@@ -244,7 +257,12 @@ class Server:
 
     def finish(self) -> None:
         """Every task ends in the worst way, and time passes: then every claim was answered, and nothing is left."""
-        while self.asking or self.cancelled or self.looking or self.fetching or self.publishing or self.hedging:
+        while (
+            self.looking_here or self.asking or self.cancelled or self.looking or self.fetching or self.publishing
+            or self.hedging
+        ):  # fmt: skip
+            for serial in list(self.looking_here):
+                self.looked_here(serial, found=False)
             for serial in list(self.hedging):
                 self.hedge(serial, won=True)
             for serial in [*self.asking, *self.cancelled]:
@@ -306,6 +324,11 @@ class RandomServer(RuleBasedStateMachine):
             self.server.wait(data.draw(st.sampled_from(outstanding)))
 
     @rule(data=st.data(), found=st.booleans())
+    def looked_here(self, data: st.DataObject, found: bool) -> None:
+        if self.server.looking_here:
+            self.server.looked_here(data.draw(st.sampled_from(list(self.server.looking_here))), found)
+
+    @rule(data=st.data(), found=st.booleans())
     def looked(self, data: st.DataObject, found: bool) -> None:
         if self.server.looking:
             self.server.looked(data.draw(st.sampled_from(list(self.server.looking))), found)
@@ -320,6 +343,8 @@ class RandomServer(RuleBasedStateMachine):
         """The usual way: three ranks ask, nobody has it, the first one leads."""
         for owner in owners[:3]:
             self.server.claim(owner, key, f"/home/{owner}")
+        for serial in [s for s, k in self.server.looking_here.items() if k == key]:
+            self.server.looked_here(serial, found=False)
         for serial in [s for s, k in self.server.asking.items() if k == key]:
             self.server.lease(serial, Won(1))
         for serial in [s for s, k in self.server.looking.items() if k == key]:
@@ -365,7 +390,7 @@ class RandomServer(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def derail(self, data: st.DataObject) -> None:
-        serials = [*self.server.asking, *self.server.looking, *self.server.fetching]
+        serials = [*self.server.looking_here, *self.server.asking, *self.server.looking, *self.server.fetching]
         if serials:
             self.server.derail(data.draw(st.sampled_from(serials)))
 
@@ -401,6 +426,8 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     for serial in [*server.asking, *server.cancelled]:
         events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
         events.append(("wait", (serial,)))
+    for serial in server.looking_here:
+        events += [("looked_here", (serial, True)), ("looked_here", (serial, False))]
     for serial in server.looking:
         events += [("looked", (serial, True)), ("looked", (serial, False))]
     for serial in server.fetching:
@@ -415,7 +442,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events += [("published", (index, True)), ("published", (index, False))]
     for serial in server.hedging:
         events += [("hedge", (serial, True)), ("hedge", (serial, False))]
-    events += [("derail", (s,)) for s in (*server.asking, *server.looking, *server.fetching)]
+    events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
     if server.now < 60:
         events += [("tick", (20.0,))]
     return events
@@ -447,6 +474,7 @@ def fingerprint(server: Server) -> object:
         server.now,
         tuple(c.deadline for c in server.claimed.values()),
         tuple(sorted(server.gone)),
+        tuple(server.looking_here),
         tuple(server.asking),
         tuple(server.cancelled),
         tuple(server.looking),
@@ -472,6 +500,7 @@ def copy_of(server: Server) -> Server:
         "claimed",
         "unanswered",
         "gone",
+        "looking_here",
         "asking",
         "cancelled",
         "looking",
@@ -486,7 +515,7 @@ def copy_of(server: Server) -> Server:
     return twin
 
 
-DEPTH = 8
+DEPTH = 9
 
 
 def test_every_order_of_events_for_three_claims_of_one_key() -> None:
@@ -513,5 +542,5 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
                 following.append((twin, told))
         level = following
     assert outcomes == {s.value for s in State}
-    assert hedged == outcomes, "a state in which nobody was ever hedged"
+    assert hedged == outcomes - {State.LOOKING_HERE.value}, "a state in which nobody was ever hedged"
     assert len(seen) > 30_000, "the exploration has become shallow"

@@ -6,16 +6,21 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from kcoord.agent import actions as act
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Origin
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
+from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
+from tests.support.agents import key_of, stage
 
 KEY, SLOW = "key", 0.05
 
@@ -47,8 +52,9 @@ def slow_flight(flights: Flights, now: float) -> list[act.Action]:
     """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
     for n in (1, 2):
         flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, slow_after=lambda: SLOW), now)
+    flights.looked_here(KEY, 1, None)
     flights.lease_answered(KEY, 1, Won(0), now)
-    flights.looked(KEY, 1, None, now)
+    flights.looked(KEY, 1, "/home/1", None, now)
     return flights.tick(now + SLOW)
 
 
@@ -249,16 +255,40 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
     asyncio.run(scenario())
 
 
+def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        class Hangs(LocalLeases):
+            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+                await asyncio.Event().wait()
+                raise AssertionError("unreachable")
+
+        key, home = key_of("k"), tmp_path / "home"
+        local.publish_local(stage(home), home, key, 0.5, Origin.here(1, 0, ""))
+        flights, answered = Flights(limit=900.0, failure_ttl=30.0), list[act.Reply]()
+        tasks = tasks_of(flights, Hangs(15.0, 900.0, 30.0), answered)
+        asks = replace(claimant(), key=key.digest, home=str(home))
+        for action in flights.claim(asks, time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: answered)
+        assert [(reply.claimant, reply.answer, reply.home) for reply in answered] == [
+            (asks, messages.Ready("store"), str(home))
+        ]
+        assert not tasks.busy
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
 def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back() -> None:
     async def scenario() -> None:
         leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
         answered: list[act.Reply] = []
         tasks = tasks_of(flights, leases, answered, notices=notices)
 
-        async def ill(digest: str, home: Path) -> bool:
+        async def ill(digest: str, home: Path, announced: str | None) -> str:
             raise ZeroDivisionError("look")
 
-        tasks._is_here = ill  # type: ignore[method-assign]
+        tasks._from_store = ill  # type: ignore[method-assign]
         for action in flights.claim(claimant(), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
