@@ -367,12 +367,21 @@ class LeaseTasks:
         return None
 
     async def _into_store(self, digest: str, home: Path) -> str | None:
-        """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there."""
+        """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there.
+
+        One that was not compiled here came from a store, under keys that this node may trust no more: it is not signed anew.
+        """
 
         def publish(store: Store) -> tuple[str, Manifest] | None:
             self._check((home,))
             found = local.read_artifact(home, digest)
-            return None if found is None else (store.publish(found[0].manifest, found[1]), found[0].manifest)
+            if found is None:
+                return None
+            manifest = found[0].manifest
+            if not manifest.made_here:
+                stated = store.stated(digest)
+                return None if stated is None else (stated[1], stated[0])
+            return store.publish(manifest, found[1]), manifest
 
         try:
             published = await self._store.use(publish, publishes=True)

@@ -9,18 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kcoord.agent import actions as act
 from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
+from tests.support.signing import OURS, THEIRS, opened
 
 KEY, SLOW = "key", 0.05
 
@@ -32,6 +36,7 @@ def tasks_of(
     *,
     ttl: float = 15.0,
     notices: Notices | None = None,
+    store: Store | None = None,
 ) -> LeaseTasks:
     """Carries out all actions but answers to ranks, which go to `answered`."""
 
@@ -43,7 +48,7 @@ def tasks_of(
                 answered.append(action)
 
     tasks = LeaseTasks(
-        leases, None, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
+        leases, store, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
     )
     return tasks
 
@@ -295,6 +300,32 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
         assert flights.get(KEY) is None
         assert not leases.held
         assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["the store has it not", "the store has it"])
+def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: Path, is_there: bool) -> None:
+    """Its signer may be trusted no more: a leader whose files lost the race against that copy hands in nothing."""
+
+    async def scenario() -> None:
+        key, home = key_of("k"), tmp_path / "local" / "home"
+        theirs, store = opened(tmp_path / "theirs", THEIRS), opened(tmp_path / "store", OURS)
+        made = local.publish_local(stage(tmp_path / "there"), tmp_path / "there", key, 0.5, Origin.here(1, 0, ""))
+        contents = local.read_contents(made)
+        theirs.publish(made.manifest, contents)
+        before = store.publish(made.manifest, contents) if is_there else None
+        fetched = theirs.fetch(key.digest)
+        assert fetched is not None
+        local.install(fetched[0], fetched[1], home)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases, store=store)
+        tasks.start(act.Announce(key.digest, 0, str(home)))
+        await until(lambda: not tasks.busy)
+        stated = store.stated(key.digest)
+        assert (stated and stated[1]) == before
+        assert await leases.look(key.digest) == (Ready(before) if before is not None else None)
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
