@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -20,8 +21,12 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import digest_type, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
+from kcoord.profiles.packs import all_packs
 from kcoord.settings import Settings
+from kcoord.transfer.bundle import Bundle
+from kcoord.transfer.bundle_index import BundleInvalid
 
 _MOST_SHOWN = 200
 _DIGITS = 64
@@ -29,7 +34,10 @@ _DIGITS = 64
 
 @dataclass
 class _Seen:
+    """`whole`: artifacts, in packs apart."""
+
     whole: int = 0
+    packs: int = 0
     signed: int = 0
     size: int = 0
 
@@ -43,7 +51,7 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
     is 1.
 
     Signatures in the store are checked, too: with KCOORD_TRUST=require or warn an artifact without a signature by one of our keys
-    is bad. Nothing is moved or removed.
+    is bad. So are the packs of profiles, unless each DIGEST is named. Nothing is moved or removed.
     """
     if everything and digests:
         raise click.UsageError("give either --all or each DIGEST")
@@ -53,17 +61,23 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
         where, checks = settings.local_dir, _on_node(settings, digests, seen)
     else:
         check_is_store(root)
-        where, checks = root, _in_store(Store(root), Trust.of(settings), digests, seen)
+        trust = Trust.of(settings)
+        where, checks = root, _in_store(Store(root), trust, digests, seen)
+        if not digests:
+            checks = chain(checks, _packs(root, trust, seen))
     missing = set(digests)
     with bar("verify", MofNCompleteColumn(), quiet=as_json) as progress:
         for number, (digest, place, check) in enumerate(checks, 1):
             missing -= {each for each in missing if digest.startswith(each)}
             try:
                 check()
-                seen.whole += 1
             except ArtifactDistrusted as error:
                 bad[place] = f"{error.fault}: {error.remedy}"
-            except (ArtifactInvalid, StoreError) as error:  # a bad sector of a disk leaves the other artifacts
+            except (
+                ArtifactInvalid,
+                BundleInvalid,
+                StoreError,
+            ) as error:  # a bad sector of a disk leaves the other artifacts
                 bad[place] = str(error)
             progress(number, None)
     for digest in sorted(missing):
@@ -94,11 +108,28 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
         doubt = judge.doubt(MANIFEST, encoded)
         if doubt is not None:
             raise doubt
+        seen.whole += 1
 
     whole = bool(digests) and all(len(digest) == _DIGITS for digest in digests)
     for digest in digests if whole else store.digests():
         if not digests or digest.startswith(digests):
             yield digest, str(store.home(digest)), functools.partial(check, digest)
+
+
+def _packs(root: Path, trust: Trust, seen: _Seen) -> Iterator[_Check]:
+    tells = Trust("warn" if trust.required else trust.policy, trust.keys)
+
+    def check(path: Path, size: int) -> None:
+        with Bundle(path, tells) as bundle:
+            if bundle.doubt is not None:
+                raise bundle.doubt
+            bundle.verify()
+        seen.packs += 1
+        seen.size += size
+
+    with store_errors(root):
+        for path, found in all_packs(root):
+            yield "", str(path), functools.partial(check, path, found.st_size)
 
 
 def _on_node(settings: Settings, digests: tuple[str, ...], seen: _Seen) -> Iterator[_Check]:
@@ -107,6 +138,7 @@ def _on_node(settings: Settings, digests: tuple[str, ...], seen: _Seen) -> Itera
         if artifact is None:
             raise ArtifactInvalid("it was removed this moment")
         seen.size += artifact.manifest.size
+        seen.whole += 1
 
     for path in local_manifests(settings.local_dir):
         digest = _stated(path)
@@ -124,12 +156,23 @@ def _stated(manifest: Path) -> str:
 
 def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None:
     if as_json:
-        print_json({"whole": seen.whole, "signed": seen.signed, "bytes": seen.size, "bad": bad, "where": str(where)})
+        print_json(
+            {
+                "whole": seen.whole,
+                "packs": seen.packs,
+                "signed": seen.signed,
+                "bytes": seen.size,
+                "bad": bad,
+                "where": str(where),
+            }
+        )
         return
     for place, fault in list(bad.items())[:_MOST_SHOWN]:
         click.echo(f"bad: {place}: {fault}", err=True)
     if len(bad) > _MOST_SHOWN:
         click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
+    packs = f" and {seen.packs} packs" if seen.packs else ""
     click.echo(
-        f"{seen.whole} artifacts verified, {len(bad)} bad, {seen.size:,} bytes read, {seen.signed} signed by any key, in {where}"
+        f"{seen.whole} artifacts{packs} verified, {len(bad)} bad, {seen.size:,} bytes read, "
+        f"{seen.signed} signed by any key, in {where}"
     )

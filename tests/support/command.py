@@ -18,5 +18,5 @@ def kcoord(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None)
     return done
 
 
-def as_json(sandbox: Sandbox, *arguments: str, **more: str | None) -> Any:
-    return json.loads(kcoord(sandbox, *arguments, "--json", **more).stdout)
+def as_json(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None) -> Any:
+    return json.loads(kcoord(sandbox, *arguments, "--json", code=code, **more).stdout)

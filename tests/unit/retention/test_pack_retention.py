@@ -19,6 +19,7 @@ from kcoord.transfer.pack import read_pack, write_pack
 from tests.support.artifacts import DAY, older, publish
 from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
+from tests.support.signing import OURS
 
 ARTIFACTS = 4
 
@@ -132,11 +133,26 @@ def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path
     assert (packs_directory(store.root, "job") / "notes.txt").exists()
 
 
+def test_verify_names_a_pack_that_is_damaged_or_that_no_key_of_ours_has_signed(sandbox: Sandbox) -> None:
+    store = made(sandbox.root / "store")
+    there = {"KCOORD_STORE": str(store.root)}
+    signed = {**there, "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "warn"}
+    told = as_json(sandbox, "verify", code=1, **signed)
+    assert "not signed" in told["bad"][str(pack_of(store))]
+    content = bytearray(pack_of(store).read_bytes())
+    content[-1] ^= 1
+    pack_of(store).write_bytes(content)
+    told = as_json(sandbox, "verify", code=1, **there)
+    assert (told["whole"], told["packs"], list(told["bad"])) == (ARTIFACTS, 0, [str(pack_of(store))])
+
+
 def test_the_commands_know_packs(sandbox: Sandbox) -> None:
     store = made(sandbox.root / "store")
     there = {"KCOORD_STORE": str(store.root)}
     assert len(as_json(sandbox, "ls", **there)) == ARTIFACTS
-    assert as_json(sandbox, "verify", **there)["whole"] == ARTIFACTS
+    verified = as_json(sandbox, "verify", **there)
+    assert (verified["whole"], verified["packs"], verified["bad"]) == (ARTIFACTS, 1, {})
+    assert f"{ARTIFACTS} artifacts and 1 packs verified, 0 bad" in kcoord(sandbox, "verify", **there).stdout
     kcoord(sandbox, "doctor", **there)
     printed = kcoord(sandbox, "gc", "--unused-for", "10d", "--least-age", "0s", **there).stdout
     assert f"removed packs/job/{pack_of(made(sandbox.root / 'other')).name}" in printed
