@@ -67,9 +67,7 @@ class LeaseTasks:
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self._looks = LocalLooks(
-            self._local_io, lambda home: self._check((home,)), notices, vouched=self._trust.required
-        )
+        self._looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
             act.Look: self._look,

@@ -19,10 +19,10 @@ _MOST = 64  # looks of one turn, whose answers come together
 
 
 class LocalLooks:
-    """``check(home)`` raises `ArtifactInvalid` if others may write there; `vouched` is that of `local.is_whole`."""
+    """Nothing is read where others may write, which is told (`local.check_owner`). `vouched` is that of `local.is_whole`."""
 
-    def __init__(self, threads: Executor, check: Callable[[Path], None], notices: Notices, *, vouched: bool) -> None:
-        self._threads, self._check, self._notices, self._vouched = threads, check, notices, vouched
+    def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, vouched: bool) -> None:
+        self._threads, self._local_dir, self._notices, self._vouched = threads, local_dir, notices, vouched
         self._wanted: list[tuple[str, str, Callable[[bool], None]]] = []
         self._turns = 0
         self._closed = False
@@ -56,11 +56,12 @@ class LocalLooks:
         self._turn()
 
     def _are_here(self, homes: list[tuple[str, Path]]) -> list[bool]:
-        return [self._is_here(digest, home) for digest, home in homes]
+        checked: set[Path] = set()
+        return [self._is_here(digest, home, checked) for digest, home in homes]
 
-    def _is_here(self, digest: str, home: Path) -> bool:
+    def _is_here(self, digest: str, home: Path, checked: set[Path]) -> bool:
         try:
-            self._check(home)
+            local.check_owner(home, self._local_dir, checked)
             return local.is_whole(home, digest, vouched=self._vouched)
         except ArtifactInvalid as error:
             self._notices.tell(str(error))

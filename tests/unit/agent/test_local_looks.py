@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from kcoord.agent.local_looks import LocalLooks
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
-from kcoord.errors import ArtifactInvalid
 from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
 
@@ -44,16 +42,11 @@ async def found(looks: LocalLooks, wanted: list[tuple[str, str]], within: float 
     return await asyncio.wait_for(asyncio.gather(*answers), within)
 
 
-def looking(
-    wanted: list[tuple[str, str]],
-    check: Callable[[Path], None] = lambda home: None,
-    *,
-    vouched: bool = False,
-) -> tuple[list[bool], int, list[str]]:
+def looking(wanted: list[tuple[str, str]]) -> tuple[list[bool], int, list[str]]:
     """Answers, turns of a thread, and notices."""
     notices = Notices()
     with Threads(4) as threads:
-        answers = asyncio.run(found(LocalLooks(threads, check, notices, vouched=vouched), wanted))
+        answers = asyncio.run(found(LocalLooks(threads, None, notices, vouched=False), wanted))
         return answers, threads.turns, notices.since(0)[0]
 
 
@@ -78,54 +71,62 @@ def test_what_does_not_verify_is_not_here(tmp_path: Path) -> None:
     assert (answers, notices) == ([False, False], [])
 
 
-def test_a_home_where_others_may_write_is_told_of_and_harms_no_other_look(tmp_path: Path) -> None:
-    ours, theirs = published(tmp_path, "ours"), published(tmp_path, "theirs")
-
-    def check(home: Path) -> None:
-        if home.name == "theirs":
-            raise ArtifactInvalid(f"{home} belongs to user 7")
-
-    answers, _, notices = looking([(key_of("theirs").digest, theirs), (key_of("ours").digest, ours)], check)
-    assert answers == [False, True]
-    assert [line for line in notices if "belongs to user 7" in line]
+def test_a_tier_where_others_may_write_is_told_of_and_harms_no_other_look(tmp_path: Path) -> None:
+    ours, theirs = published(tmp_path / "ours", "k"), [published(tmp_path / "theirs", name) for name in ("k", "l")]
+    (tmp_path / "theirs").chmod(0o777)
+    wanted = [(key_of("k").digest, theirs[0]), (key_of("k").digest, ours), (key_of("l").digest, theirs[1])]
+    answers, _, notices = looking(wanted)
+    assert answers == [False, True, False]
+    assert [line for line in notices if str(tmp_path / "theirs") in line]
 
 
-def test_after_an_error_that_nobody_foresaw_nothing_is_here_and_the_next_look_works(tmp_path: Path) -> None:
-    home, ill = published(tmp_path, "k"), True
+def test_a_tier_is_checked_once_in_a_turn_and_again_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr(local, "check_tier", lambda tier, local_dir: checked.append(tier))
+    wanted = [(key_of(name).digest, published(tmp_path, name)) for name in ("k", "l", "m")]
+    for turn in (1, 2):
+        assert looking(wanted)[0] == [True] * 3
+        assert checked == [tmp_path] * turn
 
-    def check(home: Path) -> None:
-        if ill:
-            raise ZeroDivisionError("look")
+
+def test_after_an_error_that_nobody_foresaw_nothing_is_here_and_the_next_look_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ill(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError("look")
 
     async def scenario() -> None:
-        nonlocal ill
-        looks, wanted = LocalLooks(threads, check, notices, vouched=False), [(key_of("k").digest, home)]
-        assert await found(looks, wanted) == [False]
-        ill = False
+        looks, wanted = LocalLooks(threads, None, notices, vouched=False), [(key_of("k").digest, home)]
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "is_whole", ill)
+            assert await found(looks, wanted) == [False]
         assert await found(looks, wanted) == [True]
 
-    notices = Notices()
+    home, notices = published(tmp_path, "k"), Notices()
     with Threads(4) as threads:
         asyncio.run(scenario())
     assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
 
 
-def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path) -> None:
-    home, hangs = published(tmp_path, "k"), threading.Event()
+def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native, goes_on = local.is_whole, threading.Event()
 
-    def check(home: Path) -> None:
-        if home.name == "hangs":
-            assert hangs.wait(20)
+    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
+        assert home.name != "hangs" or goes_on.wait(20)
+        return native(home, digest, vouched=vouched)
 
     async def scenario() -> None:
-        looks = LocalLooks(threads, check, Notices(), vouched=False)
-        slow: list[bool] = []
+        looks, slow = LocalLooks(threads, None, Notices(), vouched=False), list[bool]()
         looks.look(key_of("hangs").digest, str(tmp_path / "hangs"), slow.append)
         await asyncio.sleep(0)  # its turn has come
         assert await found(looks, [(key_of("k").digest, home)]) == [True]
         assert not slow
-        hangs.set()
+        goes_on.set()
 
+    monkeypatch.setattr(local, "is_whole", hanging)
+    home = published(tmp_path, "k")
     with Threads(4) as threads:
         asyncio.run(scenario())
 
@@ -133,7 +134,7 @@ def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("closes", ["before", "during"])
 def test_after_its_end_it_looks_no_more(tmp_path: Path, closes: str) -> None:
     async def scenario() -> None:
-        looks = LocalLooks(threads, lambda home: None, Notices(), vouched=False)
+        looks = LocalLooks(threads, None, Notices(), vouched=False)
         told: list[bool] = []
         if closes == "before":
             looks.close()
