@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from kcoord.agent.flight import State
 from kcoord.agent.flights import Flights
 from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Origin
+from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
@@ -479,5 +480,148 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         await within(10.0, given_back.wait())
         await tasks.drain(0.05)
         assert answered == []
+
+    asyncio.run(scenario())
+
+
+# Copies between homes of the local tier.
+
+
+def bringing(tasks: LeaseTasks, there: Path, home: Path) -> bool | None:
+    async def bring() -> bool | None:
+        try:
+            return await tasks.bring_home(key_of("k").digest, there, home)
+        finally:
+            await tasks.drain(1.0)
+
+    return asyncio.run(bring())
+
+
+def tasks_with(notices: Notices | None = None) -> LeaseTasks:
+    return tasks_of(
+        Flights(limit=900.0, failure_ttl=30.0), LocalLeases(15.0, 900.0, 30.0), notices=notices or Notices()
+    )
+
+
+def at_home(home: Path) -> Path:
+    local.publish_local(stage(home), home, key_of("k"), 0.5, Origin.here(1, 0, ""))
+    return home
+
+
+def test_an_artifact_of_this_node_is_copied_to_another_home(tmp_path: Path) -> None:
+    there, home = at_home(tmp_path / "one" / "k"), tmp_path / "two" / "k"
+    assert bringing(tasks_with(), there, home) is True
+    assert local.is_whole(home, key_of("k").digest)
+
+
+def test_what_is_at_home_already_is_not_copied(tmp_path: Path) -> None:
+    home = at_home(tmp_path / "two" / "k")
+    assert bringing(tasks_with(), tmp_path / "vanished", home) is True
+
+
+def test_a_copy_of_what_has_vanished_is_asked_for_again(tmp_path: Path) -> None:
+    assert bringing(tasks_with(), tmp_path / "vanished", tmp_path / "two" / "k") is None
+
+
+@pytest.mark.parametrize("where", ["one", "two"])
+def test_nothing_is_copied_from_or_to_where_others_may_write(tmp_path: Path, where: str) -> None:
+    there, home, notices = at_home(tmp_path / "one" / "k"), tmp_path / "two" / "k", Notices()
+    home.parent.mkdir()
+    (tmp_path / where).chmod(0o777)
+    assert bringing(tasks_with(notices), there, home) is False
+    assert not home.exists()
+    assert [line for line in notices.since(0)[0] if str(tmp_path / where) in line]
+
+
+def test_a_home_that_takes_no_files_is_told_of(tmp_path: Path) -> None:
+    there, notices = at_home(tmp_path / "one" / "k"), Notices()
+    (tmp_path / "two").write_text("no directory")
+    assert bringing(tasks_with(notices), there, tmp_path / "two" / "k") is False
+    assert [line for line in notices.since(0)[0] if str(tmp_path / "two") in line]
+
+
+# The end.
+
+
+class SlowStore(Store):
+    """Publishes once it `may`."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.publishes, self.may = threading.Event(), threading.Event()
+
+    def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
+        self.publishes.set()
+        assert self.may.wait(20)
+        return super().publish(manifest, contents)
+
+
+async def publishing(tasks: LeaseTasks, store: SlowStore, home: Path) -> None:
+    """An artifact is on its way into the store."""
+    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    await until(store.publishes.is_set)
+
+
+def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = SlowStore(tmp_path / "store")
+        store.open()
+        leases = LocalLeases(15.0, 900.0, 30.0)
+        tasks = tasks_of(Flights(limit=900.0, failure_ttl=30.0), leases, store=store)
+        await publishing(tasks, store, tmp_path / "local" / "k")
+        assert tasks.uploads == 1
+        draining = asyncio.create_task(tasks.drain(20.0))
+        await asyncio.sleep(0)
+        store.may.set()
+        await within(20.0, draining)
+        stated = store.stated(key_of("k").digest)
+        assert stated is not None
+        assert await leases.look(key_of("k").digest) == Ready(stated[1])
+        assert tasks.uploads == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_its_leases(tmp_path: Path) -> None:
+    class Hangs(LocalLeases):
+        async def release(self, lease: Lease) -> bool:
+            released.set()
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    async def scenario() -> None:
+        store, leases, flights = (
+            SlowStore(tmp_path / "store"),
+            Hangs(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0),
+        )
+        store.open()
+        tasks = tasks_of(flights, leases, store=store)
+        await leader_of(flights, tasks)
+        await publishing(tasks, store, tmp_path / "local" / "k")
+        await within(10.0, tasks.drain(0.05, 0.05))
+        assert released.is_set()
+        await until(lambda: not [task for task in asyncio.all_tasks() if "_give_back" in repr(task.get_coro())])
+        store.may.set()
+
+    released = threading.Event()
+    asyncio.run(scenario())
+
+
+def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "store")
+        store.open()
+        flights, answered = Flights(limit=900.0, failure_ttl=30.0), list[act.Reply]()
+        tasks = tasks_of(flights, LocalLeases(15.0, 900.0, 30.0), answered, store=store)
+        await tasks.drain(1.0)
+        for action in flights.claim(claimant(), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+        assert not answered
+        assert not tasks.busy
+        assert await tasks.in_store(lambda store: 1, 5.0) is None
+        with pytest.raises(RuntimeError):
+            await tasks.locally(lambda: 1)
 
     asyncio.run(scenario())
