@@ -19,7 +19,7 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
-from kcoord.errors import LeaseUnavailable
+from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import messages
@@ -480,6 +480,113 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
         await within(10.0, given_back.wait())
         await tasks.drain(0.05)
         assert answered == []
+
+    asyncio.run(scenario())
+
+
+# Leads without the lease: no other node is to wait for what does not get into the store.
+
+
+class FullStore(Store):
+    """Takes no artifact, as long as it is `full`."""
+
+    full = True
+
+    def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
+        self.check()
+        return super().publish(manifest, contents)
+
+    def check(self) -> None:
+        if self.full:
+            raise StoreError(f"{self.root}: it is full", "free some space")
+
+
+async def found_full(tasks: LeaseTasks, home: Path) -> None:
+    """The agent has met the full store."""
+    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    await until(lambda: tasks.store_is_faulty and not tasks.busy)
+
+
+def full_store(root: Path) -> FullStore:
+    store = FullStore(root)
+    store.open()
+    return store
+
+
+def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases, store=full_store(tmp_path / "store"))
+        await found_full(tasks, tmp_path / "local" / "k")
+        await leader_of(flights, tasks)
+        assert tasks.held == 0
+        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(tmp_path: Path, full: bool) -> None:
+    """The other node may have given up since the store is full, which this one has not met."""
+
+    async def scenario() -> None:
+        store, leases, flights = (
+            full_store(tmp_path),
+            LocalLeases(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0),
+        )
+        store.full = full
+        tasks = tasks_of(flights, leases, store=store)
+        theirs = await leases.acquire(KEY, "theirs", "another node")
+        assert isinstance(theirs, Lease)
+        leading = asyncio.create_task(leader_of(flights, tasks))
+        await until(lambda: leases._watchers)
+        assert not tasks.store_is_faulty
+        await theirs.release()
+        await leading
+        assert (tasks.held, tasks.store_is_faulty) == ((0, True) if full else (1, False))
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(tmp_path: Path, full: bool) -> None:
+    async def scenario() -> None:
+        store, leases, flights = (
+            full_store(tmp_path / "store"),
+            LocalLeases(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0),
+        )
+        tasks = tasks_of(flights, leases, store=store)
+        if full:
+            await found_full(tasks, tmp_path / "local" / "k")
+        await leases.ready(KEY, "a manifest")
+        await leader_of(flights, tasks)
+        assert tasks.held == (0 if full else 1)
+        assert await leases.look(KEY) == Ready("a manifest") if full else isinstance(await leases.look(KEY), Wait)
+        await tasks.drain(1.0)
+
+    asyncio.run(scenario())
+
+
+def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        key, home = key_of("k"), tmp_path / "local" / "k"
+        made = local.open_artifact(at_home(tmp_path / "there" / "k"))
+        assert made is not None
+        manifest = opened(tmp_path / "store", THEIRS).publish(made.manifest, local.read_contents(made))
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        await leases.ready(key.digest, manifest)
+        tasks = tasks_of(flights, leases, store=opened(tmp_path / "store", OURS))
+        for action in flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
+        assert not home.exists()
+        assert tasks.held == 0
+        assert await leases.look(key.digest) == Ready(manifest)
+        await tasks.drain(1.0)
 
     asyncio.run(scenario())
 
