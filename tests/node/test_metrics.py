@@ -337,12 +337,15 @@ def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Pat
 def test_the_documentation_lists_every_metric_with_its_labels_as_the_code_has_it() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
     assert "\n".join(metrics_table()) in text
+    assert all((metric.kind == "counter") == metric.name.endswith("_total") for metric in METRICS)
+    histograms = re.findall(r"`(\w+)` and `(\w+)` are\s+histograms", text)
+    assert [tuple(metric.name for metric in METRICS if metric.kind == "histogram")] == histograms
 
 
 def metrics_table() -> list[str]:
     """The table of docs/metrics.md."""
-    lines = ["| metric | type | labels | what it is |", "| --- | --- | --- | --- |"]
+    lines = ["| metric | what it is |", "| --- | --- |"]
     for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.doc} |")
+        labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
+        lines.append(f"| `{metric.name}{labels}` | {metric.doc} |")
     return lines

@@ -54,7 +54,7 @@ METRICS = (
            "a slow rank), failed, busy (asked without waiting), alone (compile it without coordination).",
            ("backend", "answer")),
     Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in.", ("backend",)),
-    _counter("kcoord_refused_publishes_total", "Those that could not be kept: the log says why."),
+    _counter("kcoord_refused_publishes_total", "Compiles that could not be kept: the log says why."),
     _counter("kcoord_hedges_total", "Ranks that went ahead beside a slow one."),
     _counter("kcoord_stalls_total", "Compiles whose processes did not use the CPU for KCOORD_STALL seconds."),
     Metric("kcoord_flights", "gauge", "Keys that are under way, by state; elsewhere: another node compiles it.", ("state",)),
