@@ -138,7 +138,7 @@ class Settings:
         None, values.days, "time", "Agents remove artifacts from the store that no job has used for this long, such "
         "as 30d; at least 2d.")  # fmt: skip
     local_max_size: int | None = _setting(
-        None, parse_bytes, "size", "The most space that this node's own copies take; those used within a day stay.")  # fmt: skip
+        None, parse_bytes, "size", "The most space for this node's own copies; those used within 26 hours stay.")  # fmt: skip
     disable: bool = _setting(False, values.switch, "0 or 1", "1: everything as without kcoord.")
     optional: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """No setting: those of `SECRET_FILES` that a variable named, and no flag. A mounted Kubernetes Secret may lack them."""
