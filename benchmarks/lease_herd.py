@@ -193,7 +193,7 @@ def _allow_files() -> None:
 async def _main() -> None:
     part = json.loads(sys.stdin.readline())
     times = {"ttl": _TTL, "limit": _LIMIT, "failure_ttl": _FAILURE_TTL}
-    nodes = [_Node(RedisLeases(part["url"], "kcoord:herd", **times), number) for number in part["mine"]]
+    nodes = [_Node(RedisLeases(part["url"], "herd", **times), number) for number in part["mine"]]
     for first in range(0, len(nodes), _AT_ONCE):
         await asyncio.gather(*(node.service._tried_once() for node in nodes[first : first + _AT_ONCE]))
     for node in nodes:

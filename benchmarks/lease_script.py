@@ -57,7 +57,7 @@ def _microseconds(client: redis.Redis, sha: str, number: int, arguments: tuple[A
     client.config_resetstat()
     pipe = client.pipeline(transaction=False)
     for key in range(_KEYS):
-        pipe.evalsha(sha, 1, f"kcoord:default:lease:{number}:{key:064d}", *arguments)
+        pipe.evalsha(sha, 1, f"kcoord:{{default}}:lease:{number}:{key:064d}", *arguments)
     pipe.execute()
     found: dict[str, Any] = client.info("commandstats")
     return float(found["cmdstat_evalsha"]["usec_per_call"])

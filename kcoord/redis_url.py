@@ -11,7 +11,7 @@ from kcoord.errors import SettingsError
 from kcoord.secret_files import read_secret
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
-_SENTINEL_PORT = 26379
+_PORT, _SENTINEL_PORT = 6379, 26379
 _PORTS = range(1, 65536)
 _UNREADABLE = "it cannot be parsed: in a password, write / ? # @ : as %2F %3F %23 %40 %3A"
 
@@ -33,14 +33,11 @@ class Sentinels:
     @classmethod
     def of(cls, url: str) -> Sentinels | None:
         """None if the URL names no sentinels. Raises ValueError without any secret."""
-        whole, separator, rest = url.partition("://")
-        scheme, _, kind = whole.lower().partition("+")
-        if kind != "sentinel" or not separator:
+        whole, credentials, hosts, rest = _parts(url)
+        scheme, _, kind = whole.partition("+")
+        if kind != "sentinel":
             return None
-        place = re.match(r"[^/?#]*", rest)
-        assert place is not None  # the pattern matches the empty string
-        credentials, at, hosts = place[0].rpartition("@")
-        parts = urlsplit("//hosts" + rest[place.end() :])  # `urlsplit` knows no list of hosts
+        parts = urlsplit("//hosts" + rest)  # `urlsplit` knows no list of hosts
         service, _, db = parts.path.lstrip("/").partition("/")
         if not service:
             raise ValueError("it names no service: redis+sentinel://host:26379,host:26379/service/0")
@@ -50,29 +47,57 @@ class Sentinels:
         own = {name: value for name, value in query if name in ("sentinel_username", "sentinel_password")}
         rest = urlencode([(name, value) for name, value in query if name not in own])
         return cls(
-            tuple(_address(host) for host in hosts.split(",")),
+            tuple(_address(host, _SENTINEL_PORT) for host in hosts.split(",")),
             unquote(service),
-            f"{scheme}://{credentials}{at}master/{db or 0}" + (f"?{rest}" if rest else ""),
+            f"{scheme}://{credentials}master/{db or 0}" + (f"?{rest}" if rest else ""),
             own.get("sentinel_username"),
             own.get("sentinel_password"),
         )
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """``redis://[user:password@]host[:port][,host[:port]…][/0]``: one server, or some nodes of a Redis Cluster.
+
+    `first` is the URL with the first of them alone. A URL of sentinels or of a Unix socket names no nodes.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    first: str
+
+    @classmethod
+    def of(cls, url: str) -> Nodes:
+        """Raises ValueError without any secret."""
+        scheme, credentials, hosts, rest = _parts(url)
+        if scheme not in ("redis", "rediss"):
+            return cls((), url)
+        listed = hosts.split(",")
+        return cls(tuple(_address(host, _PORT) for host in listed), f"{scheme}://{credentials}{listed[0]}{rest}")
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """The scheme, credentials with their @, hosts, and the rest, of a URL that may list several hosts."""
+    scheme, _, rest = url.partition("://")
+    place = re.match(r"[^/?#]*", rest)
+    assert place is not None  # the pattern matches the empty string
+    credentials, at, hosts = place[0].rpartition("@")
+    return scheme.lower(), credentials + at, hosts, rest[place.end() :]
 
 
 def parse_redis_url(value: str) -> str:
     """`value`, if a client can use it. Raises ValueError without any secret."""
     if Sentinels.of(value) is not None:
         return value
-    try:
-        parts = urlsplit(value)
-    except ValueError:  # its text may hold a part of the password
-        raise ValueError(_UNREADABLE) from None
-    if parts.scheme not in SCHEMES:
+    if _parts(value)[0] not in SCHEMES:
         raise ValueError(
             "it must look like redis://[user:password@]host:port/0, rediss://…, unix:///path "
             "or redis+sentinel://host:port,host:port/service"
         )
-    if parts.scheme != "unix":
-        _address(parts.netloc.rpartition("@")[2])
+    first = Nodes.of(value).first
+    try:
+        urlsplit(first)
+    except ValueError:  # its text may hold a part of the password
+        raise ValueError(_UNREADABLE) from None
     return value
 
 
@@ -108,13 +133,13 @@ def without_password(url: str) -> str:
 def _names_hosts(place: str) -> bool:
     try:
         for host in place.split(",") if place else ():
-            _address(host)
+            _address(host, _PORT)
     except ValueError:
         return False
     return True
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, port_if_none: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
@@ -124,4 +149,4 @@ def _address(text: str) -> tuple[str, int]:
         raise ValueError("it names no host")
     if port is not None and port not in _PORTS:
         raise ValueError(_UNREADABLE)
-    return host, port or _SENTINEL_PORT
+    return unquote(host), port or port_if_none

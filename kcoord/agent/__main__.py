@@ -200,7 +200,7 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
 
     try:
         redis = RedisLeases(
-            url, f"kcoord:{settings.namespace}", tell=notices.tell,
+            url, settings.namespace, tell=notices.tell,
             ttl=ttl, limit=limit, failure_ttl=failure_ttl,
         )  # fmt: skip
     except SettingsError as error:

@@ -220,7 +220,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
     from kcoord.leases.redis import RedisLeases
 
     async def attempt(url: str) -> tuple[str, float]:
-        leases = RedisLeases(url, f"kcoord:{settings.namespace}", ttl=5.0, limit=5.0, failure_ttl=1.0)
+        leases = RedisLeases(url, settings.namespace, ttl=5.0, limit=5.0, failure_ttl=1.0)
         try:
             return await leases.server_version(), await _try_lease(leases)
         finally:

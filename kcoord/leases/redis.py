@@ -1,9 +1,9 @@
 """Leases in Redis: one hash per key, one Lua script with an operation argument, news of all keys over one channel.
 
 A claim is answered without a question if news have told that its key is ready, or led by another agent (`kcoord.leases.facts`).
-An agent has one connection for commands and, while it asks, one for news. The script touches one key, so it runs on Redis
-Cluster, if one server has all keys; it reads the server's clock, so hosts need not agree on the time; a repeated call with the
-same token gets the same answer, so a lost reply is harmless.
+An agent has one connection for commands and, while it asks, one for news. All keys of a namespace have one hash tag: one server
+of a Redis Cluster has them (`kcoord.leases.redis_cluster`). The script reads the server's clock, so hosts need not agree on the
+time; a repeated call with the same token gets the same answer, so a lost reply is harmless.
 
 A timeline that shows why a lease has a token::
 
@@ -36,14 +36,14 @@ from kcoord.leases.redis_client import (
     COMMAND_TIMEOUT,
     NONSENSE,
     connect,
-    is_of_a_cluster,
     is_of_another_master,
     repeated,
     why,
 )
+from kcoord.leases.redis_cluster import SlotOwner, SlotPipeline
 from kcoord.leases.redis_news import News
-from kcoord.leases.redis_pipeline import Pipeline
 from kcoord.leases.redis_script import NOT_OURS, SCRIPT, SHA, VERSION
+from kcoord.redis_url import Nodes
 from kcoord.telemetry.events import log, tell_bug
 
 T = TypeVar("T")
@@ -53,11 +53,10 @@ _DAY = 86400
 _STATISTICS_TTL = 2 * _DAY  # seconds; as long as anybody reads a hash of counters
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
-_SHARDS_TRIED = 16  # keys; a server that has half of all keys has each of these once in 65,000 times
 
 
 class RedisLeases(LeaseService):
-    """Leases in one Redis. `prefix` starts every key that it uses; `tell` gets one line for people, once.
+    """Leases of one namespace in Redis; `tell` gets one line for people, once.
 
     Raises `SettingsError` if the URL has an option that there is not.
     """
@@ -67,7 +66,7 @@ class RedisLeases(LeaseService):
     def __init__(
         self,
         url: str,
-        prefix: str,
+        namespace: str,
         *,
         ttl: float,
         limit: float,
@@ -75,16 +74,15 @@ class RedisLeases(LeaseService):
         tell: Callable[[str], object] = log.warning,
     ) -> None:
         super().__init__(limit)
-        self._prefix, self._tell, self._told = prefix, tell, False
+        self._prefix, self._tell, self._told = f"kcoord:{{{namespace}}}", tell, False  # the braces make it a hash tag
         self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
         self._redis, self._sentinels = connect(url)
-        connect_one = self._redis.connection_pool.make_connection
-        self._pipeline = Pipeline(connect_one, broke=self._doubt)
+        owner = SlotOwner(self._redis.connection_pool.make_connection, Nodes.of(url).addresses, self._prefix)
+        self._owner, self._pipeline = owner, SlotPipeline(owner, broke=self._doubt)
         self._facts = Facts(ttl)
-        name = f"{prefix}:news:{VERSION}"
-        self._news = News(name, self._facts, self._pipeline.ask, self._command, connect_one, ttl)
+        name = f"{self._prefix}:news:{VERSION}"
+        self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl)
         self._trial: asyncio.Task[None] | None = None
-        self._divided = False  # a key was another server's: this is one of a Redis Cluster
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}:lease:{VERSION}:{key}"
@@ -152,16 +150,13 @@ class RedisLeases(LeaseService):
     async def ping(self) -> None:
         """Take and release a lease, and follow the news anew.
 
-        PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it. A server of a
-        cluster may have one key and not the next: then many are tried.
+        PING would say nothing: a replica, a full server, or one whose user may not write or subscribe, answers it.
         """
-        keys = [f"ping-{uuid.uuid4().hex}" for _ in range(_SHARDS_TRIED if self._divided else 1)]
+        key = f"ping-{uuid.uuid4().hex}"
         await self._news.verify()
         await self._news.publish(b"")
-        for key in keys:
-            await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
-            await self._run(key, "release", key)
-        self._divided = False
+        await self._run(key, "acquire", key, key, self._ttl_ms, self._ttl_ms, "")
+        await self._run(key, "release", key)
 
     def watch(self, key: str) -> Watch:
         return self._news.watch(key)
@@ -252,13 +247,11 @@ class RedisLeases(LeaseService):
                 self._doubt()
             if isinstance(error, asyncio.TimeoutError):
                 raise LeaseUnavailable(f"Redis did not answer within {2 * COMMAND_TIMEOUT:g} s") from None
-            self._divided = self._divided or is_of_a_cluster(error)
-            if is_of_another_master(error):  # the server's name may lead to the new master by now
-                self._pipeline.drop()
             raise LeaseUnavailable(why(error)) from error
 
     def _doubt(self) -> None:
         """Forget what is known: it may be of a server that is gone."""
+        self._owner.doubt()
         self._news.doubt()
 
 

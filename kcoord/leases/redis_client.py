@@ -19,11 +19,11 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kcoord.errors import SettingsError
-from kcoord.redis_url import Sentinels
+from kcoord.redis_url import Nodes, Sentinels
 
 T = TypeVar("T")
 
@@ -41,7 +41,8 @@ BROKEN = (RedisError, OSError, asyncio.TimeoutError, *NONSENSE)
 """All that may come of a connection's use."""
 _TRIES = 6
 _ONE_OF_SEVERAL = (
-    "it is one server of a Redis Cluster, and others have the rest of the keys: name a Redis that has all of them"
+    "it is a node of a Redis Cluster, and another one has the keys: "
+    "name nodes by host and port, and let this user ask CLUSTER SLOTS (+cluster|slots)"
 )
 _HUNG_UP = ("max number of clients", "Connection lost", "closed by server", "reset by peer", "Broken pipe")
 
@@ -80,6 +81,7 @@ def connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
 
 def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
     sentinels = Sentinels.of(url)
+    url = Nodes.of(url).first
     options: dict[str, Any] = {
         "socket_timeout": COMMAND_TIMEOUT,
         "socket_connect_timeout": COMMAND_TIMEOUT,
@@ -137,28 +139,38 @@ async def repeated(command: Callable[[], Awaitable[T]]) -> T:
     """The result of `command`, which may run several times.
 
     A connection that a restart broke says nothing about the server. A server at its `maxclients` hangs up on a new connection,
-    often before it can say why, and may have a place in a moment. Thousands of agents may meet both at once.
+    often before it can say why, and may have a place in a moment. Thousands of agents may meet both at once. A server that is the
+    master no more leads to the one that is; nodes of a Redis Cluster may name each other for a moment.
     """
     for attempt in range(_TRIES):
         try:
             return await command()
-        except RedisConnectionError as error:
-            if attempt and not any(words in str(error) for words in _HUNG_UP):
+        except (RedisConnectionError, ResponseError) as error:
+            if not isinstance(error, RedisConnectionError) and not is_of_another_master(error):
+                raise
+            if attempt and not _is_moved(error) and not any(words in str(error) for words in _HUNG_UP):
                 raise
             await asyncio.sleep(random.uniform(0.0, 0.02 * 2**attempt))
     return await command()
 
 
-def is_of_a_cluster(error: BaseException) -> bool:
-    """True if the server belongs to a Redis Cluster and has not got the key."""
-    # redis-py 5.0 knows these errors of its cluster client only
-    return isinstance(error, (MovedError, ClusterDownError)) or str(error).startswith(("MOVED ", "CLUSTERDOWN "))
+# redis-py 5.0 knows the errors of a Redis Cluster in its cluster client only
+
+
+def is_ask(error: BaseException) -> bool:
+    """True if another node imports the slot, and this key is there or nowhere."""
+    return (isinstance(error, AskError) and not _is_moved(error)) or str(error).startswith("ASK ")
+
+
+def _is_moved(error: BaseException) -> bool:
+    return isinstance(error, MovedError) or str(error).startswith("MOVED ")
 
 
 def is_of_another_master(error: BaseException) -> bool:
-    """True if another server is the master of the key, perhaps since a moment ago."""
+    """True if another server is the master of the key, perhaps since a moment ago, or none is that this one knows."""
     # Redis 7 begins its text with READONLY, and redis-py cuts it off; Redis 6 has it in the middle
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error) or is_of_a_cluster(error)
+    is_down = isinstance(error, ClusterDownError) or str(error).startswith("CLUSTERDOWN ")
+    return is_down or _is_moved(error) or isinstance(error, ReadOnlyError) or "READONLY" in str(error)
 
 
 def why(error: BaseException) -> str:
@@ -166,7 +178,7 @@ def why(error: BaseException) -> str:
     text, cause = str(error), error.__cause__ or error.__context__
     if isinstance(error, AttributeError):  # redis-py drops a lost connection's streams while somebody writes to them
         return "Connection closed in mid-command"
-    if isinstance(error, MovedError) or text.startswith("MOVED "):
+    if _is_moved(error):
         return _ONE_OF_SEVERAL
     if isinstance(error, MasterNotFoundError):
         text = text.partition(" : ")[0]  # the rest are redis-py's objects, with their addresses in memory

@@ -55,7 +55,7 @@ class _Doubted(RedisConnectionError):
 class News:
     """Announces to the channel `name` what this agent has done, and tells `facts` what others have.
 
-    ``ask(*command)`` sends a command, ``command(call)`` repeats such calls, or raises `LeaseUnavailable`; ``connect()`` makes a
+    ``ask(*command)`` sends a command, ``command(call)`` repeats such calls, or raises `LeaseUnavailable`; ``connect()`` is a
     connection of its own for the channel. `ttl`: seconds that a lease lasts.
     """
 
@@ -65,7 +65,7 @@ class News:
         facts: Facts,
         ask: Callable[..., Awaitable[Any]],
         command: Command,
-        connect: Callable[[], Any],
+        connect: Callable[[], Awaitable[Any]],
         ttl: float,
     ) -> None:
         self._name, self._facts, self._ask, self._command, self._connect = name, facts, ask, command, connect
@@ -246,9 +246,8 @@ class News:
         return self._listener is asyncio.current_task()
 
     async def _subscribed(self, made: list[Any]) -> Any:
-        """A new connection, which is in `made` as soon as there is something to close."""
-        made.append(connection := self._connect())
-        await connection.connect()
+        """A new connection, which is in `made` as soon as it is there."""
+        made.append(connection := await self._connect())
         await connection.send_command("SUBSCRIBE", self._name)
         reply = await connection.read_response(disconnect_on_error=False)
         if reply[:2] != [b"subscribe", self._name.encode()]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,18 +16,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from kcoord.leases.base import ended, within
-from kcoord.leases.redis_client import BROKEN, COMMAND_TIMEOUT
+from kcoord.leases.redis_client import BROKEN, COMMAND_TIMEOUT, is_of_another_master
 
 _Command = tuple[tuple[Any, ...], "asyncio.Future[Any]"]
 
 
 class Pipeline:
-    """Commands to the server that `connect` makes connections to; `broke` is called when one ends that commands were sent on.
+    """Commands to the server that `connect` connects to; `broke` is called when a connection ends that commands were sent on.
 
-    Whatever ends a connection fails all commands that are in flight on it; the next command gets a new one.
+    Whatever ends a connection fails all commands that are in flight on it; the next command gets a new one. So does a server that
+    says that another one is the master.
     """
 
-    def __init__(self, connect: Callable[[], Any], broke: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Any]], broke: Callable[[], object] = lambda: None) -> None:
         self._connect, self._broke = connect, broke
         self._wire: _Wire | None = None
         self._unsent: list[_Command] = []
@@ -45,7 +46,7 @@ class Pipeline:
         return await answer
 
     def drop(self) -> None:
-        """End the connection, if there is one: the server's name may lead to another server by now."""
+        """End the connection, if there is one."""
         if self._wire is not None:
             self._end(self._wire, RedisConnectionError("Connection closed by its user"))
 
@@ -92,14 +93,7 @@ class Pipeline:
                     return self._wire
             idle, self._wire = self._wire, None  # nothing was lost: a server may close what is idle
             idle.end(RedisConnectionError("Connection closed while it was idle"))
-        connection = self._connect()
-        try:
-            await connection.connect()
-        except BaseException:
-            with suppress(*BROKEN):
-                await connection.disconnect(nowait=True)
-            raise
-        self._wire = _Wire(connection, self._end)
+        self._wire = _Wire(await self._connect(), self._end)
         return self._wire
 
     def _end(self, wire: _Wire, error: BaseException) -> None:
@@ -113,7 +107,8 @@ class _Wire:
     """A connection, and the commands that are in flight on it.
 
     Invariant: `unanswered` has a future for each command that was sent and whose answer has not been read, in the order of both.
-    What breaks it (a time-out, half a write, an answer that cannot be read) ends the connection, by ``broke(wire, error)``.
+    What breaks it (a time-out, half a write, an answer that cannot be read) ends the connection, by ``broke(wire, error)``. So
+    does an answer that leads to another server.
     """
 
     def __init__(self, connection: Any, broke: Callable[[_Wire, BaseException], None]) -> None:
@@ -139,6 +134,7 @@ class _Wire:
     async def _read(self) -> None:
         """Read the answers until none is missing. A server that sends none for `COMMAND_TIMEOUT` has failed all commands."""
         error: BaseException = RedisConnectionError("Connection closed in mid-command")
+        moved = False
         try:
             while self.unanswered:
                 try:
@@ -150,12 +146,15 @@ class _Wire:
                 answer = self.unanswered.popleft()
                 if refusal is not None:
                     _fail(answer, refusal)
+                    if moved := is_of_another_master(refusal):
+                        error = refusal
+                        break
                 elif not answer.done():
                     answer.set_result(reply)
         except BROKEN as broken:
             error = broken
         finally:
-            if self.unanswered:
+            if self.unanswered or moved:
                 self._broke(self, error)
 
     def end(self, error: BaseException) -> None:

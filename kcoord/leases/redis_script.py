@@ -74,16 +74,17 @@ if asks and state then
 end
 if op == 'look' then return {'W', '0'} end
 
-local function write(letter, its_ttl, ms, ...)
+-- no DEL: while a cluster migrates the slot, a key that is gone can be made at the other node only
+local function write(letter, its_ttl, ms, without, ...)
   ttl = its_ttl
-  redis.call('DEL', key)
+  local is_there = redis.call('PEXPIRE', key, ms) == 1
   redis.call('HSET', key, 'state', letter, 'numbers', numbers(ms), ...)
-  redis.call('PEXPIRE', key, ms)
+  if is_there then redis.call('HDEL', key, unpack(without)) else redis.call('PEXPIRE', key, ms) end
 end
 
 local function lease(holder, ttl_ms, limit_ms)
   fence, limit = math.max(fence + 1, now), now + limit_ms * 1000
-  write('L', ttl_ms, math.min(ttl_ms, limit_ms), 'token', token, 'text', holder)
+  write('L', ttl_ms, math.min(ttl_ms, limit_ms), {'where'}, 'token', token, 'text', holder)
 end
 
 if asks then
@@ -93,7 +94,7 @@ end
 
 if op == 'ready' then
   limit = 0
-  write('R', tonumber(ARGV[4]), ARGV[4], 'text', ARGV[3])
+  write('R', tonumber(ARGV[4]), ARGV[4], {'token', 'where'}, 'text', ARGV[3])
   return 1
 end
 
@@ -111,7 +112,7 @@ if op == 'renew' then
   if left_ms <= 0 then return 0 end
   until_ms(math.floor(math.min(tonumber(ARGV[3]), left_ms)) + 1)
 elseif op == 'fail' then
-  write('F', tonumber(ARGV[5]), ARGV[5], 'text', ARGV[3], 'where', ARGV[4])
+  write('F', tonumber(ARGV[5]), ARGV[5], {'token'}, 'text', ARGV[3], 'where', ARGV[4])
 elseif op == 'release' then
   redis.call('DEL', key)
 else

@@ -53,7 +53,7 @@ def _node(store: Path, server: RedisServer, **flags: str) -> Node:
 
 def _forge(server: RedisServer, name: str, **fields: str) -> None:
     """Replace the lease of a key by a record that lasts for a year."""
-    key = f"kcoord:default:lease:{VERSION}:{key_of(name).digest}"
+    key = f"kcoord:{{default}}:lease:{VERSION}:{key_of(name).digest}"
     ends = (int(time.time()) + _A_YEAR) * 1_000_000
     whole = {"numbers": f"7 {ends} {_A_YEAR * 1000} {ends}", **fields}
     server.command("DEL", key)

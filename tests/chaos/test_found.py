@@ -135,10 +135,10 @@ def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
 def test_a_compile_that_ends_while_redis_comes_back_leaves_no_lease_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "_PROBE_EVERY", 1.0)
     times = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
-    prefix, found = f"kcoord:test:lease:{VERSION}", []
+    prefix, found = f"kcoord:{{test}}:lease:{VERSION}", []
 
     async def scenario(server: RedisServer) -> None:
-        service = Failover(RedisLeases(server.url, "kcoord:test", **times), LocalLeases(**times), lambda line: None)
+        service = Failover(RedisLeases(server.url, "test", **times), LocalLeases(**times), lambda line: None)
         server.kill()
         published, given_up = [await service.acquire(key, "a", "host") for key in ("published", "given up")]
         assert isinstance(published, Lease)

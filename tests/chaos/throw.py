@@ -221,7 +221,7 @@ class Thrower:
     def _garbage(self, thrown: Thrown) -> None:
         assert self._redis is not None
         dice = random.Random(thrown.fault.salt)
-        name = f"kcoord:default:lease:{VERSION}:{self._key(thrown.fault).digest}"
+        name = f"kcoord:{{default}}:lease:{VERSION}:{self._key(thrown.fault).digest}"
         noise = dice.randbytes(20)
         self._redis.command("DEL", name)
         command: tuple[str | bytes, ...] = {

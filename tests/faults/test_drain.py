@@ -101,7 +101,7 @@ def test_leases_are_given_back_though_the_store_hangs(
         stalls = [interposer.stall(call, below=store, seconds=FOR_EVER) for call in CALLS]
         publishes(node, "late", late)
         until(lambda: any(stall.hits for stall in stalls), 30)
-        leases = [f"kcoord:default:lease:{VERSION}:{key_of(name).digest}" for name in ("compiled now", "late")]
+        leases = [f"kcoord:{{default}}:lease:{VERSION}:{key_of(name).digest}" for name in ("compiled now", "late")]
         assert [state(redis, lease) for lease in leases] == ["L", "L"]
         seconds_to_end(agent)
         assert [state(redis, lease) for lease in leases] == ["", ""], "another node may lead at once"

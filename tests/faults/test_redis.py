@@ -77,11 +77,11 @@ def _nothing(server: RedisServer) -> None:
     pass
 
 
-_LOST = ("Error 111", "Connect call failed", "Connection closed", "No master found", "reset by peer")
+LOST = ("Error 111", "Connect call failed", "Connection closed", "No master found", "reset by peer")
 _FAULTS = {
-    "refuses": Fault(lambda s: s.stop(), lambda s: s.start(), _LOST),
+    "refuses": Fault(lambda s: s.stop(), lambda s: s.start(), LOST),
     "hangs": Fault(lambda s: s.pause(), lambda s: s.resume(), ("Timeout", "did not answer", "no subscription")),
-    "is killed and comes back empty": Fault(lambda s: s.restart(), _nothing, _LOST, seen=False, divides=True),
+    "is killed and comes back empty": Fault(lambda s: s.restart(), _nothing, LOST, seen=False, divides=True),
     "is flushed": Fault(lambda s: s.command("FLUSHALL"), _nothing, most=KERNELS + 1),
     "forgets its scripts": Fault(lambda s: s.command("SCRIPT", "FLUSH"), _nothing, most=KERNELS),
     "is out of memory": Fault(
@@ -237,7 +237,7 @@ def test_a_job_goes_over_to_the_master_that_the_sentinel_elected(sandbox: Sandbo
             def until_promoted(_: RedisServer) -> None:
                 eventually(lambda: b"role:master" in replica.command("INFO", "replication"))
 
-            suffer(job, "is failed over", Fault(lambda s: master.kill(), until_promoted, _LOST), replica)
+            suffer(job, "is failed over", Fault(lambda s: master.kill(), until_promoted, LOST), replica)
             assert b"keys=" in replica.command("INFO", "keyspace"), "it is the replica that coordinates now"
 
 

@@ -106,7 +106,7 @@ def run() -> Iterator[_Loop]:
 @contextmanager
 def leases_at(run: _Loop, url: str, told: list[str]) -> Iterator[RedisLeases]:
     async def open_it() -> RedisLeases:
-        return RedisLeases(url, "kcoord:fuzz", tell=told.append, **_TIMES)
+        return RedisLeases(url, "fuzz", tell=told.append, **_TIMES)
 
     service = run(open_it())
     try:
@@ -168,7 +168,7 @@ def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: Re
 
 def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
     async def scenario() -> None:
-        service = RedisLeases(server.url, "kcoord:long", **_TIMES)
+        service = RedisLeases(server.url, "long", **_TIMES)
         client = redis.Redis.from_url(server.url)
         there = {"state": "F", "text": b"l" * (8 << 20), "where": b"w" * (8 << 20)}
         there |= {"numbers": "1 1999999999999999 60000 0"}
@@ -198,7 +198,7 @@ def test_a_connection_that_redis_py_loses_while_somebody_writes_ends_no_use_of_r
     monkeypatch.setattr(AbstractConnection, "send_packed_command", loses)
 
     async def scenario() -> None:
-        service = RedisLeases(server.url, "kcoord:lost", **_TIMES)
+        service = RedisLeases(server.url, "lost", **_TIMES)
         assert isinstance(await service.acquire("k", "a", "host"), Lease)
         assert broken
         await service.close()
@@ -265,22 +265,26 @@ async def _speaking(nonsense: bytes) -> Any:
 )  # fmt: skip
 def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str) -> None:
     """Its name leads to the new master by then; the old connections would lead to it for as long as it lives."""
-    connections: list[asyncio.StreamWriter] = []
+    asked: list[int] = []  # for each connection, how often
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
+        asked.append(0)
+        number = len(asked) - 1
         while heard := await reader.read(1 << 16):
             greetings = heard.count(b"SETINFO")
+            asked[number] += heard.count(b"EVALSHA")
             writer.write(b"+OK\r\n" * greetings or f"-{says}\r\n".encode())
         writer.close()
 
     async def scenario() -> None:
         door = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "kcoord:old", **_TIMES)
-        for asked in (1, 2, 3):
+        service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "old", **_TIMES)
+        for _ in range(3):
+            before = len(asked)
             with pytest.raises(LeaseUnavailable):
                 await service.release(Lease(service, "k", "a", "host"))
-            assert len(connections) == asked
+            assert len(asked) > before
+        assert set(asked) == {1}
         await service.close()
         door.close()
 
@@ -293,7 +297,7 @@ def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
     async def ask(what: str, nonsense: bytes, scheme: str) -> None:
         async with _speaking(nonsense) as port:
             path = "service" if "sentinel" in scheme else "0"
-            service = RedisLeases(f"{scheme}://127.0.0.1:{port}/{path}", "kcoord:fuzz", **_TIMES)
+            service = RedisLeases(f"{scheme}://127.0.0.1:{port}/{path}", "fuzz", **_TIMES)
             commands: dict[str, Callable[[], Awaitable[object]]] = {
                 "ready": lambda: service.ready("k", "m"),
                 "add_up": lambda: service.add_up("job", "agent", {"compiles": 1.0}),
@@ -320,7 +324,7 @@ def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
 @pytest.mark.serial
 def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: RedisServer) -> None:
     async def scenario() -> None:
-        service = RedisLeases(server.url, "kcoord:fuzz", **_TIMES)
+        service = RedisLeases(server.url, "fuzz", **_TIMES)
         await service.ping()
         with server.session() as command:
             command("CONFIG", "SET", "maxclients", 1)
@@ -353,7 +357,7 @@ def test_a_server_that_answers_ping_and_denies_what_a_lease_needs_is_unavailable
     deny, allow = _DENIALS[what]
 
     async def scenario() -> None:
-        service = RedisLeases(server.url, "kcoord:fuzz", **_TIMES)
+        service = RedisLeases(server.url, "fuzz", **_TIMES)
         with server.session() as command:
             await service.ping()
             assert command(*deny) == b"+OK\r\n"

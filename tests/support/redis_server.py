@@ -174,26 +174,6 @@ class RedisServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def one_of_a_cluster() -> Iterator[RedisServer]:
-    """A server of a Redis Cluster, which has half of the keys and says of the other half whose they are: nobody's who runs."""
-    port = reserve_port()  # its bus has a port 10,000 above
-    cluster = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "600000")
-    server = RedisServer(options=("--port", str(port), *cluster))
-    (server._directory / "nodes.conf").write_text(
-        f"{'a' * 40} 127.0.0.1:{port}@{port + 10_000} myself,master - 0 0 1 connected 0-8191\n"
-        f"{'b' * 40} 127.0.0.1:1@10001 master - 0 0 2 connected 8192-16383\n"
-        "vars currentEpoch 2 lastVoteEpoch 0\n"
-    )
-    with server:
-        deadline = time.monotonic() + _READY_WITHIN
-        while b"cluster_state:ok" not in server.command("CLUSTER", "INFO"):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the cluster does not come up")
-            time.sleep(0.02)
-        yield server
-
-
 class SentinelServer:
     """A context manager: a sentinel for `master`, which decides alone, and within half a second, that it is down."""
 

@@ -34,14 +34,14 @@ class TestLeases(LeaseConformance):
 
     @asynccontextmanager
     async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
-        service = RedisLeases(self.url, f"kcoord:{uuid.uuid4().hex}", **times)
+        service = RedisLeases(self.url, uuid.uuid4().hex, **times)
         yield service
         await service.close()
 
 
 def test_statistics_are_added_up(url: str) -> None:
     async def scenario() -> None:
-        service = RedisLeases(url, "kcoord:default", ttl=30.0, limit=300.0, failure_ttl=30.0)
+        service = RedisLeases(url, "default", ttl=30.0, limit=300.0, failure_ttl=30.0)
         await service.ping()
         await service.add_up("job", "a", {"compiles": 2.0})
         found = await service.add_up("job", "b", {"compiles": 3.0})
@@ -94,9 +94,7 @@ def test_nobody_gets_in_without_the_password(server: RedisServer, url: str) -> N
             client.ping()
 
     async def scenario() -> None:
-        service = RedisLeases(
-            f"redis://127.0.0.1:{server.port}/0", "kcoord:default", ttl=30.0, limit=300.0, failure_ttl=30.0
-        )
+        service = RedisLeases(f"redis://127.0.0.1:{server.port}/0", "default", ttl=30.0, limit=300.0, failure_ttl=30.0)
         with pytest.raises(LeaseUnavailable):
             await service.ping()
         await service.close()

@@ -173,7 +173,7 @@ class Cluster:
         user, password = self.secrets["redis-url"].removeprefix("redis://").partition("@")[0].split(":")
         with redis.Redis.from_url(self.redis.url, username=user, password=password) as client:
             digests = [manifest.key.digest for manifest in self.store.manifests()]
-            return [d for d in digests if client.hget(f"kcoord:default:lease:{VERSION}:{d}", "state") == b"L"]
+            return [d for d in digests if client.hget(f"kcoord:{{default}}:lease:{VERSION}:{d}", "state") == b"L"]
 
     def processes(self) -> list[psutil.Process]:
         """What of the pods still runs."""

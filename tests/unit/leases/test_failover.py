@@ -22,17 +22,15 @@ from kcoord.leases.files import FileLeases
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
 from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
-from tests.support.redis_server import RedisServer, one_of_a_cluster
+from tests.support.redis_server import RedisServer
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
 
 
 @asynccontextmanager
-async def failover_at(
-    url: str, lines: list[str], prefix: str = "kcoord:test", **times: float
-) -> AsyncIterator[Failover]:
+async def failover_at(url: str, lines: list[str], namespace: str = "test", **times: float) -> AsyncIterator[Failover]:
     times = {**_TIMES, **times}
-    service = Failover(RedisLeases(url, prefix, **times), LocalLeases(**times), lines.append)
+    service = Failover(RedisLeases(url, namespace, **times), LocalLeases(**times), lines.append)
     try:
         yield service
     finally:
@@ -89,7 +87,7 @@ class TestFailoverToAHealthyRedis(LeaseConformance):
     @asynccontextmanager
     async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
         lines: list[str] = []
-        async with failover_at(self.shared_redis.url, lines, f"kcoord:{uuid.uuid4().hex}", **times) as service:
+        async with failover_at(self.shared_redis.url, lines, uuid.uuid4().hex, **times) as service:
             yield service
             assert lines == []
 
@@ -303,7 +301,7 @@ def test_what_has_ended_while_redis_hung_keeps_nobody_waiting_when_it_is_back(
     """It holds what it leased before, and then does what it was sent though its client has gone: nobody will renew either."""
 
     async def scenario() -> None:
-        other = RedisLeases(redis_server.url, "kcoord:test", **_TIMES)
+        other = RedisLeases(redis_server.url, "test", **_TIMES)
         async with failover_at(redis_server.url, []) as service:
             await won(service, "before")
             if leased == "before it hung":
@@ -325,40 +323,6 @@ def test_what_has_ended_while_redis_hung_keeps_nobody_waiting_when_it_is_back(
         await other.close()
 
     bounded(scenario())
-
-
-@pytest.mark.usefixtures("soon")
-def test_one_server_of_a_redis_cluster_is_not_used_and_not_tried_by_each_key_anew() -> None:
-    """It has one key and not the next: a breaker that believed one key's answer would open and close for ever."""
-
-    async def scenario(server: RedisServer) -> None:
-        lines: list[str] = []
-        async with failover_at(server.url, lines) as service:
-            first = service._first
-            deadline, ping = time.monotonic() + 2 * BOUND, first.ping
-            probes: list[str] = []
-
-            async def counted() -> None:
-                try:
-                    await ping()
-                finally:
-                    probes.append("one")
-
-            first.ping = counted  # type: ignore[method-assign]
-            while not service.open:
-                assert time.monotonic() < deadline
-                key = some_key()
-                await won(service, key)
-                await service.held[key, "a"].release()
-            while len(probes) < 20:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert [line for line in lines if "please report" in line] == []
-            assert len(lines) == 1, "it was used again"
-            assert "Redis Cluster" in lines[0]
-
-    with one_of_a_cluster() as server:
-        bounded(scenario(server))
 
 
 def test_closing_an_open_breaker_leaves_no_task_behind(redis_server: RedisServer) -> None:
@@ -420,7 +384,7 @@ def test_an_error_in_the_trial_of_a_redis_is_told_and_the_next_lease_tries_it_ag
 ) -> None:
     async def scenario() -> None:
         lines: list[str] = []
-        service = RedisLeases(redis_server.url, "kcoord:test", **_TIMES, tell=lines.append)
+        service = RedisLeases(redis_server.url, "test", **_TIMES, tell=lines.append)
 
         async def ill() -> None:
             await asyncio.sleep(0.05)
@@ -453,7 +417,7 @@ def store(tmp_path: Path) -> Path:
 async def chain_at(url: str, store: Path, lines: list[str], **times: float) -> AsyncIterator[Failover]:
     times = {**_TIMES, **times}
     without_redis = Failover(FileLeases(store, **times), LocalLeases(**times), lines.append)
-    service = Failover(RedisLeases(url, "kcoord:test", **times), without_redis, lines.append)
+    service = Failover(RedisLeases(url, "test", **times), without_redis, lines.append)
     try:
         yield service
     finally:

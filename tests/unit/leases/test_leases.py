@@ -127,8 +127,8 @@ def test_work_that_takes_too_long_is_cancelled_even_if_it_swallows_a_cancellatio
 
 
 @asynccontextmanager
-async def leases_at(url: str, prefix: str = "kcoord:test", **times: float) -> AsyncIterator[RedisLeases]:
-    service = RedisLeases(url, prefix, **{"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0, **times})
+async def leases_at(url: str, namespace: str = "test", **times: float) -> AsyncIterator[RedisLeases]:
+    service = RedisLeases(url, namespace, **{"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0, **times})
     try:
         yield service
     finally:
@@ -142,7 +142,7 @@ class TestRedisLeases(LeaseConformance):
 
     @asynccontextmanager
     async def open_service(self, **times: float) -> AsyncIterator[LeaseService]:
-        async with leases_at(self.shared_redis.url, f"kcoord:{uuid.uuid4().hex}", **times) as service:
+        async with leases_at(self.shared_redis.url, uuid.uuid4().hex, **times) as service:
             yield service
             assert not service._facts.watched, "a watch was left behind"
 
@@ -163,7 +163,7 @@ def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
 
 def test_namespaces_are_kept_apart(shared_redis: RedisServer) -> None:
     async def scenario() -> None:
-        async with leases_at(shared_redis.url, "kcoord:one") as one, leases_at(shared_redis.url, "kcoord:two") as two:
+        async with leases_at(shared_redis.url, "one") as one, leases_at(shared_redis.url, "two") as two:
             key = some_key()
             await won(one, key)
             await won(two, key, "b")
@@ -458,7 +458,7 @@ def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
     today = 20_000
 
     def ttl(job: str, day: int) -> int:
-        return int(shared_redis.command("TTL", f"kcoord:test:stats:{job}:{day}").strip(b":\r\n"))
+        return int(shared_redis.command("TTL", f"kcoord:{{test}}:stats:{job}:{day}").strip(b":\r\n"))
 
     async def scenario() -> None:
         nonlocal today
@@ -468,7 +468,7 @@ def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
             for n in range(20):
                 await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
             assert 0 < ttl(job, today) <= 2 * 86400
-            shared_redis.command("EXPIRE", f"kcoord:test:stats:{job}:{today}", "1000")
+            shared_redis.command("EXPIRE", f"kcoord:{{test}}:stats:{job}:{today}", "1000")
             today += 1
             found = await service.add_up(job, "agent-0", {"compiles": 3})
             assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
@@ -498,7 +498,7 @@ def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: Red
     async def scenario() -> None:
         async with leases_at(shared_redis.url) as service:
             shared_redis.command(
-                "HSET", f"kcoord:test:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
+                "HSET", f"kcoord:{{test}}:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
             )
             with pytest.raises(LeaseUnavailable):
                 await service.add_up("job", "agent", {"compiles": 1})

@@ -28,7 +28,7 @@ _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
 @asynccontextmanager
 async def _agents(server: RedisServer, count: int = 2) -> AsyncIterator[list[RedisLeases]]:
     """Agents that follow the news."""
-    agents = [RedisLeases(server.url, "kcoord:news", **_TIMES) for _ in range(count)]
+    agents = [RedisLeases(server.url, "news", **_TIMES) for _ in range(count)]
     try:
         for agent in agents:
             await agent._tried_once()
@@ -472,7 +472,7 @@ def test_a_watch_that_begins_while_the_old_connection_is_being_closed_waits_for_
 
 def test_an_agent_that_may_not_follow_is_told_at_once_and_does_not_insist(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        service = RedisLeases(redis_server.url, "kcoord:news", **_TIMES)
+        service = RedisLeases(redis_server.url, "news", **_TIMES)
         redis_server.command("ACL", "SETUSER", "default", "-subscribe")
         began = time.monotonic()
         with pytest.raises(LeaseUnavailable, match="subscribe"):
@@ -488,7 +488,7 @@ def test_an_agent_that_may_not_follow_is_told_at_once_and_does_not_insist(redis_
 
 def test_sixty_agents_that_start_in_one_moment_are_served(redis_server: RedisServer) -> None:
     async def scenario() -> None:
-        agents = [RedisLeases(redis_server.url, "kcoord:news", **_TIMES) for _ in range(60)]
+        agents = [RedisLeases(redis_server.url, "news", **_TIMES) for _ in range(60)]
         answers = await asyncio.gather(*(agent.acquire("k", f"{n}", "host") for n, agent in enumerate(agents)))
         assert sum(isinstance(answer, Lease) for answer in answers) == 1
         assert redis_server.command("CLIENT", "LIST").count(b" addr=") <= 2 * 60 + 1
@@ -503,7 +503,7 @@ def test_an_agent_that_finds_the_server_full_is_let_in_when_another_leaves(redis
         async with _agents(redis_server, 1) as (agent,):
             with redis_server.session() as command:
                 command("CONFIG", "SET", "maxclients", 3)  # this one, and the agent's two
-                newcomer = RedisLeases(redis_server.url, "kcoord:news", **_TIMES)
+                newcomer = RedisLeases(redis_server.url, "news", **_TIMES)
                 asking = asyncio.create_task(newcomer.acquire("k", "a", "host"))
                 await asyncio.sleep(0.1)  # it was refused by then
                 assert not asking.done()
@@ -521,7 +521,7 @@ def test_a_namespace_leaves_one_key_of_news_which_ends(redis_server: RedisServer
             for n in range(50):
                 await agents[n % 2].ready(f"{n}", "m")
         with redis.Redis.from_url(redis_server.url, protocol=2) as client:
-            (name,) = client.keys("kcoord:news:news:*")
+            (name,) = client.keys("kcoord:{news}:news:*")
             assert 0 < client.pttl(name) <= 600_000
             assert client.memory_usage(name) < 64 << 10
 

@@ -45,11 +45,17 @@ class _Door:
             writer.close()
 
 
+async def _connected(port: int) -> Connection:
+    connection = Connection(host="127.0.0.1", port=port, socket_timeout=_PATIENCE, protocol=2)
+    await connection.connect()
+    return connection
+
+
 @asynccontextmanager
 async def _to(door: _Door, broke: Callable[[], object] = lambda: None) -> AsyncIterator[Pipeline]:
     server = await asyncio.start_server(door.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pipeline = Pipeline(lambda: Connection(host="127.0.0.1", port=port, socket_timeout=_PATIENCE, protocol=2), broke)
+    pipeline = Pipeline(lambda: _connected(port), broke)
     try:
         yield pipeline
     finally:
@@ -141,7 +147,7 @@ def test_what_nobody_asked_for_is_nobody_s_answer() -> None:
 
 def test_nobody_waits_for_a_server_that_is_not_there() -> None:
     async def scenario() -> None:
-        pipeline = Pipeline(lambda: Connection(host="127.0.0.1", port=1, socket_timeout=_PATIENCE, protocol=2))
+        pipeline = Pipeline(lambda: _connected(1))
         answers = await asyncio.gather(*(pipeline.ask("ECHO", n) for n in range(9)), return_exceptions=True)
         assert all(isinstance(answer, RedisError) for answer in answers)
         await pipeline.close()
@@ -152,7 +158,7 @@ def test_nobody_waits_for_a_server_that_is_not_there() -> None:
 @pytest.mark.parametrize("keys", [1, 500])
 def test_an_agent_has_two_connections_however_many_keys_it_asks_for(redis_server: RedisServer, keys: int) -> None:
     async def scenario() -> None:
-        service = RedisLeases(redis_server.url, "kcoord:test", **_TIMES)
+        service = RedisLeases(redis_server.url, "test", **_TIMES)
         try:
             await asyncio.gather(*(service.acquire(f"{n}", "a", "host") for n in range(keys)))
             async with service.watch("0"):

@@ -65,7 +65,7 @@ def test_a_url_that_says_so_turns_the_checks_off(url: str) -> None:
 
 def _ping(url: str) -> None:
     async def ping() -> None:
-        leases = RedisLeases(url, "kcoord:tls", ttl=5.0, limit=5.0, failure_ttl=1.0)
+        leases = RedisLeases(url, "tls", ttl=5.0, limit=5.0, failure_ttl=1.0)
         try:
             await leases.ping()
         finally:

@@ -1,0 +1,163 @@
+"""Connections to the server that has a namespace's keys, and commands to it while a Redis Cluster moves them.
+
+All keys of a namespace have one hash tag, thus one slot, which one master of a Redis Cluster owns. Nodes say which one that is
+(CLUSTER SLOTS); a single Redis says that it belongs to no cluster. A node that is the slot's owner no more answers MOVED: its
+connection ends, and the next one leads to the new owner. News are heard at any node, since a cluster passes PUBLISH on to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from kcoord.leases.redis_client import BROKEN, is_ask
+from kcoord.leases.redis_pipeline import Pipeline
+
+_Address = tuple[str, int]
+
+
+class SlotOwner:
+    """Makes connections to the owner of the slot of `name`, by ``make()``, which knows user, password and TLS.
+
+    `given` are the nodes that the settings name. None: ``make`` itself knows where the master is.
+    """
+
+    def __init__(self, make: Callable[[], Any], given: Iterable[_Address], name: str) -> None:
+        self._make, self._given = make, tuple(given)
+        self._slot = key_slot(name.encode())
+        self._nodes = list(self._given)  # in the order in which they are asked
+        self._alone = not self._given  # the server belongs to no cluster, or does not say
+
+    @property
+    def first(self) -> _Address | None:
+        """The owner, after a connection was made; None: `make` knows."""
+        return self._nodes[0] if self._nodes else None
+
+    def doubt(self) -> None:
+        """The owner may be gone, or own the slot no more: another node is asked first."""
+        self._nodes = self._nodes[1:] + self._nodes[:1]
+        self._alone = not self._given
+
+    async def connect(self) -> Any:
+        """A new connection to the owner. Every known node is asked once who that is. Raises redis-py's errors."""
+        if self._alone:
+            return await self.open(self.first)
+        failure: BaseException = RedisConnectionError(f"No node of the Redis Cluster has slot {self._slot}")
+        left, asked = deque(self._nodes), set[_Address]()
+        while left:
+            node = left.popleft()
+            if node in asked:
+                continue
+            asked.add(node)
+            try:
+                connection = await self.open(node)
+                async with _closed_on_error(connection):
+                    owner = await self._owner(connection, node)
+            except BROKEN as error:
+                failure = error
+                self._nodes.sort(key=node.__eq__)  # the last one from now on
+                continue
+            if owner == node:
+                return connection
+            with suppress(*BROKEN):
+                await connection.disconnect(nowait=True)
+            left.appendleft(owner)
+        raise failure
+
+    async def open(self, node: _Address | None) -> Any:
+        """A new connection to `node`."""
+        connection = self._make()
+        if node is not None:
+            connection.host, connection.port = node
+        async with _closed_on_error(connection):
+            await connection.connect()
+        return connection
+
+    async def _owner(self, connection: Any, node: _Address) -> _Address:
+        """The owner by what `node` says, which is remembered, with all nodes; `node` if it belongs to no cluster."""
+        await connection.send_command("CLUSTER", "SLOTS")
+        try:
+            ranges = await connection.read_response(disconnect_on_error=False)
+        except ResponseError:  # no cluster, or a user who may not ask
+            self._nodes.sort(key=node.__ne__)
+            self._alone = True
+            return node
+        owners, nodes = [], []
+        for first, last, *servers in ranges:
+            addresses = [(_host(server[0]) or node[0], int(server[1])) for server in servers]
+            nodes += addresses
+            if first <= self._slot <= last:
+                owners += addresses[:1]  # the master
+        if not owners:
+            raise RedisConnectionError(f"No node of the Redis Cluster has slot {self._slot}")
+        self._nodes = list(dict.fromkeys([*owners, *nodes, *self._given]))
+        return owners[0]
+
+
+class SlotPipeline(Pipeline):
+    """Commands to the slot's owner. While the slot is migrated, the owner answers with ASK for keys that it has not, and such
+    commands go to the node that imports the slot."""
+
+    def __init__(self, owner: SlotOwner, broke: Callable[[], object]) -> None:
+        super().__init__(self._to_owner, self._lost)
+        self._owner, self._told = owner, broke
+        self._node: _Address | None = None  # that the connection leads to
+        self._importers: dict[_Address, Pipeline] = {}
+
+    async def ask(self, *command: Any) -> Any:
+        try:
+            return await super().ask(*command)
+        except ResponseError as error:
+            if (
+                not is_ask(error)
+                or (named := re.search(r"(\S*):(\d+)$", str(error))) is None
+                or self._owner.first is None
+            ):
+                raise
+        node = _host(named[1].encode()) or self._owner.first[0], int(named[2])
+        importer = self._importers.setdefault(node, Pipeline(functools.partial(self._owner.open, node)))
+        _, reply = await asyncio.gather(importer.ask("ASKING"), importer.ask(*command))  # they keep this order
+        return reply
+
+    async def _to_owner(self) -> Any:
+        """Another owner than before counts as a broken connection: the old one may have left the cluster, and tell no news."""
+        connection = await self._owner.connect()
+        before, self._node = self._node, self._owner.first
+        if before not in (None, self._node):
+            self._told()
+        return connection
+
+    def _lost(self) -> None:
+        for importer in self._importers.values():
+            importer.drop()
+        self._told()
+
+    async def close(self) -> None:
+        for importer in self._importers.values():
+            await importer.close()
+        await super().close()
+
+
+def _host(announced: bytes | None) -> str:
+    """Empty if the node does not say, and is where it was asked."""
+    host = (announced or b"").decode()
+    return "" if host == "?" else host
+
+
+@asynccontextmanager
+async def _closed_on_error(connection: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(*BROKEN):
+            await connection.disconnect(nowait=True)
+        raise
