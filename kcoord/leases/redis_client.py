@@ -157,9 +157,11 @@ async def repeated(command: Callable[[], Awaitable[T]]) -> T:
 # redis-py 5.0 knows the errors of a Redis Cluster in its cluster client only
 
 
-def is_ask(error: BaseException) -> bool:
-    """True if another node imports the slot, and this key is there or nowhere."""
-    return (isinstance(error, AskError) and not _is_moved(error)) or str(error).startswith("ASK ")
+def asked_of(error: BaseException) -> tuple[str, int] | None:
+    """The announced host and port of the node that imports the slot, if `error` says that the key is there or nowhere."""
+    is_ask = (isinstance(error, AskError) and not _is_moved(error)) or str(error).startswith("ASK ")
+    named = re.search(r"(\S*):(\d+)$", str(error)) if is_ask else None
+    return (named[1], int(named[2])) if named else None
 
 
 def _is_moved(error: BaseException) -> bool:

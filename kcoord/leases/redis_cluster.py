@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -19,7 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from kcoord.leases.redis_client import BROKEN, is_ask
+from kcoord.leases.redis_client import BROKEN, asked_of
 from kcoord.leases.redis_pipeline import Pipeline
 
 _Address = tuple[str, int]
@@ -93,7 +92,7 @@ class SlotOwner:
             return node
         owners, nodes = [], []
         for first, last, *servers in ranges:
-            addresses = [(_host(server[0]) or node[0], int(server[1])) for server in servers]
+            addresses = [(_host((server[0] or b"").decode()) or node[0], int(server[1])) for server in servers]
             nodes += addresses
             if first <= self._slot <= last:
                 owners += addresses[:1]  # the master
@@ -117,13 +116,10 @@ class SlotPipeline(Pipeline):
         try:
             return await super().ask(*command)
         except ResponseError as error:
-            if (
-                not is_ask(error)
-                or (named := re.search(r"(\S*):(\d+)$", str(error))) is None
-                or self._owner.first is None
-            ):
+            named, owner = asked_of(error), self._owner.first
+            if named is None or owner is None:
                 raise
-        node = _host(named[1].encode()) or self._owner.first[0], int(named[2])
+        node = _host(named[0]) or owner[0], named[1]
         importer = self._importers.setdefault(node, Pipeline(functools.partial(self._owner.open, node)))
         _, reply = await asyncio.gather(importer.ask("ASKING"), importer.ask(*command))  # they keep this order
         return reply
@@ -147,10 +143,9 @@ class SlotPipeline(Pipeline):
         await super().close()
 
 
-def _host(announced: bytes | None) -> str:
-    """Empty if the node does not say, and is where it was asked."""
-    host = (announced or b"").decode()
-    return "" if host == "?" else host
+def _host(announced: str) -> str:
+    """Empty if a node does not say: then it is the host that was asked."""
+    return "" if announced == "?" else announced
 
 
 @asynccontextmanager

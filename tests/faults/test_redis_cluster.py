@@ -1,4 +1,4 @@
-"""A Redis Cluster that loses masters and moves slots under a job: the job goes on, and no key has two leaders for long."""
+"""A Redis Cluster that loses masters and moves slots under a job: the job goes on, and with Redis as soon as it can."""
 
 from __future__ import annotations
 
