@@ -8,7 +8,7 @@ fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
-.PHONY: setup demo check test test-tritons test-compilers test-platforms test-redis-py chaos fuzz nfs lint format bench docs dist clean
+.PHONY: setup demo check test test-tritons test-compilers test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready
 
@@ -72,10 +72,19 @@ test-platforms: setup
 	$$place/bin/python -m pip install --quiet $(PLATFORMS) && \
 	$$place/bin/python -m pytest -q tests/platforms $(ARGS)
 
-# The lease tests on the oldest redis-py that is supported (the newest is the one in .venv).
+# The lease tests on the oldest redis-py that is supported (the newest is the one in .venv), and on each server of SERVERS.
+LEASES := tests/unit/leases $(wildcard tests/faults/test_redis*.py) tests/faults/test_partitions.py
 test-redis-py: setup
 	$(BIN)/pip install --quiet --no-deps --target .venv/redis-py redis==5.0.1
-	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q tests/unit/leases tests/faults/test_redis.py tests/faults/test_redis_values.py tests/faults/test_partitions.py
+	PYTHONPATH=$(CURDIR)/.venv/redis-py $(BIN)/pytest -q $(LEASES) $(ARGS)
+
+SERVERS := $(shell command -v redis-server) $(shell command -v valkey-server)
+test-redis-servers: setup
+	for server in $(SERVERS); do \
+	  place=$$(mktemp -d) && ln -s $$server $$place/redis-server && $$server --version && \
+	  PATH=$$place:$$PATH $(BIN)/pytest -q $(LEASES) tests/faults/test_clocks.py $(ARGS) || exit 1; \
+	  rm -r $$place; \
+	done
 
 # Faults at random, for SECONDS; SEED decides which, and ROUND plays one of its rounds alone.
 chaos: setup

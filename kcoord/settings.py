@@ -63,9 +63,9 @@ class Settings:
         usual_local_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
         "kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
-        None, parse_redis_url, "URL", "Redis that elects one compiler across nodes; credentials, rediss:// and "
-        "redis+sentinel:// included (a flag shows in the process list). Unset: lease files in the store elect "
-        "it.", repr=False)  # fmt: skip
+        None, parse_redis_url, "URL", "Redis that elects one compiler across nodes, or any node of a Redis Cluster "
+        "(redis://host:port,host:port names several); credentials, rediss:// and redis+sentinel:// included (a flag "
+        "shows in the process list). Unset: lease files in the store elect it.", repr=False)  # fmt: skip
     redis_url_file: Path | None = _setting(
         None, values.path, "file", "A file that holds this URL, for the agent alone: a mounted Secret, or a file that "
         "only its owner may read. It wins.")  # fmt: skip

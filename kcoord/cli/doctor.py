@@ -233,7 +233,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         return
     yield Finding("Redis", "ok", f"{version}: a lease was taken and released in {took:.1f} ms")
     if _is_vulnerable(version):
-        remedy = "upgrade to Redis 8.2.2 or a patched release of your branch (CVE-2025-49844, authenticated Lua)"
+        remedy = "upgrade to Redis 8.2.2, Valkey 8.1.4 or a patched release of your branch (CVE-2025-49844, authenticated Lua)"
         yield Finding("Redis", "warn", f"{version} may have a use-after-free in Lua", remedy)
 
 
@@ -247,14 +247,21 @@ async def _try_lease(leases: LeaseService) -> float:
     return (time.perf_counter() - started) * 1000
 
 
+_FIXED = {
+    "": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+
+
 def _is_vulnerable(version: str) -> bool:
-    """True for releases older than the fixes of October 2025: 6.2.20, 7.2.11, 7.4.6, 8.0.4, 8.2.2."""
-    parts = [int(p) for p in version.split(".")[:3] if p.isdigit()]
+    """True for releases older than the fixes of October 2025."""
+    server, _, numbers = version.rpartition(" ")
+    parts = [int(p) for p in numbers.split(".")[:3] if p.isdigit()]
     if len(parts) < 3:
         return False
     major, minor, patch = parts
-    fixed = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
-    return patch < fixed.get((major, minor), patch if (major, minor) > (8, 2) else patch + 1)
+    fixed = _FIXED[server]
+    return patch < fixed.get((major, minor), patch if (major, minor) > max(fixed) else patch + 1)
 
 
 def _agent(settings: Settings) -> Iterator[Finding]:

@@ -190,15 +190,18 @@ class RedisLeases(LeaseService):
         return found
 
     async def server_version(self) -> str:
-        """As INFO gives it; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
+        """As INFO gives it, with the name if that is Valkey; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
         try:
             info = await self._command(lambda: self._pipeline.ask("INFO", "server"))
         except LeaseUnavailable as error:
             if isinstance(error.__cause__, NoPermissionError):
                 return "unknown"
             raise
-        found = re.search(rb"redis_version:(\S+)", info if isinstance(info, bytes) else b"")
-        return found[1].decode(errors="replace") if found else "unknown"
+        said = info.decode(errors="replace") if isinstance(info, bytes) else ""
+        if valkey := re.search(r"valkey_version:(\S+)", said):  # beside the version of Redis that it is compatible with
+            return f"Valkey {valkey[1]}"
+        found = re.search(r"redis_version:(\S+)", said)
+        return found[1] if found else "unknown"
 
     async def close(self) -> None:
         if self._trial is not None:

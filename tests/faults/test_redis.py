@@ -104,12 +104,12 @@ _FAULTS = {
         divides=True,
     ),
     "denies the keys": Fault(
-        lambda s: set_user(s, "resetkeys", "~other:*"), lambda s: set_user(s, "resetkeys", "~kcoord:*"), ("the keys",)
+        lambda s: set_user(s, "resetkeys", "~other:*"), lambda s: set_user(s, "resetkeys", "~kcoord:*"), ("the keys", "a key")
     ),
     "denies the channels": Fault(
         lambda s: set_user(s, "resetchannels", "&other:*"),
         lambda s: set_user(s, "resetchannels", "&kcoord:*"),
-        ("the channel",),
+        ("the channel", "a channel"),
         divides=True,
     ),
     "becomes a replica": Fault(

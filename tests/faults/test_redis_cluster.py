@@ -139,6 +139,31 @@ def test_nodes_that_do_not_say_their_host_are_asked_where_the_first_one_was(clus
             node.command("CONFIG", "SET", option, "ip")
 
 
+def test_a_user_who_may_not_ask_who_the_master_is_is_told_the_remedy_and_is_used_once_he_may(
+    cluster: RedisCluster,
+) -> None:
+    rules = ("on", "nopass", "~kcoord:*", "resetchannels", "&kcoord:*", "+@all", "-cluster")
+
+    def on_all(*words: str) -> None:
+        assert {node.command("ACL", *words)[:1] for node in cluster.nodes} <= {b"+", b":"}
+
+    async def scenario() -> None:
+        node = cluster.owner(0)
+        name = name_on(cluster.another_master(node))
+        service = RedisLeases(node.url.replace("redis://", "redis://limited:any@"), name, **_TIMES)
+        with pytest.raises(LeaseUnavailable, match=r"node of a Redis Cluster.*\+cluster\|slots"):
+            await service.ping()
+        on_all("SETUSER", "limited", "+cluster|slots")
+        await service.ping()
+        await service.close()
+
+    on_all("SETUSER", "limited", *rules)
+    try:
+        bounded(scenario())
+    finally:
+        on_all("DELUSER", "limited")
+
+
 def test_an_agent_finds_the_new_master_when_the_only_node_that_it_was_given_dies(cluster: RedisCluster) -> None:
     async def scenario() -> None:
         node = cluster.owner(0)
@@ -185,6 +210,7 @@ def test_leases_go_with_their_slot_and_new_ones_are_made_where_it_goes(cluster: 
             assert await other.look("failing") == Failed("log", "where")
             assert await new.renew()
             assert await held.renew()
+            assert not any(importer._wire for importer in one._pipeline._importers.values()), "it is the owner by now"
 
     bounded(scenario())
 

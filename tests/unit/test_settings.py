@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.errors import SettingsError
-from kcoord.redis_url import Sentinels
+from kcoord.redis_url import Nodes, Sentinels
 from kcoord.settings import FIELDS, Settings, unknown_variables, variable
 
 SECRET = "tr0ub4dor"
@@ -93,6 +93,8 @@ def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str
         f"redis+sentinel://user:{SECRET}@host,/service",
         f"redis+sentinel://user:{SECRET}@host",
         f"redis+sentinel://user:{SECRET}@host/service/db?sentinel_password={SECRET}",
+        f"redis://user:{SECRET}@host,/0",
+        f"redis://user:{SECRET}@host,host:70000",
         f"redis+cluster://user:{SECRET}@host",
         f"redis://user:{SECRET}",
         f"redis://:{SECRET}/0",
@@ -264,6 +266,15 @@ def test_the_url_of_sentinels_says_who_they_are_and_what_they_watch() -> None:
     assert (found.service, found.username, found.password) == ("my-service", None, "s&s")
     assert found.options == "rediss://user:p%2Fw@master/2?ssl_ca_certs=%2Fca.pem"
     assert Sentinels.of("redis://host:6379/0") is None
+
+
+def test_the_url_of_a_redis_cluster_may_name_several_nodes() -> None:
+    url = "rediss://user:p%2Fw@one,[::1]:7,two:8/0?ssl_ca_certs=/ca.pem"
+    assert Settings.from_environ({"KCOORD_REDIS_URL": url}).redis_url == url
+    found = Nodes.of(url)
+    assert found.addresses == (("one", 6379), ("::1", 7), ("two", 8))
+    assert found.first == "rediss://user:p%2Fw@one/0?ssl_ca_certs=/ca.pem"
+    assert Nodes.of("unix:///run/redis.sock?db=1") == Nodes((), "unix:///run/redis.sock?db=1")
 
 
 def test_a_store_in_a_flag_may_be_relative_to_the_one_who_types_it() -> None:

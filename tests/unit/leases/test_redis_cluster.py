@@ -1,0 +1,55 @@
+"""Which node of a Redis Cluster is believed, where they contradict each other: no test can bring that about with real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from kcoord.leases.redis_cluster import SlotOwner
+from kcoord.testing.leases import bounded
+
+_A, _B = ("a", 1), ("b", 2)
+
+
+class _Connection:
+    """To a node that names the owner that `says` has for it, and a second node."""
+
+    host, port = "", 0
+
+    def __init__(self, says: dict[tuple[str, int], tuple[str, int]]) -> None:
+        self._says = says
+
+    async def connect(self) -> None: ...
+
+    async def disconnect(self, nowait: bool) -> None: ...
+
+    async def send_command(self, *words: str) -> None: ...
+
+    async def read_response(self, disconnect_on_error: bool) -> list[Any]:
+        owner = self._says[self.host, self.port]
+        nodes = (owner, _B if owner == _A else _A)
+        return [[0, 16383, *([host.encode(), port, b"id"] for host, port in nodes)]]
+
+
+def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever() -> None:
+    """Each side of a partition names an owner. The one without a majority answers CLUSTERDOWN, which is a reason for doubt."""
+
+    async def scenario() -> None:
+        owner = SlotOwner(lambda: _Connection({_A: _A, _B: _B}), [_A], "name")
+        for node in (_A, _B, _A):
+            connection = await owner.connect()
+            assert (connection.host, connection.port) == node == owner.first
+            owner.doubt()
+
+    bounded(scenario())
+
+
+def test_nodes_that_name_each_other_are_asked_once_each() -> None:
+    async def scenario() -> None:
+        owner = SlotOwner(lambda: _Connection({_A: _B, _B: _A}), [_A], "name")
+        with pytest.raises(RedisConnectionError, match="No node of the Redis Cluster has slot"):
+            await owner.connect()
+
+    bounded(scenario())
