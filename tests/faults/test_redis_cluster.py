@@ -269,21 +269,19 @@ async def until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_job_goes_on_and_returns_to_redis_when_the_master_of_its_slot_is_killed(
-    job: Job, cluster: RedisCluster
+@pytest.mark.parametrize("fault", [Node.kill, Node.pause], ids=["is killed", "hangs"])
+def test_a_job_goes_on_and_returns_to_redis_when_the_master_of_its_slot(
+    job: Job, cluster: RedisCluster, fault: Callable[[Node], None]
 ) -> None:
-    slot, struck = slot_of("default"), list[Node]()
-
-    def kill(_: RedisServer) -> None:
-        struck.append(cluster.owner(slot))
-        struck[0].kill()
+    slot = slot_of("default")
+    master = cluster.owner(slot)
 
     def until_promoted(_: RedisServer) -> None:
         cluster.owner(slot)
 
-    causes = (*LOST, "CLUSTERDOWN", "ClusterDown")
-    suffer(job, "loses the master of its slot", Fault(kill, until_promoted, causes), cluster.nodes[0])
-    assert cluster.owner(slot) is not struck[0]
+    causes = (*LOST, "CLUSTERDOWN", "ClusterDown", "Timeout", "did not answer", "no subscription")
+    suffer(job, "loses its slot's master", Fault(lambda s: fault(master), until_promoted, causes), master)
+    assert cluster.owner(slot) is not master
     assert cluster.owner(slot).client.keys("kcoord:{default}:lease:*"), "it is the new master that coordinates now"
 
 

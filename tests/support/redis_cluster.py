@@ -78,7 +78,7 @@ class RedisCluster:
         return found[0]
 
     def running(self) -> list[Node]:
-        return [node for node in self.nodes if node._process is not None]
+        return [node for node in self.nodes if node._process is not None and not node._paused]
 
     def until_well(self) -> None:
         """Wait until all nodes run, every slot has an owner that all agree on, and each replica has its master's data."""
@@ -93,10 +93,12 @@ class RedisCluster:
         return replicas == MASTERS
 
     def revive(self) -> None:
-        """Start each node that was killed, with what it knew of the cluster."""
+        """Start or resume each node that does not run, with what it knew of the cluster."""
         for node in self.nodes:
             if node._process is None:
                 node.start()
+            elif node._paused:
+                node.resume()
         self.until_well()
 
     @contextlib.contextmanager
