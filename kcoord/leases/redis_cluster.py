@@ -27,7 +27,7 @@ _Address = tuple[str, int]
 class SlotOwner:
     """Makes connections to the owner of the slot of `name`, by ``make()``, which knows user, password and TLS.
 
-    `given` are the nodes that the settings name. None: ``make`` itself knows where the master is.
+    `given`: the nodes that the settings name; empty: ``make`` itself knows where the master is.
     """
 
     def __init__(self, make: Callable[[], Any], given: Iterable[_Address], name: str) -> None:
@@ -38,7 +38,7 @@ class SlotOwner:
 
     @property
     def first(self) -> _Address | None:
-        """The owner, after a connection was made; None: `make` knows."""
+        """The node that is asked first: the owner, once a connection was made. None: ``make`` knows."""
         return self._nodes[0] if self._nodes else None
 
     def doubt(self) -> None:
@@ -47,7 +47,7 @@ class SlotOwner:
         self._alone = not self._given
 
     async def connect(self) -> Any:
-        """A new connection to the owner. Every known node is asked once who that is. Raises redis-py's errors."""
+        """A new connection to the owner. Known nodes are asked who that is, each once. Raises redis-py's errors."""
         if self._alone:
             return await self.open(self.first)
         failure: BaseException = RedisConnectionError(f"No node of the Redis Cluster has slot {self._slot}")
@@ -82,7 +82,7 @@ class SlotOwner:
         return connection
 
     async def _owner(self, connection: Any, node: _Address) -> _Address:
-        """The owner by what `node` says, which is remembered, with all nodes; `node` if it belongs to no cluster."""
+        """The owner, as `node` names it, which is remembered with all other nodes; `node` itself if it is a single Redis."""
         await connection.send_command("CLUSTER", "SLOTS")
         try:
             ranges = await connection.read_response(disconnect_on_error=False)
@@ -125,7 +125,7 @@ class SlotPipeline(Pipeline):
         return reply
 
     async def _to_owner(self) -> Any:
-        """Another owner than before counts as a broken connection: the old one may have left the cluster, and tell no news."""
+        """Another owner than before counts as a broken connection: news must not be awaited of a node that left the cluster."""
         connection = await self._owner.connect()
         before, self._node = self._node, self._owner.first
         if before not in (None, self._node):
