@@ -1,4 +1,5 @@
-/* Between a process and its C library (LD_PRELOAD): file system calls below a path fail or stall, and the wall clock is off.
+/* Between a process and its C library (LD_PRELOAD): file system calls below a path fail, stall, or cost a modelled server
+ * requests, and the wall clock is off.
  *
  * What happens is told by a table in a shared file (INTERPOSE), which the test changes while the process runs: see
  * interpose.py, which lays it out. A call that no entry is about goes straight through.
@@ -31,12 +32,26 @@ struct entry {
   int64_t stall;  /* microseconds before the call */
   int32_t done;   /* 1: the call is made, and then it fails */
   uint32_t hits;
+  /* requests to the server: of each call, one more for a file that it opens, and of each MiB that it moves */
+  int32_t requests;
+  int32_t per_file;
+  int32_t per_mib;
+  int32_t unused;
+};
+
+/* All processes that share the table are its clients. It begins one request at a time, and a client waits for each. */
+struct server {
+  int64_t latency;   /* nanoseconds of a request */
+  int64_t interval;  /* nanoseconds between the beginnings of two */
+  int64_t next;      /* the moment at which it may begin another, by the monotonic clock */
+  uint64_t requests; /* since the table was made */
 };
 
 struct table {
   int64_t clock;  /* nanoseconds that the wall clock is ahead */
   uint32_t used;  /* a bit for each entry */
   uint32_t unused;
+  struct server server;
   struct entry entries[ENTRIES];
 };
 
@@ -101,6 +116,47 @@ static volatile struct entry *about(const char *call, int fd, const char *name) 
   return NULL;
 }
 
+/* One request. Gives the moment, in nanoseconds of the monotonic clock, at which its reply is there. */
+int64_t interpose_request(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  int64_t now = time.tv_sec * 1000000000LL + time.tv_nsec, begins, next = __atomic_load_n(&table->server.next, __ATOMIC_SEQ_CST);
+  do {
+    begins = next > now ? next : now;
+  } while (!__atomic_compare_exchange_n(&table->server.next, &next, begins + table->server.interval, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST));
+  __atomic_add_fetch(&table->server.requests, 1, __ATOMIC_SEQ_CST);
+  return begins + table->server.latency;
+}
+
+static void request(int32_t count) {
+  int before = errno;
+  for (; count > 0; count--) {
+    int64_t reply = interpose_request();
+    struct timespec until = {reply / 1000000000LL, reply % 1000000000LL};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {
+    }
+  }
+  errno = before;
+}
+
+/* Whatever `open` made, and how much `read` or `write` moved. */
+
+static int opened(volatile struct entry *told, int flags, int fd) {
+  if (told && fd >= 0 && !(flags & (O_DIRECTORY | O_PATH))) request(told->per_file);
+  return fd;
+}
+
+static DIR *listed(volatile struct entry *told, DIR *directory) {
+  if (told && directory) request(told->per_file);
+  return directory;
+}
+
+static ssize_t moved(volatile struct entry *told, ssize_t size) {
+  if (told && size > 0) request(told->per_mib * (int32_t)((size + (1 << 20) - 1) >> 20));
+  return size;
+}
+
 /* Runs `make` (which sets `result`) as the entry says; gives `failed` with errno if it is to fail. */
 #define AS_TOLD(call, fd, name, type, failed, make)                          \
   do {                                                                        \
@@ -112,6 +168,7 @@ static volatile struct entry *about(const char *call, int fd, const char *name) 
       while (nanosleep(&rest, &rest) < 0 && errno == EINTR) {                 \
       }                                                                       \
     }                                                                         \
+    request(told->requests);                                                  \
     if (!error) return make;                                                  \
     if (done) {                                                               \
       type ignored = make;                                                    \
@@ -132,21 +189,21 @@ static volatile struct entry *about(const char *call, int fd, const char *name) 
 
 int open(const char *path, int flags, ...) {
   MODE(flags, mode)
-  AS_TOLD("open", AT_FDCWD, path, int, -1, REAL(open)(path, flags, mode));
+  AS_TOLD("open", AT_FDCWD, path, int, -1, opened(told, flags, REAL(open)(path, flags, mode)));
 }
 int open64(const char *path, int flags, ...) {
   MODE(flags, mode)
-  AS_TOLD("open", AT_FDCWD, path, int, -1, REAL(open64)(path, flags, mode));
+  AS_TOLD("open", AT_FDCWD, path, int, -1, opened(told, flags, REAL(open64)(path, flags, mode)));
 }
 int openat(int fd, const char *path, int flags, ...) {
   MODE(flags, mode)
-  AS_TOLD("open", fd, path, int, -1, REAL(openat)(fd, path, flags, mode));
+  AS_TOLD("open", fd, path, int, -1, opened(told, flags, REAL(openat)(fd, path, flags, mode)));
 }
 int openat64(int fd, const char *path, int flags, ...) {
   MODE(flags, mode)
-  AS_TOLD("open", fd, path, int, -1, REAL(openat64)(fd, path, flags, mode));
+  AS_TOLD("open", fd, path, int, -1, opened(told, flags, REAL(openat64)(fd, path, flags, mode)));
 }
-DIR *opendir(const char *path) { AS_TOLD("open", AT_FDCWD, path, DIR *, NULL, REAL(opendir)(path)); }
+DIR *opendir(const char *path) { AS_TOLD("open", AT_FDCWD, path, DIR *, NULL, listed(told, REAL(opendir)(path))); }
 int rename(const char *from, const char *to) { AS_TOLD("rename", AT_FDCWD, to, int, -1, REAL(rename)(from, to)); }
 int renameat(int a, const char *from, int b, const char *to) {
   AS_TOLD("rename", b, to, int, -1, REAL(renameat)(a, from, b, to));
@@ -175,8 +232,8 @@ int utimensat(int fd, const char *path, const struct timespec times[2], int flag
 }
 int futimens(int fd, const struct timespec times[2]) { AS_TOLD("utime", fd, NULL, int, -1, REAL(futimens)(fd, times)); }
 int fsync(int fd) { AS_TOLD("fsync", fd, NULL, int, -1, REAL(fsync)(fd)); }
-ssize_t read(int fd, void *buffer, size_t size) { AS_TOLD("read", fd, NULL, ssize_t, -1, REAL(read)(fd, buffer, size)); }
-ssize_t write(int fd, const void *buffer, size_t size) { AS_TOLD("write", fd, NULL, ssize_t, -1, REAL(write)(fd, buffer, size)); }
+ssize_t read(int fd, void *buffer, size_t size) { AS_TOLD("read", fd, NULL, ssize_t, -1, moved(told, REAL(read)(fd, buffer, size))); }
+ssize_t write(int fd, const void *buffer, size_t size) { AS_TOLD("write", fd, NULL, ssize_t, -1, moved(told, REAL(write)(fd, buffer, size))); }
 
 /* The wall clock. Monotonic clocks and the file system's stay as they are. */
 

@@ -1,6 +1,7 @@
 """Faults that a process sees in its own system calls, while it runs: a library between it and its C library (LD_PRELOAD).
 
-For what a test cannot have for real without a broken disk, a quota or a second NFS host, and for a wall clock that is off.
+For what a test cannot have for real without a broken disk, a quota or a second NFS host, for a wall clock that is off, and for
+the requests that calls would be to a server, of which all processes with one table are clients.
 Needs a C compiler. The layout of the table is interpose.c's.
 """
 
@@ -26,6 +27,19 @@ class _Entry(ctypes.Structure):
         ("stall", ctypes.c_int64),
         ("done", ctypes.c_int32),
         ("hits", ctypes.c_uint32),
+        ("requests", ctypes.c_int32),
+        ("per_file", ctypes.c_int32),
+        ("per_mib", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class _Server(ctypes.Structure):
+    _fields_ = (
+        ("latency", ctypes.c_int64),
+        ("interval", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+        ("requests", ctypes.c_uint64),
     )
 
 
@@ -34,6 +48,7 @@ class _Table(ctypes.Structure):
         ("clock", ctypes.c_int64),
         ("used", ctypes.c_uint32),
         ("unused", ctypes.c_uint32),
+        ("server", _Server),
         ("entries", _Entry * _ENTRIES),
     )
 
@@ -89,6 +104,21 @@ class Interposer:
     def stall(self, call: str, *, below: Path, seconds: float, times: int | None = None) -> Fault:
         """`call` takes `seconds` longer, and cannot be interrupted."""
         return self._add(call, below, stall=int(seconds * 1e6), left=-1 if times is None else times)
+
+    def serve(self, latency: float, rate: float) -> None:
+        """A request takes `latency` seconds, and the server begins `rate` of them a second."""
+        self._table.server.latency, self._table.server.interval = int(latency * 1e9), int(1e9 / rate)
+
+    def cost(self, call: str, *, below: Path, requests: int = 0, per_file: int = 0, per_mib: int = 0) -> Fault:
+        """`call` makes `requests` to the server, one after the other, `per_file` more if it opens a file (or lists a directory),
+        and `per_mib` for each MiB, begun or whole, that it moves.
+        """
+        return self._add(call, below, left=-1, requests=requests, per_file=per_file, per_mib=per_mib)
+
+    @property
+    def requests(self) -> int:
+        """To the server, by all processes."""
+        return int(self._table.server.requests)
 
     def clock(self, offset: float) -> None:
         """The wall clock is `offset` seconds ahead of this host's, from now on."""
