@@ -27,6 +27,7 @@ from benchmarks import (
     torch_compile,
     warm_hit,
 )
+from benchmarks.cluster import scale
 from benchmarks.cluster import table as cluster
 from benchmarks.result import Result
 
@@ -41,7 +42,8 @@ _ON_GPUS = {"liger": liger.run, "linear_attention": linear_attention.run, "rival
 _ON_REQUEST = {
     **_ON_GPUS,
     "cluster": cluster.run,  # takes minutes
-    "compilers": compilers.run,  # so does this
+    "cluster_nfs": scale.run,  # an hour, unless --nodes, --keys and --ways say less
+    "compilers": compilers.run,  # minutes
     "stale_rows": stale_rows.run,  # so does this
     "cpu_only": cpu_only.run,  # and this
     "first_step": first_step.run,  # and this
@@ -69,11 +71,14 @@ def main() -> int:
         nargs="+",
         default=[],
         metavar="N",
-        help="of cluster and lease_herd",
+        help="of cluster, cluster_nfs and lease_herd",
     )
+    parser.add_argument("--keys", type=int, nargs="+", default=[], metavar="N", help="of cluster_nfs: 300, 3000")
+    parser.add_argument("--ways", nargs="+", default=[], choices=scale.WAYS, help="of cluster_nfs; default: all")
     parser.add_argument(
         "--ranks", type=int, default=0, metavar="N", help=f"of {', '.join(_ON_GPUS)}; default: one a GPU"
     )
+    parser.add_argument("--dilation", type=float, default=1.0, metavar="FACTOR", help="of lease_herd; default: 1")
     parser.add_argument("--agents-per-process", type=int, default=1, metavar="N", help="of cluster; default: 1")
     args = parser.parse_args()
     known = _ALL | _ON_REQUEST
@@ -90,8 +95,10 @@ def main() -> int:
         how = [args.ranks] if name in _ON_GPUS else []
         if name == "cluster":
             how = [args.nodes, args.agents_per_process]
+        elif name == "cluster_nfs":
+            how = [args.nodes, args.keys, args.ways]
         elif name == "lease_herd":
-            how = [args.nodes, args.ranks or 1]
+            how = [args.nodes, args.ranks or 1, args.dilation]
         result: Result = known[name](*how)
         print(result.text(), flush=True)
         if args.save:

@@ -16,12 +16,15 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
+from benchmarks.cluster.dilation import dilate
 from benchmarks.cluster.play import Kernels, cpu_seconds_of, spent_commands
+from benchmarks.cluster.processes import Load
 from benchmarks.cluster.table import recorded
 from benchmarks.result import Result
 from kcoord.leases.base import Lease, Ready, Wait, await_turn
@@ -30,44 +33,51 @@ from kcoord.profiles.order import order
 from tests.support.redis_server import RedisServer
 
 _TTL, _LIMIT, _FAILURE_TTL = 15.0, 900.0, 30.0
-_BUSY_FOR = 2.0  # seconds, as in `kcoord.agent.lease_tasks`
-_CLAIM = 0.003  # seconds that a rank takes for a key at least
-_AT_ONCE = 50  # agents of a process that connect; this process is slower than their time-outs
+_CLAIM = 0.003  # seconds
+_AT_ONCE = 50  # agents of a process that connect
 _FILES = 65536
 _LIMIT_OF_RUN = 300.0  # seconds
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class Kernel:
     name: str
     seconds: float
 
 
 @dataclass
-class _Node:
-    """One node's leases, and which keys it has, or is asking for."""
+class Node:
+    """One node's leases, and which keys it has, or is asking for.
+
+    `busy_for`: as in `kcoord.agent.lease_tasks`; `pace`: seconds that a rank takes for a key at least.
+    """
 
     service: RedisLeases
     number: int
+    ttl: float = _TTL
+    busy_for: float = 2.0  # seconds
+    pace: float = _CLAIM
     have: set[str] = field(default_factory=set)
     asking: dict[str, asyncio.Task[bool]] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
     elsewhere: dict[str, float] = field(default_factory=dict)
     published: dict[str, float] = field(default_factory=dict)  # key → moment at which this node said that it is ready
     told: dict[str, float] = field(default_factory=dict)  # key → moment at which this node knew it of another
     compiles: int = 0
 
-    async def walk(self, kernels: list[_Kernel]) -> None:
-        busy = [kernel for kernel in kernels if not await self._claim(kernel, False)]
+    async def walk(self, kernels: Sequence[Kernel]) -> None:
+        busy = [kernel for kernel in kernels if not await self.claim(kernel, False)]
         for kernel in busy:
-            await self._claim(kernel, True)
+            await self.claim(kernel, True)
 
-    async def _claim(self, kernel: _Kernel, waits: bool) -> bool:
+    async def claim(self, kernel: Kernel, waits: bool) -> bool:
         """False: somebody else compiles it, and this rank does not wait."""
-        await asyncio.sleep(_CLAIM)
-        name = kernel.name
+        await asyncio.sleep(self.pace)
+        name = self.key(kernel)
         while name not in self.have:
             under_way = self.asking.get(name)
-            if not waits and (under_way is not None or time.monotonic() < self.elsewhere.get(name, 0.0)):
+            compiles = under_way is not None and name not in self.loading
+            if not waits and (compiles or time.monotonic() < self.elsewhere.get(name, 0.0)):
                 return False
             if under_way is None:
                 under_way = self.asking[name] = asyncio.create_task(self._flight(kernel, waits))
@@ -75,25 +85,40 @@ class _Node:
                 return False
         return True
 
-    async def _flight(self, kernel: _Kernel, waits: bool) -> bool:
+    async def _flight(self, kernel: Kernel, waits: bool) -> bool:
+        name = self.key(kernel)
+
         def stays(wait: Wait) -> bool:
-            self.elsewhere[kernel.name] = time.monotonic() + min(_BUSY_FOR, wait.ttl)
+            self.elsewhere[name] = time.monotonic() + min(self.busy_for, wait.ttl)
             return waits
 
         try:
             token = f"{self.number}.{kernel.name}"
-            answer = await await_turn(self.service, kernel.name, token, f"node-{self.number}", stays=stays)
+            answer = await await_turn(self.service, name, token, f"node-{self.number}", stays=stays)
             if isinstance(answer, Lease):
-                answer.keep_alive(_TTL)
-                await asyncio.sleep(kernel.seconds)
-                self.compiles += 1
-                await answer.ready("5" * 64)
-                self.published[kernel.name] = time.monotonic()
+                answer.keep_alive(self.ttl)
+                await answer.ready(await self.compile(kernel))
+                self.published[name] = time.monotonic()
+            elif isinstance(answer, Ready):
+                self.loading.add(name)
+                await self.load(kernel)
             if isinstance(answer, (Lease, Ready)):
-                self.have.add(kernel.name)
+                self.have.add(name)
             return answer is not None
         finally:
-            del self.asking[kernel.name]
+            del self.asking[name]
+
+    def key(self, kernel: Kernel) -> str:
+        return kernel.name
+
+    async def compile(self, kernel: Kernel) -> str:
+        """Bring the kernel into the store, and return its manifest's SHA-256."""
+        await asyncio.sleep(kernel.seconds)
+        self.compiles += 1
+        return "5" * 64
+
+    async def load(self, kernel: Kernel) -> None:
+        """Bring the kernel from the store to this node."""
 
     def listen(self) -> None:
         """Note when news says that a key is ready, whether or not a rank waits for it."""
@@ -107,14 +132,20 @@ class _Node:
         self.service._facts.hear = noting  # type: ignore[method-assign]
 
 
-def run(nodes: list[int], ranks: int = 1) -> Result:
-    """Herds of so many `nodes`, of `ranks` each."""
+async def connect_all(nodes: Sequence[Node]) -> None:
+    """Connect the nodes' leases, few at a time: this process is slower than their time-outs."""
+    for first in range(0, len(nodes), _AT_ONCE):
+        await asyncio.gather(*(node.service._tried_once() for node in nodes[first : first + _AT_ONCE]))
+
+
+def run(nodes: list[int], ranks: int = 1, slower: float = 1.0) -> Result:
+    """Herds of so many `nodes`, of `ranks` each. `slower`: see `benchmarks.cluster.dilation`."""
     kernels = recorded()
     result = Result(
         f"The leases of a herd: {len(kernels)} kernels, {ranks} rank{'s' * (ranks > 1)} of each node",
         [
             "nodes", "wall s", "compiles", "Redis commands per key and node", "script calls per key and node", "Redis CPU s",
-            "connections of an agent", "Redis KiB of an agent", "published → told, median ms", "99 % ms",
+            "connections of an agent", "Redis KiB of an agent", "published → told, median ms", "99 % ms", "machine's CPU %",
         ],
         notes=[
             "real `RedisLeases` in few processes, without agents and store: the walk of `kcoord.warmup`, compiles are sleeps",
@@ -123,14 +154,20 @@ def run(nodes: list[int], ranks: int = 1) -> Result:
             "on few cores the agents' processes are slower than Redis: then the wall and what is told late are the machine's",
         ],
     )  # fmt: skip
+    if slower != 1:
+        result.notes.append(
+            f"dilation {slower:g}: compiles and kcoord's own waits take so many times as long, and wall and published → told are "
+            "divided by it again, so this machine's cores count as so many times faster: benchmarks/cluster/dilation.py"
+        )
     for count in sorted(nodes) or [8, 128]:
-        result.rows.append(_herd(count, ranks, kernels))
+        result.rows.append(_herd(count, ranks, kernels, slower))
         print(result.rows[-1], file=sys.stderr, flush=True)
     return result
 
 
-def _herd(nodes: int, ranks: int, kernels: Kernels) -> list[str]:
+def _herd(nodes: int, ranks: int, usual: Kernels, slower: float) -> list[str]:
     _allow_files()
+    kernels = [(name, seconds * slower) for name, seconds in usual]
     processes = max(1, min(nodes, len(os.sched_getaffinity(0))))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer(tcp=True, options=["--maxclients", str(_FILES // 2)]))
@@ -148,7 +185,7 @@ def _herd(nodes: int, ranks: int, kernels: Kernels) -> list[str]:
         stack.callback(lambda: [child.kill() or child.wait() for child in children])
         for n, child in enumerate(children):
             part = {"url": server.url, "nodes": nodes, "ranks": ranks, "mine": list(range(n, nodes, processes))}
-            _tell(child, {**part, "kernels": kernels})
+            _tell(child, {**part, "kernels": kernels, "slower": slower})
         for child in children:
             _hear(child)
         time.sleep(3.0)  # the server shrinks buffers of idle clients
@@ -157,20 +194,25 @@ def _herd(nodes: int, ranks: int, kernels: Kernels) -> list[str]:
         before, cpu, begun = spent_commands(client), cpu_seconds_of(server.pid), time.monotonic() + 0.5
         for child in children:
             _tell(child, begun)
-        found = [_hear(child) for child in children]
+        with Load(begun) as load:
+            found = [_hear(child) for child in children]
         wall, cpu = time.monotonic() - begun, cpu_seconds_of(server.pid) - cpu
         after = spent_commands(client)
     calls = {name: count - before.get(name, (0, 0))[0] for name, (count, _) in after.items()}
     sent = sum(calls.get(name, 0) for name in ("evalsha", "eval", "subscribe", "hgetall"))
     published = {key: moment for each in found for key, moment in each["published"].items()}
     late = sorted(
-        1000 * (moment - published[key]) for each in found for told in each["told"] for key, moment in told.items()
+        1000 / slower * (moment - published[key])
+        for each in found
+        for told in each["told"]
+        for key, moment in told.items()
     )
     per = len(kernels) * nodes
     return [
-        str(nodes), f"{wall:.1f}", str(sum(each["compiles"] for each in found)), f"{sent / per:.3f}",
+        str(nodes), f"{wall / slower:.1f}", str(sum(each["compiles"] for each in found)), f"{sent / per:.3f}",
         f"{(calls.get('evalsha', 0) + calls.get('eval', 0)) / per:.3f}", f"{cpu:.2f}", f"{clients / nodes:.1f}",
         f"{memory / nodes / 1024:.1f}", *(f"{late[int(len(late) * q)]:.1f}" if late else "" for q in (0.5, 0.99)),
+        f"{load.mean:.0f}",
     ]  # fmt: skip
 
 
@@ -192,13 +234,18 @@ def _allow_files() -> None:
 
 async def _main() -> None:
     part = json.loads(sys.stdin.readline())
-    times = {"ttl": _TTL, "limit": _LIMIT, "failure_ttl": _FAILURE_TTL}
-    nodes = [_Node(RedisLeases(part["url"], "herd", **times), number) for number in part["mine"]]
-    for first in range(0, len(nodes), _AT_ONCE):
-        await asyncio.gather(*(node.service._tried_once() for node in nodes[first : first + _AT_ONCE]))
+    slower = float(part["slower"])
+    if slower != 1:
+        dilate(slower)
+    times = {"ttl": _TTL * slower, "limit": _LIMIT * slower, "failure_ttl": _FAILURE_TTL * slower}
+    nodes = [
+        Node(RedisLeases(part["url"], "herd", **times), number, _TTL * slower, 2.0 * slower, _CLAIM * slower)
+        for number in part["mine"]
+    ]
+    await connect_all(nodes)
     for node in nodes:
         node.listen()
-    kernels = [_Kernel(*kernel) for kernel in part["kernels"]]
+    kernels = [Kernel(*kernel) for kernel in part["kernels"]]
     world = part["nodes"] * part["ranks"]
     orders = [order(kernels, rank, world) for node in nodes for rank in _ranks(node.number, part["ranks"])]
     gc.freeze()
@@ -208,7 +255,7 @@ async def _main() -> None:
     owners = [node for node in nodes for _ in range(part["ranks"])]
     walks = asyncio.gather(*(node.walk(each) for node, each in zip(owners, orders, strict=True)))
     await asyncio.wait_for(walks, _LIMIT_OF_RUN)
-    await asyncio.sleep(0.5)  # the last news
+    await asyncio.sleep(0.5 * slower)  # the last news
     found = {
         "compiles": sum(node.compiles for node in nodes),
         "published": {key: moment for node in nodes for key, moment in node.published.items()},

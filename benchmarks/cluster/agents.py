@@ -1,7 +1,7 @@
 """``python -m benchmarks.cluster.agents``: the agents of several nodes in one process, so that a machine has room for thousands.
 
-Reads the sockets and settings of the nodes as one line of JSON. The end of its input ends the process. Each is the agent that
-``python -m kcoord.agent`` runs; they share an event loop, and with it a core.
+Reads the dilation (`benchmarks.cluster.dilation`), and the sockets and settings of the nodes, as one line of JSON. The end of its
+input ends the process. Each is the agent that ``python -m kcoord.agent`` runs; they share an event loop, and with it a core.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 
+from benchmarks.cluster.dilation import dilate
 from kcoord.agent.__main__ import run_agent
 from kcoord.files.private import make_private
 from kcoord.settings import Settings
@@ -31,6 +32,7 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    described = json.loads(sys.stdin.readline())
+    dilation, described = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
+    dilate(dilation)
     asyncio.run(_serve(described))

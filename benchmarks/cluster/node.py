@@ -40,18 +40,19 @@ _WORDS = 256  # each 32 bytes of a file, so that it has 8 KiB
 
 @dataclass(frozen=True)
 class Part:
-    """A node's part. `settings`: kcoord's, by name, as text. `kernels`: names and compile seconds, longest first."""
+    """A node's part: its `ranks`, of which `first` is the first of `world`. `kernels`: names and compile seconds, longest first.
+
+    `settings`: kcoord's, by name, as text. `dilation`: see `benchmarks.cluster.dilation`.
+    """
 
     node: int
-    nodes: int
+    first: int
     ranks: int
+    world: int
     together: bool
     settings: dict[str, str]
     kernels: list[tuple[str, float]]
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.ranks
+    dilation: float = 1.0
 
 
 class Rank:
@@ -88,7 +89,7 @@ class Rank:
         self.finished = time.monotonic()
 
     def _task(self, name: str, seconds: float) -> Task:
-        key = CacheKey.of("simulated", name, seconds=seconds)
+        key = key_of(name, seconds)
         content = content_of(name)
 
         def run(waits: bool) -> str:
@@ -112,6 +113,10 @@ class Rank:
         return Task(name, run, seconds)
 
 
+def key_of(name: str, seconds: float) -> CacheKey:
+    return CacheKey.of("simulated", name, seconds=seconds)
+
+
 def content_of(name: str) -> bytes:
     """The file that a kernel's compile writes: a few KiB that do not compress."""
     return b"".join(hashlib.sha256(f"{name} {n}".encode()).digest() for n in range(_WORDS))
@@ -125,7 +130,7 @@ def main() -> None:
     log = (nodes[0][1].local_dir / "agent.log").open("wb")
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(endpoint.bind(settings.socket_path)) for _, settings in nodes]
-        if len(nodes) == 1:
+        if len(nodes) == 1 and parts[0].dilation == 1:
             arguments = ["--parent", str(os.getpid())]
             agent = spawn.start_process(listeners[0], arguments, nodes[0][1], log.fileno())
         else:
@@ -157,7 +162,8 @@ def _start_agents(parts: list[Part], listeners: list[socket.socket], output: int
         pass_fds=fds,
     )
     assert agents.stdin is not None
-    agents.stdin.write(json.dumps([(fd, part.settings) for fd, part in zip(fds, parts, strict=True)]).encode() + b"\n")
+    described = [(fd, part.settings) for fd, part in zip(fds, parts, strict=True)]
+    agents.stdin.write(json.dumps([parts[0].dilation, described]).encode() + b"\n")
     agents.stdin.flush()
     return agents
 
@@ -165,9 +171,7 @@ def _start_agents(parts: list[Part], listeners: list[socket.socket], output: int
 def _serve(nodes: list[tuple[Part, Settings]], agent: subprocess.Popen[bytes]) -> None:
     """Sets `_ended` at the end of the input, whatever the ranks do."""
     try:
-        ranks = [
-            Rank(part, part.node * part.ranks + n, settings) for part, settings in nodes for n in range(part.ranks)
-        ]
+        ranks = [Rank(part, part.first + n, settings) for part, settings in nodes for n in range(part.ranks)]
         for rank in ranks:
             rank.connect()
         _say({"agent": agent.pid})
@@ -180,7 +184,7 @@ def _serve(nodes: list[tuple[Part, Settings]], agent: subprocess.Popen[bytes]) -
 
 
 def _play(ranks: list[Rank], begin: float, agent: int) -> None:
-    before = _cpu_seconds(agent)
+    before, own = _cpu_seconds(agent), time.process_time()
     threads = [threading.Thread(target=rank.run, args=(begin,), daemon=True) for rank in ranks]
     for thread in threads:
         thread.start()
@@ -195,6 +199,8 @@ def _play(ranks: list[Rank], begin: float, agent: int) -> None:
             "errors": [rank.error for rank in ranks if rank.error] + failed,
             "alone": sum(rank.coordinator.counters.read()["alone"] for rank in ranks),
             "agent_cpu": _cpu_seconds(agent) - before,
+            "agent_memory": psutil.Process(agent).memory_info().rss,
+            "cpu": _cpu_seconds(agent) - before + time.process_time() - own,
             "published": {name: moment for rank in ranks for name, moment in rank.published.items()},
             "waited": [
                 (name, *times) for rank in ranks for name, times in rank.waited.items() if times[1] - times[0] > 0.001

@@ -1,19 +1,16 @@
 """One run of a simulated cluster, all of it on this machine: each node an agent's process, and a process whose threads are its
-ranks (`benchmarks.cluster.node`); one redis-server and one store for all. All ranks begin at one moment; the wall is until the
-last one has every kernel.
+ranks (`benchmarks.cluster.node`), or, of many, a light one (`benchmarks.cluster.light`); one redis-server and one store for all.
+All ranks begin at one moment; the wall is until the last one has every kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import queue
-import subprocess
-import sys
-import threading
+import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,26 +18,22 @@ from typing import Any
 import psutil
 import redis
 
+from benchmarks.cluster import dilation
 from benchmarks.cluster.node import Part
+from benchmarks.cluster.processes import ClusterError, Load, Member, Processes
+from benchmarks.nfs_model import NfsServer
 from tests.support.redis_server import RedisServer
 
 Kernels = list[tuple[str, float]]
 """Names and compile seconds, longest first."""
 
 _START = 90.0  # seconds for all nodes to be ready
-_END = 20.0  # seconds for all nodes to end
-_SATURATED = 90.0  # per cent of this machine's CPU
 _LEASES = (
     "evalsha",
     "eval",
     "subscribe",
     "unsubscribe",
 )  # the agents' commands for leases; scripts send the rest themselves
-_ROOT = Path(__file__).resolve().parents[2]
-
-
-class ClusterError(Exception):
-    """A run that failed; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,9 @@ class Measured:
 
     `wall`, `bound` and CPU in seconds, `agent_cpu` the mean of the agents; `compiled`: how often each kernel was; `reached`: how
     many kernels each rank ended with; `redis`: calls and microseconds of each command; `memory`: bytes of the server's clients;
-    `told`: seconds from a publish to each rank that waited for it, in ascending order; `machine`: mean per cent of CPU,
-    `saturated`: share of the time without idle CPU.
+    `told`: seconds from a publish to each rank that waited for it, `heard`: from a light node's READY to each light node that has
+    heard it, in ascending order; `machine`: mean per cent of CPU, `ours`: of this run's processes, `saturated`: share of the time
+    without idle CPU; `requests`: to the modelled NFS server; `agent_memory`: mean resident bytes of the agents' processes.
     """
 
     nodes: int
@@ -70,6 +64,10 @@ class Measured:
     machine: float
     saturated: float
     said: list[str]
+    ours: float = 0.0
+    heard: list[float] = dataclasses.field(default_factory=list)
+    requests: int = 0
+    agent_memory: float = 0.0
 
     @property
     def compiles(self) -> int:
@@ -86,57 +84,93 @@ def bound(kernels: Kernels, ranks: int) -> float:
     return max(sum(seconds for _, seconds in kernels) / ranks, max(seconds for _, seconds in kernels))
 
 
+@dataclass(frozen=True)
+class LightNodes:
+    """Light nodes beside the whole ones; see `benchmarks.cluster.light.Light`."""
+
+    count: int
+    ranks: int
+    fetch: int
+    requests: int = 0
+
+
 def play(
-    root: Path, nodes: int, ranks: int, kernels: Kernels, *, together: bool, limit: float, in_a_process: int = 1
+    root: Path,
+    nodes: int,
+    ranks: int,
+    kernels: Kernels,
+    *,
+    together: bool,
+    limit: float,
+    in_a_process: int = 1,
+    light: LightNodes | None = None,
+    slower: float = 1.0,
+    server: NfsServer | None = None,
+    settings: dict[str, str] | None = None,
+    prepare: Callable[[str], None] = lambda url: None,
 ) -> Measured:
-    """A run below `root`, an empty directory with a short path: ``n0`` … are the nodes' local directories.
+    """A run below `root`, an empty directory with a short path: ``n0`` … are the nodes' local directories, ``store`` the store.
 
     With `together` the ranks walk as in `kcoord.warmup`, else each asks in the same order. Raises `ClusterError` if it takes
-    longer than `limit` seconds, or a node fails. `in_a_process`: so many nodes share their processes. No process outlives the
-    call.
+    longer than `limit` seconds, or a node fails. `in_a_process`: so many nodes share their processes. `slower`: the dilation, by
+    which `kernels` and `server` are slower already. `settings`: more of kcoord's. ``prepare(url)`` gets the Redis before any
+    node. No process outlives the call.
     """
     deadline = time.monotonic() + limit
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(RedisServer(tcp=True))
-        client = stack.enter_context(contextlib.closing(redis.Redis.from_url(server.url)))
-        settings = {
+        redis_server = stack.enter_context(RedisServer(tcp=True, options=["--maxclients", "20000"]))
+        client = stack.enter_context(contextlib.closing(redis.Redis.from_url(redis_server.url)))
+        prepare(redis_server.url)
+        common = {
             "store": str(root / "store"),
             "store_create": "1",
-            "redis_url": server.url,
+            "redis_url": redis_server.url,
             "max_wait": f"{limit:.0f}",
             "job": "cluster",
             "spawn": "0",
             "agent_timeout": "60",  # one machine's cores serve all nodes
+            **dilation.settings(slower),
+            **(settings or {}),
         }
+        world = nodes * ranks + (light.count * light.ranks if light is not None else 0)
         parts = [
-            Part(n, nodes, ranks, together, {**settings, "local_dir": str(root / f"n{n}")}, kernels)
+            Part(n, n * ranks, ranks, world, together, {**common, "local_dir": str(root / f"n{n}")}, kernels, slower)
             for n in range(nodes)
         ]
         groups = [parts[first : first + in_a_process] for first in range(0, nodes, in_a_process)]
-        cluster = stack.enter_context(_Cluster(groups, root))
+        members = [Member("node", group[0].node, [dataclasses.asdict(part) for part in group]) for group in groups]
+        if light is not None and light.count:
+            members += _light_members(light, parts[0], nodes)
+        requests = server.requests if server is not None else 0
+        cluster = stack.enter_context(Processes(members, root, server.environ if server is not None else {}))
         cluster.hear(min(deadline, time.monotonic() + _START), "start")
-        before, cpu = spent_commands(client), cpu_seconds_of(server.pid)
+        if server is not None and not common.get("profile"):  # else the pack is read as soon as the agents start
+            requests = server.requests
+        before, cpu = spent_commands(client), cpu_seconds_of(redis_server.pid)
         begin = time.monotonic() + 0.2 + 0.002 * nodes
         cluster.tell(str(begin))
-        with _Load(begin) as load:
+        with Load(begin) as load:
             found = cluster.hear(deadline, "finish")
-        after, cpu = spent_commands(client), cpu_seconds_of(server.pid) - cpu
+        requests = server.requests - requests if server is not None else 0
+        after, cpu = spent_commands(client), cpu_seconds_of(redis_server.pid) - cpu
         connections = int(client.info("clients")["connected_clients"]) - 1
         memory = int(client.info("memory")["mem_clients_normal"])
-    errors = [error for f in found for error in f["errors"]]
+    whole = found[: len(groups)]
+    errors = [error for f in whole for error in f["errors"]]
     if errors:
         raise ClusterError(f"{nodes} nodes: {len(errors)} errors in ranks, the first: {errors[0]}")
     spent = {c: (n - before.get(c, (0, 0))[0], t - before.get(c, (0, 0))[1]) for c, (n, t) in after.items()}
+    wall = max(f["finished"] for f in found) - begin
     return Measured(
-        nodes,
-        nodes * ranks,
+        nodes + (light.count if light is not None else 0),
+        world,
         len(kernels),
-        wall=max(f["finished"] for f in found) - begin,
-        bound=bound(kernels, nodes * ranks),
+        wall=wall,
+        bound=bound(kernels, world),
         compiled=dict(sum((Counter(f["compiled"]) for f in found), Counter())),
-        reached=[n for f in found for n in f["reached"]],
-        alone=sum(f["alone"] for f in found),
-        agent_cpu=sum(f["agent_cpu"] for f in found) / nodes,
+        reached=[n for f in whole for n in f["reached"]],
+        alone=sum(f["alone"] for f in whole),
+        agent_cpu=sum(f["agent_cpu"] for f in whole) / nodes,
         redis_cpu=cpu,
         redis={command: cost for command, cost in spent.items() if cost[0]},
         connections=connections,
@@ -145,151 +179,41 @@ def play(
         machine=load.mean,
         saturated=load.saturated,
         said=cluster.said(),
+        ours=100 * (cpu + sum(f["cpu"] for f in found)) / wall / len(os.sched_getaffinity(0)),
+        heard=_heard(found),
+        requests=requests,
+        agent_memory=sum(f["agent_memory"] for f in whole) / nodes,
     )
 
 
-class _Cluster:
-    """The nodes' processes. All have ended when the block is left, and their agents too."""
-
-    def __init__(self, groups: list[list[Part]], root: Path) -> None:
-        self._groups, self._root = groups, root
-        self._processes: list[subprocess.Popen[str]] = []
-        self._lines: list[queue.Queue[str]] = []
-        self._readers: list[threading.Thread] = []
-
-    def __enter__(self) -> _Cluster:
-        try:
-            for group in self._groups:
-                self._start(group)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _start(self, group: list[Part]) -> None:
-        with (self._root / f"n{group[0].node}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.cluster.node"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT,
-                start_new_session=True,  # the keyboard interrupts us, and we end them
-            )  # fmt: skip
-        lines: queue.Queue[str] = queue.Queue()
-        self._processes.append(process)
-        self._lines.append(lines)
-        self._readers.append(threading.Thread(target=_read, args=(process, lines), daemon=True))
-        self._readers[-1].start()
-        _tell(process, json.dumps([dataclasses.asdict(part) for part in group]))
-
-    def __exit__(self, *exc: object) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()  # asks it to end
-        deadline = time.monotonic() + _END
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                agents = psutil.Process(process.pid).children()
-                process.kill()
-                process.wait()
-                for agent in agents:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        agent.kill()
-        for reader in self._readers:
-            reader.join(_END)
-
-    def tell(self, line: str) -> None:
-        for process in self._processes:
-            _tell(process, line)
-
-    def hear(self, deadline: float, what: str) -> list[dict[str, Any]]:
-        """The next line of each node. Raises `ClusterError` if one has none until `deadline`, a moment of the monotonic clock."""
-        found: dict[int, dict[str, Any]] = {}
-        for n, lines in enumerate(self._lines):
-            try:
-                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                missing, one = sum(q.empty() for q in self._lines[n:]), self._first(n)
-                raise ClusterError(
-                    f"{missing} of {len(self._lines)} nodes did not {what} in time, node {one} among them{self._last(n)}"
-                ) from None
-            if not line:
-                code = self._processes[n].wait()
-                raise ClusterError(
-                    f"node {self._first(n)} ended with code {code} before it could {what}{self._last(n)}"
-                )
-            found[n] = json.loads(line)
-        return list(found.values())
-
-    def _first(self, n: int) -> int:
-        """The first node of the processes with number `n`."""
-        return self._groups[n][0].node
-
-    def _last(self, n: int) -> str:
-        lines = self._log(n)
-        return f"; its last words: {' / '.join(lines[-3:])}" if lines else ""
-
-    def said(self) -> list[str]:
-        """The lines that nodes and agents logged, each once."""
-        return sorted({line for n in range(len(self._groups)) for line in self._log(n)})
-
-    def _log(self, n: int) -> list[str]:
-        name = f"n{self._first(n)}"
-        logs = (self._root / f"{name}.log", self._root / name / "agent.log")
-        return [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
+def _light_members(light: LightNodes, like: Part, whole: int) -> list[Member]:
+    """One process a core."""
+    processes = min(light.count, len(os.sched_getaffinity(0)))
+    common = {
+        "ranks": light.ranks, "world": like.world, "together": like.together, "settings": like.settings,
+        "kernels": like.kernels, "dilation": like.dilation, "fetch": light.fetch, "requests": light.requests,
+    }  # fmt: skip
+    members = []
+    first = 0
+    for n in range(processes):
+        count = light.count // processes + (n < light.count % processes)
+        numbers = list(range(whole + first, whole + first + count))
+        rank = whole * like.ranks + first * light.ranks
+        members.append(Member("light", numbers[0], {**common, "numbers": numbers, "first": rank}))
+        first += count
+    return members
 
 
 def _told(found: list[dict[str, Any]]) -> list[float]:
     published = {name: moment for f in found for name, moment in f["published"].items()}
-    waits = (wait for f in found for wait in f["waited"])
+    waits = (wait for f in found for wait in f.get("waited", ()))
     return sorted(end - published[name] for name, begun, end in waits if begun < published.get(name, begun) < end)
 
 
-def _tell(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended: `hear` raises the reason
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-
-
-def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            lines.put(line)
-    lines.put("")
-
-
-class _Load:
-    """This machine's CPU while the block runs, from the moment `begin` of the monotonic clock."""
-
-    def __init__(self, begin: float) -> None:
-        self._begin, self._over = begin, threading.Event()
-        self._samples: list[float] = []
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> _Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        time.sleep(max(0.0, self._begin - time.monotonic()))
-        psutil.cpu_percent()
-        while not self._over.wait(0.2):
-            self._samples.append(psutil.cpu_percent())
-
-    @property
-    def mean(self) -> float:
-        return sum(self._samples) / max(1, len(self._samples))
-
-    @property
-    def saturated(self) -> float:
-        return sum(sample >= _SATURATED for sample in self._samples) / max(1, len(self._samples))
+def _heard(found: list[dict[str, Any]]) -> list[float]:
+    announced = {key: moment for f in found for key, moment in f.get("announced", {}).items()}
+    heard = ((key, moment) for f in found for key, moments in f.get("heard", {}).items() for moment in moments)
+    return sorted(moment - announced[key] for key, moment in heard if key in announced)
 
 
 def spent_commands(client: redis.Redis) -> dict[str, tuple[int, int]]:

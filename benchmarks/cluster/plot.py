@@ -43,13 +43,13 @@ def read(text: str) -> tuple[str, dict[str, list[Point]]]:
 def draw(title: str, ways: dict[str, list[Point]]) -> str:
     """An SVG document."""
     points = [point for line in ways.values() for point in line]
-    low, high = _span([ranks for ranks, _ in points], 2), _span([wall for _, wall in points], 10)
+    low, high = span([ranks for ranks, _ in points], 2), span([wall for _, wall in points], 10)
 
     def x(ranks: float) -> float:
-        return _LEFT + (_RIGHT - _LEFT) * _share(ranks, low)
+        return _LEFT + (_RIGHT - _LEFT) * share(ranks, low)
 
     def y(wall: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * _share(wall, high)
+        return _BOTTOM - (_BOTTOM - _TOP) * share(wall, high)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT + 24 * 2}" '
@@ -58,7 +58,7 @@ def draw(title: str, ways: dict[str, list[Point]]) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT + 48}" fill="#fff"/>',
         f'<text x="{_LEFT}" y="22" font-size="15">{escape(title)}</text>',
     ]
-    for wall in _steps(high):
+    for wall in steps(high):
         parts.append(f'<path d="M{_LEFT} {y(wall):.1f}H{_RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y(wall) + 4:.1f}" text-anchor="end">{wall:g} s</text>')
     for ranks in sorted({ranks for ranks, _ in points}):
@@ -91,17 +91,17 @@ def _mark(way: str, x: float, y: float, colour: str) -> str:
     return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>'
 
 
-def _span(values: Sequence[float], base: float) -> tuple[float, float]:
+def span(values: Sequence[float], base: float) -> tuple[float, float]:
     """Whole powers of `base` around `values`."""
     first, last = math.floor(math.log(min(values), base) + 1e-9), math.ceil(math.log(max(values), base) - 1e-9)
     return base**first, base ** max(last, first + 1)
 
 
-def _share(value: float, span: tuple[float, float]) -> float:
+def share(value: float, span: tuple[float, float]) -> float:
     return math.log(value / span[0]) / math.log(span[1] / span[0])
 
 
-def _steps(span: tuple[float, float]) -> list[float]:
+def steps(span: tuple[float, float]) -> list[float]:
     steps = [factor * 10**power for power in range(-3, 6) for factor in (1, 2, 5)]
     return [step for step in steps if span[0] * 0.999 <= step <= span[1] * 1.001]
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.cluster.play import ClusterError, Kernels, Measured, bound, play
+from benchmarks.cluster.play import Kernels, Measured, bound, play
+from benchmarks.cluster.processes import ClusterError
 from benchmarks.cluster.profile import RECORDED
 from benchmarks.result import Result
 
@@ -46,7 +47,7 @@ def run(nodes: Sequence[int] = (), in_a_process: int = 1, limit: float = _LIMIT)
         ],
     )  # fmt: skip
     in_step = next((n for n in sizes if n > 1), sizes[0])
-    with _orderly():
+    with orderly():
         for count, way in [*((n, PROFILE) for n in sizes), (in_step, IN_STEP)]:
             left, expected = end - time.monotonic(), bound(kernels, count * RANKS) if way == PROFILE else total
             name = f"{count} × {RANKS} ranks, {way}"
@@ -116,7 +117,7 @@ def _notes(m: Measured, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _orderly() -> Iterator[None]:
+def orderly() -> Iterator[None]:
     """SIGTERM ends the block as an exception does, so that no process is left; thousands of connections may be open."""
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -8,11 +8,14 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from benchmarks.cluster import plot
+from benchmarks.cluster import earlier_job, plot, plot_scale, scale
 from benchmarks.cluster.node import content_of
-from benchmarks.cluster.play import ClusterError, Kernels, bound, play
+from benchmarks.cluster.play import Kernels, LightNodes, Measured, bound, play
+from benchmarks.cluster.processes import ClusterError
 from benchmarks.cluster.table import IN_STEP, PROFILE, STOCK, recorded
+from benchmarks.nfs_model import NfsServer
 from benchmarks.result import Result
+from tests.support import interpose
 from tests.support.living import those_within, words_of
 from tests.support.sandbox import Sandbox, eventually
 
@@ -22,7 +25,10 @@ KERNELS: Kernels = [(f"kernel {n}", 0.3 - n / 50) for n in range(10)]
 def nothing_is_left(root: Path) -> None:
     def left() -> list[psutil.Process]:
         children = psutil.Process().children()
-        return [*those_within(root), *(p for p in children if "benchmarks.cluster.node" in words_of(p))]
+        return [
+            *those_within(root),
+            *(p for p in children if {"benchmarks.cluster.node", "benchmarks.cluster.light"} & set(words_of(p))),
+        ]
 
     eventually(lambda: not left(), what="no process is left")
 
@@ -52,6 +58,32 @@ def test_agents_of_several_nodes_share_a_process_and_are_a_cluster_all_the_same(
     assert (found.alone, found.said) == (0, [])
     assert found.connections == 2 * 5
     nothing_is_left(sandbox.root)
+
+
+@pytest.mark.skipif(interpose.find_compiler() is None, reason="no C compiler")
+def test_light_nodes_share_the_work_with_whole_ones_and_load_the_server_as_these_do(sandbox: Sandbox) -> None:
+    server = NfsServer(sandbox.root / "server", sandbox.root / "store", 2.0)
+    slower = [(name, 2 * seconds) for name, seconds in KERNELS]
+    light = LightNodes(3, ranks=1, fetch=100)
+    found = play(sandbox.root, 1, 2, slower, together=True, limit=60, light=light, slower=2.0, server=server)
+    assert found.compiled == {name: 1 for name, _ in KERNELS}
+    assert found.reached == [10] * 2
+    assert (found.alone, found.said) == (0, [])
+    assert found.connections == 2 * 4, "each node has its own leases"
+    assert found.heard, "light nodes hear of each other's kernels"
+    assert found.requests >= 100 * 10 * 2, "each node fetches each kernel of another"
+    nothing_is_left(sandbox.root)
+
+
+@pytest.mark.skipif(interpose.find_compiler() is None, reason="no C compiler")
+def test_a_pack_of_an_earlier_job_spares_the_look_ups_of_each_kernel(sandbox: Sandbox) -> None:
+    server = NfsServer(sandbox.root / "server", sandbox.root / "store")
+    manifests = earlier_job.fill(sandbox.root / "store", KERNELS, pack=True)
+    found = play(sandbox.root, 1, 2, KERNELS, together=False, limit=60, server=server,
+                 settings={"profile": earlier_job.PROFILE}, prepare=lambda url: earlier_job.announce(url, manifests))  # fmt: skip
+    assert (found.compiled, found.reached) == ({}, [10] * 2)
+    assert found.commands == 0, "the pack answers"
+    assert found.requests < 8 * 10
 
 
 def test_a_cluster_that_takes_too_long_is_ended_with_an_error_that_says_so(sandbox: Sandbox) -> None:
@@ -107,3 +139,23 @@ def test_what_is_no_result_of_the_cluster_is_not_drawn(tmp_path: Path, capsys: p
     (tmp_path / "odd.md").write_text("# Odd\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n")
     assert plot.main(str(tmp_path / "odd.md")) == 1
     assert "holds no table of the simulated cluster" in capsys.readouterr().err
+
+
+def test_the_rows_of_a_large_cluster_are_drawn_beside_their_goals() -> None:
+    found = Measured(
+        1250, 1278, 300, wall=200.0, bound=10.57, compiled={"kernel": 1}, reached=[300], alone=0, agent_cpu=1.0,
+        redis_cpu=0.66, redis={"evalsha": (3750, 9000)}, connections=2500, memory=1250 << 15, told=[0.4, 2.0], machine=90.0,
+        saturated=0.5, said=[], ours=40.0, heard=[0.1, 0.8], requests=3_000_000, agent_memory=45e6,
+    )  # fmt: skip
+    result = Result("A simulated cluster on a modelled NFS", list(scale.COLUMNS))
+    result.rows = [scale.cells(scale.Row(1250, 300, way), found, 4.0) for way in scale.WAYS]
+    rows = plot_scale.read(result.text())
+    cold = rows[0]
+    assert (cold["wall s"], cold["bound: store s"], cold["wall ÷ bound"]) == ("50.00", "50.00", "1.00")
+    assert cold["heard, 99 % ms"] == "200", "times are those of the cluster, not of the slower clock"
+    assert cold["Redis CPU s"] == "0.66", "CPU is this machine's"
+    titles = [title for title, _, _ in plot_scale.drawings(rows)]
+    drawing = ElementTree.fromstring(plot_scale.draw(rows))
+    texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert [title for title in titles if title in texts] == titles
+    assert {"cold, with a profile", "warm, pack", "goal for 99 %", "1,250"} <= set(texts)

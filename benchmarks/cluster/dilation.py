@@ -1,0 +1,58 @@
+"""Time dilation: a cluster whose clock runs slower than the machine that plays it, so that the machine's cores are not its limit.
+
+Compiles, the NFS server and kcoord's own waits take `factor` times as long; only computing takes as long as ever. Every duration
+divided by the factor is then that of a cluster whose cores are faster by the factor (Gupta et al., "To infinity and beyond:
+time-warped network emulation", NSDI 2006).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+MOST = 100.0  # a lease of half an hour
+
+
+def dilate(factor: float, patience: float = 1.0) -> None:
+    """Make the waits of this process' agents and leases longer by `factor`, before there are any.
+
+    `patience`: by which they wait longer still for Redis' answers, in a process that has more of them than a core has time for.
+    """
+    if not 1 <= factor <= MOST:
+        raise ValueError(f"a dilation is from 1 to {MOST:g}")
+    from kcoord.agent import hedges, lease_tasks, packs, store_access
+    from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
+
+    for module, names in (
+        (base, ("RECHECK",)),
+        (hedges, ("RECHECK",)),
+        (facts, ("_SURELY_BEFORE_A_RECHECK",)),
+        (lease_tasks, ("_BUSY_FOR",)),
+        (store_access, ("PATIENCE", "_TURN_WITHIN")),
+        (packs, ("_PATIENCE",)),
+    ):
+        for name in names:
+            setattr(module, name, getattr(module, name) * factor)
+    timeout = redis_client.COMMAND_TIMEOUT * factor * patience
+    for each in (redis, redis_client, redis_news, redis_pipeline):
+        each.COMMAND_TIMEOUT = timeout  # type: ignore[attr-defined]
+    facts._FOLLOWERS_A_SECOND /= factor  # type: ignore[misc]
+    redis_news._LONGEST_DISTANCE *= factor
+    script = redis_news.SCRIPT
+    for usual, dilated in (
+        ("receivers * (60 + size / 160), 250000", f"{factor:g} * receivers * (60 + size / 160), {250000 * factor:.0f}"),
+        ("due - now <= 1000000", f"due - now <= {1000000 * factor:.0f}"),
+    ):
+        assert usual in script, usual
+        script = script.replace(usual, dilated)
+    redis_news.SCRIPT = script
+    redis_news.SHA = hashlib.sha1(redis_news.SCRIPT.encode()).hexdigest()
+
+
+def settings(factor: float) -> dict[str, str]:
+    """kcoord's settings of durations, dilated."""
+    return {
+        "hedge_after": f"{10 * factor:g}",
+        "lease_ttl": f"{15 * factor:g}",
+        "lease_limit": f"{900 * factor:g}",
+        "failure_ttl": f"{30 * factor:g}",
+    }
