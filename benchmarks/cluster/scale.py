@@ -112,10 +112,16 @@ def run(
     return result
 
 
+def _light_ranks(row: Row) -> int:
+    return max(1, min(_RANKS, _WALKERS // row.nodes))
+
+
 def _dilation(row: Row, most: float) -> float | None:
     """The largest with which the row is expected to fit into its time; None if none is."""
     kernels = kernels_of(row.keys)
-    work = {COLD: bound(kernels, row.nodes), IN_STEP: sum(seconds for _, seconds in kernels)}.get(row.way, 1.0)
+    work = {COLD: bound(kernels, row.nodes * _light_ranks(row)), IN_STEP: sum(seconds for _, seconds in kernels)}.get(
+        row.way, 1.0
+    )
     store = 0.0 if row.way == PACKED else row.nodes * row.keys * _FETCH / RATE
     return next((f for f in (4.0, 2.0, 1.0) if f <= most and (work + store) * f <= _LIMIT), None)
 
@@ -139,7 +145,7 @@ def _play(row: Row, whole: int, factor: float) -> Measured:
             root = root / "all"  # its local directories are new
             root.mkdir()
             (root / "store").symlink_to(Path(name) / "store")
-        light = LightNodes(row.nodes - count, max(1, min(_RANKS, _WALKERS // row.nodes)), fetch, at_start)
+        light = LightNodes(row.nodes - count, _light_ranks(row), fetch, at_start)
         return play(
             root, count, _RANKS, kernels, together=row.way == COLD, limit=_LIMIT + _GRACE, light=light, slower=factor,
             server=server, settings={"profile": PROFILE} if row.way == PACKED else None,
