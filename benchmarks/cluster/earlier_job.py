@@ -40,7 +40,7 @@ def announce(url: str, manifests: dict[str, str]) -> None:
     """Say in Redis that the keys are READY, as for a week after a job. The news of it has expired, as 10 minutes later."""
 
     async def say() -> None:
-        leases = RedisLeases(url, "kcoord:default", ttl=15.0, limit=900.0, failure_ttl=30.0)
+        leases = RedisLeases(url, "default", ttl=15.0, limit=900.0, failure_ttl=30.0)
         said = list(manifests.items())
         for first in range(0, len(said), _AT_ONCE):
             await asyncio.gather(*(leases.ready(*each) for each in said[first : first + _AT_ONCE]))

@@ -115,7 +115,7 @@ async def _play(part: Light) -> dict[str, Any]:
     await loop.run_in_executor(threads, store.open)
     nodes = []
     for number in part.numbers:
-        leases = RedisLeases(settings.redis_url, f"kcoord:{settings.namespace}", **times)
+        leases = RedisLeases(settings.redis_url, settings.namespace, **times)
         node = _Light(leases, number, settings.lease_ttl, 2.0 * part.dilation)
         node.store, node.client, node.requests = store, client, part.fetch
         node.at_store = functools.partial(loop.run_in_executor, threads)
