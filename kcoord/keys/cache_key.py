@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from kcoord.errors import KeyFactorError
 from kcoord.keys.device import DeviceKey, Scope, scope_factors
 
 _FORMAT = b"kcoord-key-1"
+_LENGTH = struct.Struct(">Q").pack
 _LONGEST_TEXT = 200
 _DEEPEST = 32
 
@@ -110,9 +111,7 @@ class CacheKey:
     @cached_property
     def digest(self) -> str:
         """64 hex digits; equal across processes, hash seeds, Python versions and hosts."""
-        named = [[f.name, f.digest] for f in self.factors]
-        encoded = encode([self.backend, self.name, named])
-        return hashlib.sha256(_FORMAT + encoded).hexdigest()
+        return _digest(self.backend, self.name, [[f.name, f.digest] for f in self.factors])
 
     def diff(self, other: CacheKey) -> list[FactorDiff]:
         """The factors, and the details, in which `other` differs, as (name, ours, theirs)."""
@@ -146,6 +145,22 @@ class CacheKey:
         )
 
 
+def digest_of(backend: str, name: str, /, **factors: Any) -> str:
+    """The digest of `CacheKey.of`, without the texts that explain a key. Raises `KeyFactorError`."""
+    return _digest(backend, name, [[n, _factor_digest(n, v)] for n, v in sorted(factors.items())])
+
+
+def _digest(backend: str, name: str, factors: list[list[str]]) -> str:
+    return hashlib.sha256(_FORMAT + encode([backend, name, factors])).hexdigest()
+
+
+def _factor_digest(name: str, value: Any) -> str:
+    try:
+        return hashlib.sha256(encode(value)).hexdigest()
+    except KeyFactorError as error:
+        raise KeyFactorError(f"key factor {name!r}: {error}") from None
+
+
 def _diff(prefix: str, ours: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[FactorDiff]:
     left, right = {f.name: f for f in ours}, {f.name: f for f in theirs}
     found = []
@@ -173,10 +188,9 @@ def _shown(factor: Factor | None, other: Factor | None) -> str | None:
 
 def make_factor(name: str, value: Any) -> Factor:
     """`value` as a factor; a mapping's entries and a dataclass's fields become its parts."""
-    try:
-        digest = hashlib.sha256(encode(value)).hexdigest()
-    except KeyFactorError as error:
-        raise KeyFactorError(f"key factor {name!r}: {error}") from None
+    digest = _factor_digest(name, value)
+    if type(value) is str:
+        return Factor(name, digest, _text_of_str(value))
     parts: tuple[Factor, ...] = ()
     if isinstance(value, Mapping):
         if all(isinstance(k, str) for k in value):
@@ -189,64 +203,65 @@ def make_factor(name: str, value: Any) -> Factor:
 def _text(value: Any) -> str:
     if signature := getattr(value, "__cache_signature__", None):
         return f"{type(value).__qualname__}{_text(signature())}"
+    if isinstance(value, str):
+        return _text_of_str(value)
     try:
         text = str(value) if dataclasses.is_dataclass(value) else repr(value)
     except ValueError:
         text = f"a {type(value).__qualname__} of more digits than Python prints"
-    if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
-        text = value
+    return _shortened(text)
+
+
+def _text_of_str(value: str) -> str:
+    return _shortened(value if value.isprintable() and value.strip() == value and value else repr(value))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 def encode(value: Any) -> bytes:
     """`value` as bytes that are equal exactly when value and type are. Raises `KeyFactorError`."""
-    out = bytearray()
-    _encode(value, out, 0)
-    return bytes(out)
+    return _encoded(value, 0)
 
 
-def _put(out: bytearray, tag: bytes, body: bytes) -> None:
-    out += tag + struct.pack(">Q", len(body)) + body
-
-
-def _encode(value: Any, out: bytearray, depth: int) -> None:
+def _encoded(value: Any, depth: int) -> bytes:
     if depth > _DEEPEST:
         raise KeyFactorError("it is nested too deeply, or refers to itself")
     kind = type(value)
+    if kind is str:
+        return _put(b"s", value.encode("utf-8", "surrogatepass"))
+    if kind in (list, tuple):
+        return _put_many(b"l" if kind is list else b"t", value, depth)
     if value is None:
-        _put(out, b"n", b"")
-    elif kind is bool:
-        _put(out, b"b", b"1" if value else b"0")
-    elif kind is int:
-        _put(out, b"i", b"%x" % value)  # decimal is refused beyond 4300 digits
-    elif kind is float:
-        _put(out, b"f", struct.pack(">d", value) if value == value else b"nan")
-    elif kind is complex:
-        _encode_many(b"c", (value.real, value.imag), out, depth)
-    elif kind is str:
-        _put(out, b"s", value.encode("utf-8", "surrogatepass"))
-    elif kind is bytes:
-        _put(out, b"y", value)
-    elif kind in (list, tuple):
-        _encode_many(b"l" if kind is list else b"t", value, out, depth)
-    elif kind in (set, frozenset):
-        _put_sorted(out, b"e", [_encoded(v, depth) for v in value])
-    elif isinstance(value, enum.Enum):
-        _encode_many(b"E", (_qualified(kind), *_member(value)), out, depth)
-    elif callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):
-        _encode_many(b"S", (_qualified(kind), signature()), out, depth)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _put(b"n", b"")
+    if kind is bool:
+        return _put(b"b", b"1" if value else b"0")
+    if kind is int:
+        return _put(b"i", b"%x" % value)  # decimal is refused beyond 4300 digits
+    if kind is float:
+        return _put(b"f", struct.pack(">d", value) if value == value else b"nan")
+    if kind is complex:
+        return _put_many(b"c", (value.real, value.imag), depth)
+    if kind is bytes:
+        return _put(b"y", value)
+    if kind in (set, frozenset):
+        return _put_sorted(b"e", [_encoded(v, depth + 1) for v in value])
+    if isinstance(value, enum.Enum):
+        return _put_many(b"E", (_qualified(kind), *_member(value)), depth)
+    if callable(signature := getattr(value, "__cache_signature__", None)) and not isinstance(value, type):
+        return _put_many(b"S", (_qualified(kind), signature()), depth)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = tuple((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        _encode_many(b"D", (_qualified(kind), pairs), out, depth)
-    elif isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
-        _put_sorted(out, b"m", [_encoded(k, depth) + _encoded(v, depth) for k, v in value.items()])
-    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
-        _encode_many(b"N", (_qualified(kind), tuple(value)), out, depth)
-    else:
-        raise KeyFactorError(
-            f"a value of type {_qualified(kind)} has no identity that is stable across processes: "
-            "pass the plain values that matter, or give its class a __cache_signature__() that returns them"
-        )
+        return _put_many(b"D", (_qualified(kind), pairs), depth)
+    if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
+        return _put_sorted(b"m", [_encoded(k, depth + 1) + _encoded(v, depth + 1) for k, v in value.items()])
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return _put_many(b"N", (_qualified(kind), tuple(value)), depth)
+    raise KeyFactorError(
+        f"a value of type {_qualified(kind)} has no identity that is stable across processes: "
+        "pass the plain values that matter, or give its class a __cache_signature__() that returns them"
+    )
 
 
 def _member(member: enum.Enum) -> tuple[Any, ...]:
@@ -256,21 +271,16 @@ def _member(member: enum.Enum) -> tuple[Any, ...]:
     return (member.name, member.value) if isinstance(member.value, (bool, int, float, str)) else (member.name,)
 
 
-def _encoded(value: Any, depth: int) -> bytes:
-    out = bytearray()
-    _encode(value, out, depth + 1)
-    return bytes(out)
+def _put(tag: bytes, body: bytes) -> bytes:
+    return tag + _LENGTH(len(body)) + body
 
 
-def _encode_many(tag: bytes, values: Any, out: bytearray, depth: int) -> None:
-    body = bytearray()
-    for value in values:
-        _encode(value, body, depth + 1)
-    _put(out, tag, bytes(body))
+def _put_many(tag: bytes, values: Iterable[Any], depth: int) -> bytes:
+    return _put(tag, b"".join([_encoded(value, depth + 1) for value in values]))
 
 
-def _put_sorted(out: bytearray, tag: bytes, encoded: list[bytes]) -> None:
-    _put(out, tag, b"".join(sorted(encoded)))
+def _put_sorted(tag: bytes, encoded: list[bytes]) -> bytes:
+    return _put(tag, b"".join(sorted(encoded)))
 
 
 def _qualified(kind: type) -> str:

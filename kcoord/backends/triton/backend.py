@@ -9,11 +9,10 @@ import base64
 import sys
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
@@ -40,12 +39,19 @@ def base32(digest: str) -> str:
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
-@dataclass(frozen=True)
-class Kernel:
+def hexadecimal(name: str) -> str:
+    """The hash that `base32` made `name` of; empty if it made it of none."""
+    try:
+        return base64.b32decode(name + "=" * (-len(name) % 8)).hex()
+    except ValueError:
+        return ""
+
+
+class Kernel(NamedTuple):
     """One compile, as Triton's `compile` has it in its local variables. `digest` is Triton's key, `home` its directory.
 
-    `problem`: why `digest` does not hold all inputs. `inputs` and `options_hash` are as they were when the key was made; `files`
-    are the names that Triton stored.
+    `problem`: why `digest` does not hold all inputs. `inputs` are as they were when the key was made, and `text` is what Triton
+    made it of; `files` are the names that Triton stored.
     """
 
     name: str
@@ -56,7 +62,7 @@ class Kernel:
     options: Any
     problem: str = ""
     inputs: tuple[Inputs, ...] = ()
-    options_hash: str = ""
+    text: str = ""
     files: tuple[str, ...] = ()
 
 
@@ -150,7 +156,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         return request.files
 
     def unchanged(self, request: Kernel) -> bool:
-        libraries_moved = request.options is not None and request.options.hash() != request.options_hash
+        libraries_moved = request.options is not None and request.options.hash() not in request.text
         return not libraries_moved and all(each.hold() for each in request.inputs)
 
     def load(self, request: Kernel, artifact: Artifact) -> dict[str, str]:

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,7 +51,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
-        self._coordinator = None if override or dump else _coordinator_of(knobs.cache.dir)
+        self._cache = knobs.cache.dir
+        self._coordinator = None if override or dump else _coordinator_of(self._cache)
         if self._coordinator is None:
             name = triton_inputs.stock_name(key) if override or dump else key
             super().__init__(name, override=override, dump=dump)
@@ -89,24 +89,22 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
 
     def _asked_for(self, filename: str, compile_locals: Mapping[str, Any]) -> Kernel:
         """The kernel that Triton compiles. The key is completed here if Triton made it before kcoord was imported."""
-        source, text = compile_locals.get("src"), compile_locals.get("key")
+        source, made_of = compile_locals.get("src"), compile_locals.get("key")
         target, options = compile_locals.get("target"), compile_locals.get("options")
         name = filename.removesuffix(".json")
-        text = triton_inputs.true_text(text, source) if isinstance(text, str) else None
-        if text is None:
+        found = triton_inputs.true_text(made_of, source) if isinstance(made_of, str) else None
+        if found is None:
             problem = "its key cannot be completed"
             return Kernel(name, self.key, Path(self.cache_dir), source, target, options, problem)
-        inputs = tuple(triton_inputs.inputs_of_source(source))
+        text, inputs = found
         problem = next((each.problem for each in inputs if each.problem), "")
-        key = base32(hashlib.sha256(text.encode()).hexdigest())
-        if not problem and key != self.key:
-            self._look_at(key)
-        hashed = options.hash() if options is not None and not problem else ""
-        return Kernel(name, self.key, Path(self.cache_dir), source, target, options, problem, inputs, hashed)
+        if text is not made_of and not problem:
+            self._look_at(base32(hashlib.sha256(text.encode()).hexdigest()))
+        return Kernel(name, self.key, Path(self.cache_dir), source, target, options, problem, inputs, text)
 
     def _look_at(self, key: str) -> None:
         self.key = key
-        self.cache_dir = os.path.join(knobs.cache.dir, key)  # noqa: PTH118 - a str, as the base class has it
+        self.cache_dir = os.path.join(self._cache, key)  # noqa: PTH118 - a str, as the base class has it
         self.lock_path = os.path.join(self.cache_dir, "lock")  # noqa: PTH118
 
     def _may_read(self) -> bool:
@@ -149,7 +147,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         except OSError as error:
             let_through(error)
             compilation.shared = False
-        artifact = _kernels.finish(replace(self._kernel, files=(*group, listing.name)), compilation)
+        artifact = _kernels.finish(self._kernel._replace(files=(*group, listing.name)), compilation)
         published = {} if artifact is None else _kernels.load(self._kernel, artifact)
         if filename in published:
             group.clear()

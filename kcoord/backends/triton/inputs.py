@@ -21,7 +21,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.compiler.compiler import ASTSource, IRSource
 from triton.runtime import jit
@@ -29,12 +29,12 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
-from kcoord.backends.triton.backend import base32
+from kcoord.backends.triton.backend import base32, hexadecimal
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
-from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.cache_key import CacheKey, digest_of
 from kcoord.keys.environment import Environment, variables
 from kcoord.keys.function.lookup import wrapped_by
 from kcoord.keys.function.walk import Content, content_of, content_of_value
@@ -50,9 +50,13 @@ _changes = [0]
 _last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
 """Inputs of constants that are no JITFunction, by id: few, and they live as long as the kernels."""
+_TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
+"""Types of constants that their text identifies, so that nothing about them need be looked up."""
+_KINDS = {kind: (kind.__qualname__, "NoneType") for kind in _TEXTS - {str}}
 _watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 _OFTEN = 16  # launches of a kernel, after which making a class for it pays
-_stock_names: dict[str, str] = {}
+_stock_hashes: dict[str, str] = {}
+"""Triton's own hash of a source, by the folded one; both in hex."""
 _due = [0.0]
 """When a launch looks at the tools' files again (monotonic seconds)."""
 
@@ -231,17 +235,11 @@ def inputs_of(function: Any) -> Inputs:
     return inputs
 
 
-def inputs_of_source(source: Any) -> list[Inputs]:
-    """The live inputs of a compile: of the kernel, and of functions and objects that are passed to it as constants."""
-    function = getattr(source, "fn", None)
-    if not isinstance(function, JITFunction):
-        return []
-    return [inputs_of(each) for each in (function, *_with_content(source.constants.values()))]
-
-
 def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
     """The constants that their text does not identify: functions, classes and objects."""
     for constant in constants:
+        if type(constant) in _TEXTS:
+            continue
         if type(constant) in (tuple, list, set, frozenset):
             yield from _with_content(constant)
         elif type(constant).__name__ == "constexpr":
@@ -311,68 +309,97 @@ def _libraries_moved() -> bool:
         return False
 
 
+class Folded(NamedTuple):
+    """A source's hash with its open inputs folded in, and these inputs as they were then: of the kernel, and of functions and
+    objects that are passed to it as constants.
+    """
+
+    hash: str
+    inputs: tuple[Inputs, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It hangs on Triton's source, which others pickle: another process folds anew."""
+        return type(None), ()
+
+
 def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
     """`ASTSource.hash`, with the source's open inputs."""
 
     @functools.wraps(stock)
     def hash(self: Any) -> str:
-        suffix = _suffix(self)
+        suffix, inputs = _suffix(self)
         found = stock(self)
-        if suffix:
-            folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
-            self._kcoord_hash = folded
-            _stock_names[base32(folded)], found = base32(found), folded
-        return found
+        if not suffix:
+            self._kcoord_folded = None
+            return found
+        folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
+        self._kcoord_folded = Folded(folded, inputs)
+        _stock_hashes[folded] = found
+        return folded
 
     hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
     return hash
 
 
-@fails_open(lambda source: "")
-def _suffix(source: Any) -> str:
-    inputs = inputs_of_source(source)
-    if not inputs:  # IR that was read from a file
-        return _surroundings().digest
-    function = source.fn
+@fails_open(lambda source: ("", ()))
+def _suffix(source: Any) -> tuple[str, tuple[Inputs, ...]]:
+    function = getattr(source, "fn", None)
+    if not isinstance(function, JITFunction):  # IR that was read from a file
+        return _surroundings().digest, ()
+    passed = list(_with_content(source.constants.values()))
+    inputs = tuple(map(inputs_of, (function, *passed)))
     if type(function.device_caches) is defaultdict:
         caches = _Caches(function.device_caches.default_factory, function.device_caches)
         caches.watch(function)
         function.device_caches = caches
-    for constant in _with_content(source.constants.values()) if isinstance(function.device_caches, _Caches) else ():
-        function.device_caches.passed(constant)
-    types_of = {str(path): _type(constant) for path, constant in source.constants.items()}
-    digests = [each.key.digest for each in inputs]
-    return CacheKey.of("triton", source.name, inputs=digests, types=types_of).digest
+    if isinstance(function.device_caches, _Caches):
+        for constant in passed:
+            function.device_caches.passed(constant)
+    types_of = tuple((str(path), _type(constant)) for path, constant in source.constants.items())
+    return _suffix_of(source.name, tuple(each.key.digest for each in inputs), types_of), inputs
+
+
+@functools.lru_cache(maxsize=1024)
+def _suffix_of(name: str, inputs: tuple[str, ...], types_of: tuple[tuple[str, Any], ...]) -> str:
+    types_by_path = {path: _listed(kinds) for path, kinds in types_of}
+    return digest_of("triton", name, inputs=list(inputs), types=types_by_path)
+
+
+def _listed(kinds: Any) -> Any:
+    return [_listed(each) for each in kinds] if isinstance(kinds, tuple) else kinds
 
 
 def _type(constant: Any) -> Any:
     """Triton has the texts of constants in its key, in a row: ``1`` and ``"1"`` are one, and so are "a-b", "c" and "a", "b-c"."""
+    if (known := _KINDS.get(type(constant))) is not None:
+        return known
     if isinstance(constant, (tuple, list)):
-        return [_type(c) for c in constant]
+        return tuple(map(_type, constant))
     if isinstance(constant, str):
-        return [type(constant).__qualname__, str(constant)]
-    return [type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__]
+        return type(constant).__qualname__, str(constant)
+    return type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__
 
 
 def stock_name(name: str) -> str:
     """The directory that Triton without kcoord dumps a source to, and looks for overrides in: people fill it by hand."""
-    return _stock_names.get(name, name)
+    stock = _stock_hashes.get(hexadecimal(name))
+    return name if stock is None else base32(stock)
 
 
-def true_text(text: str, source: Any) -> str | None:
-    """The text of Triton's key with the inputs folded in; None if it cannot be had.
+def true_text(text: str, source: Any) -> tuple[str, tuple[Inputs, ...]] | None:
+    """The text of Triton's key with the inputs folded in, and the inputs; None if they cannot be had.
 
-    The very first compile of a process has made its text before kcoord was imported (by ``TRITON_CACHE_MANAGER``).
+    It is `text` itself unless that was made before kcoord was imported, as the very first one is by ``TRITON_CACHE_MANAGER``.
     """
-    if "_kcoord_hash" not in vars(source):
+    if vars(source).get("_kcoord_folded") is None:
         source.hash()
-    folded = vars(source).get("_kcoord_hash")
+    folded: Folded | None = vars(source).get("_kcoord_folded")
     if folded is None:
         return None  # its inputs could not be read
-    if folded in text:
-        return text
+    if folded.hash in text:
+        return text, folded.inputs
     stock = type(source).hash.__kcoord_stock__(source)
-    return text.replace(stock, folded, 1) if stock in text else None
+    return (text.replace(stock, folded.hash, 1), folded.inputs) if stock in text else None
 
 
 def _count_changes_of_the_environment() -> None:
