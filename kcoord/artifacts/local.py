@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kcoord.artifacts.describe import describe
@@ -35,18 +37,30 @@ from kcoord.files.reading import read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.tools.machine_cache import is_settled, stamp_of
+
+Identity = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact in the local tier: immutable files below `path`, verified when it was opened."""
+    """An artifact in the local tier: immutable files below `path`, verified when it was opened.
+
+    `identities`: `identity_of` the manifest and of each file, as they were verified; none if one could change and keep its own.
+    """
 
     path: Path
     manifest: Manifest
+    identities: tuple[Identity, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def key(self) -> CacheKey:
         return self.manifest.key
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    """Numbers that change with a file's content, on this boot."""
+    return found.st_dev, *stamp_of(found)
 
 
 def place_of(digest: str) -> str:
@@ -77,10 +91,11 @@ def _read_twice(home: Path, digest: str | None, *, keep: bool) -> tuple[Artifact
 
 
 def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[Artifact, dict[str, bytes]] | None:
-    root = os.fspath(home)
+    root, now = os.fspath(home), time.time_ns()
     contents: dict[str, bytes] = {}
+    seen: list[os.stat_result] = []
     try:
-        encoded = read_plain(f"{root}/{MANIFEST_NAME}", LARGEST_MANIFEST, afresh=afresh)
+        encoded = read_plain(f"{root}/{MANIFEST_NAME}", LARGEST_MANIFEST, afresh=afresh, opened=seen.append)
     except (FileNotFoundError, NotADirectoryError):
         return None  # even if an artifact appears now: one rename publishes it, whole from its first moment
     except OSError as error:
@@ -92,7 +107,7 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
-            content = _read_file(home, entry, afresh)
+            content = _read_file(home, entry, afresh, seen.append)
             if keep:
                 contents[entry.name] = content
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -101,17 +116,20 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
         return None
     except OSError as error:
         raise _unreadable(home, error) from error
-    return Artifact(home, manifest), contents
+    settled = all(is_settled(stamp_of(found), now) for found in seen)
+    return Artifact(home, manifest, tuple(map(identity_of, seen)) if settled else ()), contents
 
 
-def _read_file(home: Path, entry: FileEntry, afresh: bool = False) -> bytes:
+def _read_file(
+    home: Path, entry: FileEntry, afresh: bool = False, opened: Callable[[os.stat_result], object] = lambda found: None
+) -> bytes:
     """The portable content of one file of the artifact at `home`, checked. Raises `ArtifactInvalid`, and OSError."""
     root = path = os.fspath(home)
     for part in entry.name.split("/")[:-1]:
         path = f"{path}/{part}"
         if os.path.islink(path):  # noqa: PTH114
             raise ArtifactInvalid(f"{path} is a symbolic link")
-    content = read_plain(f"{root}/{entry.name}", largest_at_home(entry, home), afresh=afresh)
+    content = read_plain(f"{root}/{entry.name}", largest_at_home(entry, home), afresh=afresh, opened=opened)
     content = portable(entry, content, home)
     check_content(entry, content)
     return content

@@ -14,7 +14,7 @@ import reprlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -36,8 +36,7 @@ _DEEPEST = 32  # directories
 _MOST_TARGETS = 100
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """One file: name relative to the artifact's directory, size in bytes, SHA-256 in hex.
 
     A relocatable file names its own directory; size and hash are those of its text with `HOME_PLACEHOLDER`.

@@ -5,13 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid
 
 
-def read_plain(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
+def read_plain(
+    path: str | Path,
+    most: int,
+    *,
+    afresh: bool = False,
+    opened: Callable[[os.stat_result], object] = lambda found: None,
+) -> bytes:
     """The content of a file of at most `most` bytes. `afresh`: past this host's page cache, as far as possible.
+
+    ``opened(status)`` is called before the first byte is read.
 
     Raises `ArtifactInvalid` for a symbolic link, for any other special file (a pipe does not block), and for a larger file, of
     which nothing is read; OSError as the file system does.
@@ -28,6 +37,7 @@ def read_plain(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
             raise ArtifactInvalid(f"{path} is no plain file")
         if found.st_size > most:
             raise ArtifactInvalid(f"{path} has {found.st_size} bytes, more than the {most} that it may have")
+        opened(found)
         if afresh:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         content = os.read(descriptor, found.st_size + 1)

@@ -10,13 +10,14 @@ import atexit
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
+from kcoord.artifacts.verified import Verified
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, ProtocolError, StoreError
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
@@ -47,8 +48,7 @@ ABSENT: Any = object()
 _NONE: Any = object()  # stands for None in memory
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A backend's request for the artifact of `key`, which lies at `home` once it is on this node.
 
     `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
@@ -76,6 +76,7 @@ class Coordinator:
         self.settings = settings
         self.notices = Notices()
         self._tiers = OwnTiers(settings, self.notices)
+        self._verified = Verified(settings.local_dir, strict=settings.policy == "require")
         self._memory: MemoryTier[Any] = MemoryTier(settings.memory_entries)
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
@@ -202,7 +203,7 @@ class Coordinator:
         if not self.trusts(home):
             return None
         try:
-            artifact = local.open_artifact(home, key.digest)
+            artifact = self._verified.open(home, key)
             if artifact is None:
                 missing(home)
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
@@ -376,11 +377,13 @@ class Coordinator:
     def close(self) -> None:
         """Deliver statistics and recipes, let go of the agent, and remove private copies. The coordinator may be used again."""
         self._recorder.close()
+        self._verified.close()
         self._client.close()
         self._staging.close()
         self.pool.close()
 
     def forget_after_fork(self) -> None:
         self._recorder.forget_after_fork()
+        self._verified.forget_after_fork()
         self._memory.forget_after_fork()
         self._staging.forget_after_fork()

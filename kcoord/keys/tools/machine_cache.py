@@ -11,9 +11,11 @@ the client's attribute cache does not show yet, and one within seconds of a look
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -86,6 +88,19 @@ def cached(local_dir: Path, name: str, load: Callable[[Any], T | None], compute:
     return value
 
 
+def kept(local_dir: Path, name: str) -> Any:
+    """The entry `name` as some process of this machine kept it; None if there is none."""
+    path = _entry_path(local_dir, name)
+    return None if path is None else _read(path)
+
+
+def keep(local_dir: Path, name: str, entry: Any) -> None:
+    """Make plain values the entry `name`. Not guaranteed: that another process's is not replaced, or that the disk takes it."""
+    path = _entry_path(local_dir, name)
+    if path is not None:
+        _write(path, entry)
+
+
 def _entry_path(local_dir: Path, name: str) -> Path | None:
     """The path of an entry; None if other users could write there, or nobody can."""
     from kcoord.files.private import make_private  # keys lie below files; only a first look needs it
@@ -113,7 +128,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> Any:
     try:
-        content = path.read_bytes()
+        with open(path, "rb", opener=_open_own) as file:
+            content = file.read()
     except OSError:
         return None
     start = len(_FORMAT) + _DIGEST
@@ -123,10 +139,21 @@ def _read(path: Path) -> Any:
     return msgpack.unpackb(body, strict_map_key=False)
 
 
+def _open_own(path: str, flags: int) -> int:
+    """Open a plain file that belongs to this user or root, and that nobody else may write to. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "it is not this user's own", path)
+
+
 def _write(path: Path, entry: Any) -> None:
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         body = msgpack.packb(entry)
+        part.touch(mode=0o600, exist_ok=False)  # whatever the umask: see `_open_own`
         part.write_bytes(_FORMAT + hashlib.sha256(body).digest() + body)
         part.replace(path)
     except (OSError, OverflowError) as error:  # a time of after the year 2554 has no encoding

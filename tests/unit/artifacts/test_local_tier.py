@@ -65,12 +65,12 @@ def test_what_is_published_while_it_is_looked_for_is_not_taken_for_torn(
 ) -> None:
     home, read, looked = tmp_path / "artifact", local.read_plain, []
 
-    def late(path: str, most: int, *, afresh: bool = False) -> bytes:
+    def late(path: str, most: int, **how: Any) -> bytes:
         looked.append(path)
         if len(looked) > 1:
-            return read(path, most, afresh=afresh)
+            return read(path, most, **how)
         try:
-            return read(path, most, afresh=afresh)
+            return read(path, most, **how)
         finally:
             published(home)  # by another rank, between our look and whatever follows from it
 
@@ -194,9 +194,9 @@ def test_an_artifact_that_is_sent_on_is_read_once_and_its_bytes_are_those_that_w
     published(home, {**FILES, "group.json": GROUP})
     read, seen = local.read_plain, []
 
-    def noted(path: str, most: int, *, afresh: bool = False) -> bytes:
+    def noted(path: str, most: int, **how: Any) -> bytes:
         seen.append(Path(path).relative_to(home).as_posix())
-        return read(path, most, afresh=afresh)
+        return read(path, most, **how)
 
     monkeypatch.setattr(local, "read_plain", noted)
     found = local.read_artifact(home, KEY.digest)
@@ -213,9 +213,9 @@ def test_a_publish_reads_each_staged_file_once_and_the_winner_not_at_all(
 ) -> None:
     home, read, seen = tmp_path / "artifact", local.read_plain, []
 
-    def noted(path: str | Path, most: int, *, afresh: bool = False) -> bytes:
+    def noted(path: str | Path, most: int, **how: Any) -> bytes:
         seen.append(str(path))
-        return read(path, most, afresh=afresh)
+        return read(path, most, **how)
 
     staging = stage(home)
     for module in ("local", "describe"):
@@ -236,10 +236,10 @@ def test_an_artifact_that_cannot_be_read_is_not_opened(
     home, read = tmp_path / "artifact", local.read_plain
     artifact = published(home)
 
-    def fails(path: str, most: int, *, afresh: bool = False) -> bytes:
+    def fails(path: str, most: int, **how: Any) -> bytes:
         if path.endswith(name):
             raise OSError(fault, os.strerror(fault), path)
-        return read(path, most, afresh=afresh)
+        return read(path, most, **how)
 
     monkeypatch.setattr(local, "read_plain", fails)
     for attempt in (lambda: local.open_artifact(home), lambda: local.read_artifact(home)):
@@ -258,9 +258,9 @@ def test_an_artifact_that_this_host_remembers_wrongly_is_read_once_more_from_its
     home, read = tmp_path / "artifact", local.read_plain
     artifact = published(home)
 
-    def remembered(path: str, most: int, *, afresh: bool = False) -> bytes:
-        content = read(path, most, afresh=afresh)
-        return content if afresh or path.endswith(MANIFEST_NAME) else bytes(len(content))
+    def remembered(path: str, most: int, **how: Any) -> bytes:
+        content = read(path, most, **how)
+        return content if how["afresh"] or path.endswith(MANIFEST_NAME) else bytes(len(content))
 
     monkeypatch.setattr(local, "read_plain", remembered)
     assert local.open_artifact(home, KEY.digest) == artifact

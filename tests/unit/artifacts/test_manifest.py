@@ -258,7 +258,7 @@ def test_a_relocatable_file_travels_without_its_directory() -> None:
     for home in (Path("/a/b"), Path('/quo"te/back\\slash'), Path("/ünï/cöde")):
         settled = b'{"x": "' + HOME_PLACEHOLDER.replace(HOME_PLACEHOLDER, home_token(home)) + b'/k"}'
         assert portable(entry, settled, home) == b'{"x": "' + HOME_PLACEHOLDER + b'/k"}'
-        assert portable(replace(entry, relocatable=False), settled, home) == settled
+        assert portable(entry._replace(relocatable=False), settled, home) == settled
 
 
 def test_fuzzed_bit_flips_in_bulk_raise_nothing_but_artifact_invalid() -> None:

@@ -312,7 +312,7 @@ def test_a_payload_that_is_not_what_its_manifest_states_is_refused(lie: str) -> 
 
 def test_a_huge_declared_size_costs_no_memory_when_the_payload_is_small() -> None:
     manifest = manifest_of(_ONE)
-    manifest = replace(manifest, files=(replace(manifest.files[0], size=15 << 30),))
+    manifest = replace(manifest, files=(manifest.files[0]._replace(size=15 << 30),))
     payload = _compressed(_tar(_A))
     tracemalloc.start()
     try:
