@@ -26,6 +26,7 @@ from benchmarks import (
     takeover,
     torch_compile,
     warm_hit,
+    warm_job,
 )
 from benchmarks.cluster import scale
 from benchmarks.cluster import table as cluster
@@ -34,6 +35,7 @@ from benchmarks.result import Result
 _ALL = {
     "takeover": takeover.run,
     "warm_hit": warm_hit.run,
+    "warm_job": warm_job.run,
     "live_key": live_key.run,
     "cold_start": cold_start.run,
     "footprint": footprint.run,

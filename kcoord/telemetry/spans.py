@@ -6,7 +6,7 @@ kind    from … to                                                     outcomes
 compile the compiler begins … it ends (without publishing)            ok, alone, private, failed, given up, lost
 wait    the rank asks … another rank's artifact is on this node       ok, lead, failed, alone
 fetch   the rank asks … the store's artifact is on this node          ok
-load    the rank opens the node's artifact … every byte is verified   ok
+load    the rank opens the node's artifact … it is known as verified   ok
 ======= ============================================================= =====================================================
 
 A hit in memory leaves no span. ``alone``: nobody coordinated the compile. ``private``: it was not shared. ``lost``: its process

@@ -1,0 +1,106 @@
+"""500 warm kernels in each of 4 processes: CPU time and system calls, with Triton's own cache and with kcoord's local tier."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.result import Result
+
+_KERNELS, _PROCESSES, _ROUNDS = 500, 4, 3
+_FEW = 100
+_PROGRAMS = Path(__file__).parents[1] / "tests" / "support" / "programs"
+_SETTLED = 3.0  # seconds after which a file's identity shows each change
+
+_PROGRAM = f"""
+import json, resource, sys
+if "installed" in sys.argv:
+    import kcoord; kcoord.install()
+sys.path.insert(0, {str(_PROGRAMS)!r})
+import triton, kernels
+kernels.build_scale(2)
+before = resource.getrusage(resource.RUSAGE_SELF)
+count = int(sys.argv[1])
+for n in range(count):
+    kernels.build_scale(n + 3)
+now = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([(now.ru_utime - before.ru_utime) / count, now.ru_utime]))
+"""
+
+
+def run() -> Result:
+    title = f"{_KERNELS} warm kernels × {_PROCESSES} processes on one node"
+    columns = [
+        "cache",
+        "user CPU of a process s",
+        "ratio",
+        "user CPU per kernel µs",
+        "ratio",
+        "system calls per kernel",
+    ]
+    result = Result(title, columns)
+    with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
+        stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
+        ours = {
+            **stock,
+            "TRITON_CACHE_DIR": f"{directory}/local/triton",
+            "KCOORD_LOCAL_DIR": f"{directory}/local",
+            "KCOORD_IDLE_TIMEOUT": "2",
+            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
+        }
+        strict = ours | {"KCOORD_TRUST": "require", "KCOORD_SIGNING_KEY": f"k:{'0' * 64}"}
+        kinds: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+            "Triton": (stock, ()),
+            "kcoord-torchrun": (ours, ("installed",)),
+            "kcoord by environment": (ours, ()),
+            "kcoord-torchrun, every byte read": (strict, ("installed",)),
+        }
+        for environment in (stock, ours):
+            _together(environment, (), 1)  # cold
+        time.sleep(_SETTLED)
+        _together(ours, (), 1)  # warm once: it lists what it has verified
+        runs: dict[str, list[list[float]]] = {name: [] for name in kinds}
+        for _ in range(_ROUNDS):
+            for name, (environment, arguments) in kinds.items():
+                runs[name] += _together(environment, arguments, _PROCESSES)
+        calls = {name: _calls(*kind, f"{directory}/calls") for name, kind in kinds.items()}
+    medians = {name: [statistics.median(column) for column in zip(*r, strict=True)] for name, r in runs.items()}
+    for name, (each, whole) in medians.items():
+        of_stock = medians["Triton"]
+        result.rows.append([
+            name, f"{whole:.2f}", f"{whole / of_stock[1]:.2f}", f"{each * 1e6:.0f}", f"{each / of_stock[0]:.2f}", calls[name],
+        ])  # fmt: skip
+    result.notes.append(f"medians of {_ROUNDS} rounds of {_PROCESSES} processes side by side, the caches in turn")
+    result.notes.append(
+        "per kernel: without the first, which pays for imports and for Triton's hash of itself; kcoord keeps that hash, "
+        "if it is there before Triton, as under kcoord-torchrun"
+    )
+    result.notes.append(f"system calls: strace -c, the difference of {_FEW} and {2 * _FEW} kernels")
+    return result
+
+
+def _together(environment: dict[str, str], arguments: tuple[str, ...], processes: int) -> list[list[float]]:
+    command = [sys.executable, "-c", _PROGRAM, str(_KERNELS), *arguments]
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    outputs = [process.communicate()[0] for process in started]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def _calls(environment: dict[str, str], arguments: tuple[str, ...], output: str) -> str:
+    """The main thread's; the others are of no kernel."""
+    if shutil.which("strace") is None:
+        return "no strace"
+    totals = []
+    for count in (_FEW, 2 * _FEW):
+        program = [sys.executable, "-c", _PROGRAM, str(count), *arguments]
+        strace = ["strace", "-qq", "-c", "-U", "name,calls", "-o", output]
+        subprocess.run([*strace, *program], env=environment, capture_output=True, check=True)
+        totals.append(int(Path(output).read_text().split()[-1]))
+    return f"{(totals[1] - totals[0]) / _FEW:.1f}"
