@@ -98,6 +98,8 @@ class RedisLeases(LeaseService):
         answer = await self._question(lease.key, "acquire", *asked)
         if isinstance(answer, Won):
             self._news.led(lease.key, lease.holder)
+        elif isinstance(answer, Ready):
+            self._news.found(lease.key, answer.manifest)
         return answer
 
     async def look(self, key: str) -> Ready | Failed | Wait | None:

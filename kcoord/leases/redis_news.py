@@ -37,6 +37,8 @@ _MOST_AT_ONCE = 50  # facts of one call
 _CAUGHT_UP = (
     32  # of the latest calls; thousands of agents may catch up in one moment, and the rest costs a question each
 )
+_TELLERS = 2  # of all agents that ask for a key
+_TELLS_UNKNOWN = 1 / 16  # as long as nobody has told how many they are
 _LONGEST_KEY, _LONGEST_HOLDER = 300, 1 << 10
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
 _SILENCE = 15.0  # seconds that the reader waits at a time
@@ -91,6 +93,12 @@ class News:
     def ready(self, key: str, manifest: str) -> None:
         self._facts.hear(key, Ready(manifest))
         self._announce("R", key, manifest)
+
+    def found(self, key: str, manifest: str) -> None:
+        """The server says that the key is READY, maybe of an earlier job: of all agents that would ask, a few tell the others."""
+        followers = self._facts.followers
+        if random.random() * followers < _TELLERS if followers else random.random() < _TELLS_UNKNOWN:
+            self._announce("R", key, manifest)
 
     def changed(self, key: str) -> None:
         """The key's lease has ended, and there is no artifact: whoever waits for it is to ask."""

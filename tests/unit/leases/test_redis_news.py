@@ -72,6 +72,27 @@ def test_a_key_that_another_agent_has_announced_costs_no_question(redis_server: 
     bounded(scenario())
 
 
+@pytest.mark.parametrize(("followers", "luck", "told"), [(2, 0.99, True), (1000, 0.0019, True), (1000, 0.003, False),
+                                                         (0, 0.06, True), (0, 0.07, False)])  # fmt: skip
+def test_a_few_of_the_agents_that_ask_for_what_an_earlier_job_made_tell_the_others(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, followers: int, luck: float, told: bool
+) -> None:
+    async def scenario() -> None:
+        async with _agents(redis_server) as (one, other):
+            key, after = some_key(), some_key()
+            await one._run(key, "ready", "", "m", 60_000)  # before anybody listened
+            assert other._facts.known(key) is None
+            one._facts.followers = followers
+            assert await one.acquire(key, "t", "host") == Ready("m")
+            await one.ready(after, "m")
+            await _until(lambda: other._facts.known(after))
+            assert other._facts.known(key) == (Ready("m") if told else None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_news.random, "random", lambda: luck)
+        bounded(scenario())
+
+
 def test_who_waits_asks_once_until_it_is_told(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         async with _agents(redis_server, 4) as (one, *others):
