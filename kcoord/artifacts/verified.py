@@ -3,11 +3,12 @@
 To verify an artifact is to read and hash all of its files, which its compiler then reads once more. So one entry of the machine's
 cache (`kcoord.keys.tools.machine_cache`) lists artifacts that a process has verified, with the identities that their files had:
 device, inode, size, and both times of change. Another process reads the list once; a listed artifact costs one `lstat` for each
-file. Whatever writes to a file, or puts another in its place, changes its ctime, which no program can choose. Then the artifact
-is read and hashed as one that is not listed.
+file, and an open of its manifest, which a client of a network file system checks with the server. A write to a file, or another
+file in its place, changes the ctime, which no program can choose. Then the artifact is read and hashed as one that is not listed.
 
 An entry counts for a day, and until the machine boots. Not seen until then: bits that flip on the disk without a write, or are
-written past the file system; and on a network file system what `kcoord.keys.tools.machine_cache` does not see either.
+written past the file system, or through a mapping that this user had made before; and on a network file system what
+`kcoord.keys.tools.machine_cache` does not see either.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
+from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import keep, kept
 
 _NAME = "verified-1"
-_MOST = 8192  # artifacts, in 8 MB
+_MOST = 2048  # artifacts, in 3 MB, which each process reads
 _LASTS = 24 * 3600  # seconds
+_SAVED_WITHIN = 5.0  # seconds that the end of a process waits for a save that is under way
 _SAVED_AFTER = 5.0  # seconds from the first of several artifacts
+
+_UNUSABLE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, msgpack.exceptions.UnpackException)
+"""Errors of a list that is no list of ours, and of files that are not there: the artifact is read."""
 
 _Entry = tuple[int, bytes]
 """The time when an artifact was verified (Unix seconds), and the artifact."""
@@ -66,30 +72,39 @@ class Verified:
         return artifact
 
     def _listed(self, entries: dict[bytes, _Entry], home: Path, key: CacheKey) -> Artifact | None:
-        root = os.fspath(home)
+        root, used = os.fspath(home), 0.0
         verified, packed = entries.get(os.fsencode(root), (0, b""))
-        if not _counts(verified):
-            return None
-        digest, identities, files, seconds, origin, payload, targets, *flags = msgpack.unpackb(packed, use_list=False)
-        if digest != key.digest:
+        if not packed or not _counts(verified):
             return None
         try:
+            digest, identities, files, seconds, origin, payload, *rest = msgpack.unpackb(packed, use_list=False)
+            if digest != key.digest:
+                return None
             for (name, *_), identity in zip(((MANIFEST_NAME,), *files), identities, strict=True):
-                if identity_of(os.lstat(f"{root}/{name}")) != identity:
+                found = os.lstat(f"{root}/{name}") if name != MANIFEST_NAME else status_of(f"{root}/{name}")
+                if identity_of(found) != identity:
                     return None
-        except OSError:
+                used = max(used, found.st_atime)
+            plain = tuple(map(FileEntry._make, files))
+            stored = None if payload is None else Payload(*payload)
+            manifest = Manifest(key, plain, seconds, Origin(*origin), stored, b"", *rest)
+        except _UNUSABLE as error:
+            let_through(error)
             return None
-        plain = tuple(map(FileEntry._make, files))
-        stored = None if payload is None else Payload(*payload)
-        return Artifact(home, Manifest(key, plain, seconds, Origin(*origin), stored, b"", targets, *flags))
+        if not _counts(used):
+            return None  # read it: by its access times the collector knows what a rank is about to load
+        return Artifact(home, manifest)
 
     def _add(self, entries: dict[bytes, _Entry], artifact: Artifact) -> None:
         manifest, origin, payload = artifact.manifest, artifact.manifest.origin, artifact.manifest.payload
-        packed = msgpack.packb([
-            manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds,
-            [origin.host, origin.pid, origin.rank, origin.device, origin.created],
-            payload and [payload.size, payload.sha256], manifest.targets, manifest.unvouched, manifest.made_here,
-        ])  # fmt: skip
+        try:
+            packed = msgpack.packb([
+                manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds,
+                [origin.host, origin.pid, origin.rank, origin.device, origin.created],
+                payload and [payload.size, payload.sha256], manifest.targets, manifest.unvouched, manifest.made_here,
+            ])  # fmt: skip
+        except OverflowError:  # a time of after the year 2554 has no encoding
+            return
         entry = int(time.time()), packed
         home = os.fsencode(artifact.path)
         entries[home] = self._new[home] = entry
@@ -109,16 +124,22 @@ class Verified:
         keep(self._local_dir, _NAME, [boot, newest])
 
     def close(self) -> None:
-        timer = self._timer
+        timer, self._timer = self._timer, None
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
+            if timer.is_alive():
+                timer.join(_SAVED_WITHIN)  # a save that the interpreter's end stops leaves its part behind
         self.save()
 
     def _read(self) -> dict[bytes, _Entry]:
         entry: Any = kept(self._local_dir, _NAME)
-        if not entry or entry[0] != _boot():
+        try:
+            if not entry or entry[0] != _boot():
+                return {}
+            return {home: (when, packed) for home, (when, packed) in entry[1] if _counts(when)}
+        except _UNUSABLE as error:
+            let_through(error)
             return {}
-        return {home: (when, packed) for home, (when, packed) in entry[1] if _counts(when)}
 
     def _save_later(self) -> None:
         if self._timer is None:
@@ -131,11 +152,13 @@ class Verified:
                 self._timer = None
 
     def _save_now(self) -> None:
-        self._timer = None
-        self.save()
+        try:
+            self.save()
+        finally:
+            self._timer = None  # not before: `close` waits for a save
 
 
-def _counts(verified: int) -> bool:
+def _counts(verified: float) -> bool:
     return 0 <= time.time() - verified < _LASTS
 
 
@@ -143,5 +166,6 @@ def _boot() -> str:
     """This boot of the machine; empty if that is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return ""

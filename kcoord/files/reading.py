@@ -51,6 +51,15 @@ def read_plain(
         os.close(descriptor)
 
 
+def status_of(path: str) -> os.stat_result:
+    """The status of a file, of which a client of a network file system asks the server. Raises OSError, also for a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def open_unwaiting(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """An ``opener`` for `open` that does not block on a pipe. Check the kind of the file before reading it."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

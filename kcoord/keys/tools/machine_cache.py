@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from kcoord.errors import StoreError
+from kcoord.interruption import let_through
 
 T = TypeVar("T")
 
@@ -130,7 +131,8 @@ def _read(path: Path) -> Any:
     try:
         with open(path, "rb", opener=_open_own) as file:
             content = file.read()
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return None
     start = len(_FORMAT) + _DIGEST
     body = content[start:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from kcoord.artifacts.verified import Verified
 from kcoord.errors import ArtifactInvalid
 from kcoord.keys import CacheKey
 from kcoord.keys.tools import machine_cache
+from kcoord.retention.limits import Limits
+from kcoord.retention.local_collector import collect_local
 
 KEY = CacheKey.of("test", "kernel", source="x")
 FILES = {"kernel.cubin": b"\x7fELF" + bytes(range(256)), "kernel.json": b'{"name": "k"}', "sub/lib.so": b"code"}
@@ -227,3 +230,91 @@ def test_the_list_of_one_process_is_added_to_that_of_another(tier: Tier) -> None
         process.close()
     _, listed = machine_cache.kept(tier.local_dir, verified._NAME)
     assert sorted(os.fsdecode(each) for each, _ in listed) == sorted(map(str, (tier.home, home)))
+
+
+def _last_read(tier: Tier, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """List the artifact as read so long ago: `relatime` leaves an access time alone for a day."""
+    at = time.time() - hours * 3600
+    for path in tier.home.rglob("*"):
+        os.utime(path, (at, at - 3600))
+    _wait_for_another_tick(tier.home)
+    open_ = os.open
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda path, flags, *rest, **how: open_(path, flags | os.O_NOATIME, *rest, **how))
+        assert tier.opened() is not None
+
+
+def test_what_a_rank_is_about_to_load_is_not_collected(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    _last_read(tier, 30, monkeypatch)
+    assert tier.opened() is not None
+    assert collect_local(tier.local_dir, Limits(unused_for=26 * 3600.0)).removed == []
+    assert (tier.home / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize("entry", [5, {"a": 1}, [verified._boot()], [verified._boot(), [[b"x", ["a", b""]]]]])
+def test_a_list_of_another_shape_costs_the_verification(tier: Tier, entry: Any) -> None:
+    machine_cache.keep(tier.local_dir, verified._NAME, entry)
+    assert tier.opened() is not None
+    assert tier.was_read
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x05", b"\x91\x01"])
+def test_an_entry_of_another_shape_costs_the_verification(tier: Tier, packed: bytes) -> None:
+    entry = [verified._boot(), [[os.fsencode(tier.home), [int(time.time()), packed]]]]
+    machine_cache.keep(tier.local_dir, verified._NAME, entry)
+    assert tier.opened() is not None
+    assert tier.was_read
+
+
+def test_a_clock_of_1970_costs_the_verification(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tier.local_dir / LIST).unlink()
+    monkeypatch.setattr(verified.time, "time", lambda: 3600.0)
+    assert tier.opened() is not None
+
+
+def test_a_time_without_encoding_costs_the_listing(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity_of = local.identity_of
+    monkeypatch.setattr(local, "identity_of", lambda found: (*identity_of(found)[:3], 2**64, *identity_of(found)[4:]))
+    (tier.local_dir / LIST).unlink()
+    assert tier.opened() is not None
+    assert not (tier.local_dir / LIST).exists()
+
+
+def test_the_scripts_exception_passes_the_list(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("the step took too long")
+
+    def lstat(path: Any, *rest: Any, **how: Any) -> os.stat_result:
+        signal.raise_signal(signal.SIGALRM)
+        return found(path, *rest, **how)
+
+    before, found = signal.signal(signal.SIGALRM, handler), os.lstat
+    process = Verified(tier.local_dir, strict=False)
+    process._entries = process._read()
+    monkeypatch.setattr(verified.os, "lstat", lstat)
+    try:
+        with pytest.raises(TimeoutError, match="step"):
+            process.open(tier.home, KEY)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_process_that_was_closed_saves_again_later(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Verified(tier.local_dir, strict=False)
+    for _ in range(2):
+        process._entries = {}
+        assert process.open(tier.home, KEY) is not None
+        assert process._timer is not None
+        assert process._timer.is_alive()
+        process.close()
+
+
+def test_a_home_that_another_node_removed_is_missed_though_its_attributes_are_cached(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS answers `lstat` from its cache for up to a minute, and asks the server when a file is opened."""
+    cached = {path: path.lstat() for path in tier.home.rglob("*")}
+    shutil.rmtree(tier.home)
+    found = os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path, **how: cached.get(Path(path)) or found(path, **how))
+    assert tier.opened() is None
