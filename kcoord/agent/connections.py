@@ -24,7 +24,7 @@ from kcoord.protocol import frames
 from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
-from kcoord.protocol.peer import peer_of
+from kcoord.protocol.peer import Peer, peer_of
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _HELLO_TIMEOUT = 10.0  # seconds
@@ -191,20 +191,23 @@ class Connections:
             connection.transport.close()  # so the client finds out
 
     def _client(self) -> _Client:
-        return _Client(self._said, self._hello, self._lost)
+        return _Client(self._accept, self._said, self._hello, self._lost)
+
+    def _accept(self, client: _Client) -> None:
+        """Raises `ProtocolError` for another user's process."""
+        client.peer = peer_of(client.transport.get_extra_info("socket"))
+        if client.peer.uid != os.getuid():
+            raise ProtocolError(f"user {client.peer.uid} may not use the agent of user {os.getuid()}")
 
     def _hello(self, client: _Client, frame: dict[str, Any]) -> Connection:
         """A client's first frame. Raises `ProtocolError`."""
-        peer = peer_of(client.transport.get_extra_info("socket"))
-        if peer.uid != os.getuid():
-            raise ProtocolError(f"user {peer.uid} may not use the agent of user {os.getuid()}")
         who = Identity.from_hello(frame)
         self._welcome(who)
-        connection = Connection(self.new_id(), client.transport, who, peer.pid)
+        connection = Connection(self.new_id(), client.transport, who, client.peer.pid)
+        connection.watch = ProcessWatch(client.peer.pid, lambda: self._ended(connection))
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
         self._send(connection, {"op": "welcome", **about})
-        connection.watch = ProcessWatch(peer.pid, lambda: self._ended(connection))
         return connection
 
     def _said(self, connection: Connection, frame: dict[str, Any]) -> None:
@@ -238,19 +241,22 @@ class Connections:
 class _Client(asyncio.Protocol):
     """The bytes of one connection: frames, each of them whole in time, and its end.
 
-    ``hello(client, frame)`` gets the first frame and returns the connection, ``said(connection, frame)`` each other one; their
-    `ProtocolError` refuses the client. ``lost(connection)`` is called once.
+    ``accept(client)`` is called first, ``hello(client, frame)`` gets the first frame and returns the connection,
+    ``said(connection, frame)`` gets each other one; their `ProtocolError` refuses the client. ``lost(connection)`` may be called
+    twice.
     """
 
     transport: asyncio.Transport
+    peer: Peer
 
     def __init__(
         self,
+        accept: Callable[[_Client], None],
         said: Callable[[Connection, dict[str, Any]], None],
         hello: Callable[[_Client, dict[str, Any]], Connection],
         lost: Callable[[Connection], None],
     ) -> None:
-        self._said, self._hello, self._lost = said, hello, lost
+        self._accept, self._said, self._hello, self._lost = accept, said, hello, lost
         self._connection: Connection | None = None
         self._received = bytearray()
         self._reads = False  # `_read` is due
@@ -260,6 +266,11 @@ class _Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self._timer = asyncio.get_running_loop().call_later(_HELLO_TIMEOUT, self.transport.close)
+        try:
+            self._accept(self)
+        except ProtocolError as error:
+            _refuse(self.transport, error)
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -290,12 +301,11 @@ class _Client(asyncio.Protocol):
             _refuse(self.transport, error)
         finally:
             if not goes_on:  # also after an error that nobody foresaw: the client finds out
-                self._received.clear()
-                self.transport.close()
+                self._close()
 
     def _read_frames(self) -> None:
         received, read = self._received, 0
-        while len(received) - read >= frames.HEADER_BYTES and not self.transport.is_closing():
+        while len(received) - read >= frames.HEADER_BYTES:
             body = read + frames.HEADER_BYTES
             end = body + frames.frame_length(bytes(received[read:body]))
             if len(received) < end:
@@ -315,7 +325,14 @@ class _Client(asyncio.Protocol):
 
     def _is_late(self) -> None:
         _refuse(self.transport, ProtocolError(f"a frame must be whole within {_FRAME_TIMEOUT:g} s"))
+        self._close()
+
+    def _close(self) -> None:
+        """The client is gone now: it may never read its last answers, for which the transport waits."""
+        self._received.clear()
         self.transport.close()
+        if self._connection is not None:
+            self._lost(self._connection)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

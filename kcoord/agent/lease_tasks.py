@@ -119,6 +119,7 @@ class LeaseTasks:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.
         """
+        self._looks.close()
         for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
         if self._tasks:
@@ -128,7 +129,6 @@ class LeaseTasks:
         if late:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
-        self._looks.close()
         self._local_io.shutdown(wait=False, cancel_futures=True)
         self.packs.close()
         self._store.close()
@@ -316,7 +316,11 @@ class LeaseTasks:
     # Artifacts.
 
     def _looked_here(self, action: act.LookHere, found: bool) -> None:
-        self._report(self._flights.looked_here(action.key, action.serial, action.home if found else None))
+        try:
+            self._report(self._flights.looked_here(action.key, action.serial, action.home if found else None))
+        except Exception:
+            self._report(self._flights.derailed(action.serial))
+            raise
 
     async def _look(self, action: act.Look) -> None:
         key = action.key

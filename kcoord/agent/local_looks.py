@@ -1,6 +1,7 @@
 """Looks into the local tier: those of one turn of the event loop together, in one thread.
 
-A thread's turn costs more than a look at a small artifact, and ranks that start together ask for many keys at once.
+A thread's turn costs more than a look at a small artifact, and ranks that start together ask for many keys at once. A look that
+fails, has no thread, or takes seconds finds nothing: the claim goes on to the lease.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from pathlib import Path
 
 from kcoord.artifacts import local
 from kcoord.errors import ArtifactInvalid
-from kcoord.telemetry.events import Notices, tell_if_failed
+from kcoord.telemetry.events import Notices, tell_bug, tell_if_failed
 
-_ABREAST = 2  # turns
+_ABREAST = 3  # turns: a disk that hangs leaves one thread of the local tier's
 _MOST = 64  # looks of one turn, whose answers come together
+_PATIENCE = 5.0  # seconds of a turn
+
+_Look = tuple[str, Path, Callable[[bool], None]]
 
 
 class LocalLooks:
@@ -23,41 +27,61 @@ class LocalLooks:
 
     def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, vouched: bool) -> None:
         self._threads, self._local_dir, self._notices, self._vouched = threads, local_dir, notices, vouched
-        self._wanted: list[tuple[str, str, Callable[[bool], None]]] = []
-        self._turns = 0
+        self._wanted: list[_Look] = []
+        self._due = False  # `_begin` is
+        self._turns: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def look(self, digest: str, home: str, found: Callable[[bool], None]) -> None:
-        """Call ``found(True)``, later, if the whole artifact of `digest` is at `home`; a look that fails finds none."""
-        self._wanted.append((digest, home, found))
-        if len(self._wanted) == 1 and self._turns < _ABREAST:
-            self._turns += 1
-            asyncio.get_running_loop().call_soon(self._turn)
+        """Call ``found(True)``, later, if the whole artifact of `digest` is at `home`, else ``found(False)``."""
+        self._wanted.append((digest, Path(home), found))
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def close(self) -> None:
         """Look no more. What was asked is not answered."""
         self._closed = True
+        self._wanted.clear()
 
-    def _turn(self) -> None:
-        wanted, self._wanted = self._wanted[:_MOST], self._wanted[_MOST:]
-        if self._closed or not wanted:
-            self._turns -= 1
-            return
-        homes = [(digest, Path(home)) for digest, home, _ in wanted]
-        looking = asyncio.get_running_loop().run_in_executor(self._threads, self._are_here, homes)
-        looking.add_done_callback(lambda done: self._looked(done, [found for _, _, found in wanted]))
+    def _begin(self) -> None:
+        self._due = False
+        while self._wanted and len(self._turns) < _ABREAST:
+            wanted, self._wanted = self._wanted[:_MOST], self._wanted[_MOST:]
+            turn = asyncio.create_task(self._turn(wanted))
+            self._turns.add(turn)
+            turn.add_done_callback(self._ended)
 
-    def _looked(self, done: asyncio.Future[list[bool]], told: list[Callable[[bool], None]]) -> None:
-        if done.cancelled():
-            return
-        failed = tell_if_failed(done, "artifacts are not looked for on this node", self._notices.tell)
-        for found, is_here in zip(told, [False] * len(told) if failed else done.result(), strict=True):
-            found(is_here)
-        self._turn()
+    def _ended(self, turn: asyncio.Task[None]) -> None:
+        self._turns.discard(turn)
+        tell_if_failed(turn, "a look at this node's artifacts failed", self._notices.tell)
+        self._begin()
 
-    def _are_here(self, homes: list[tuple[str, Path]]) -> list[bool]:
+    async def _turn(self, wanted: list[_Look]) -> None:
+        """Lasts for as long as its thread does."""
+        here: list[bool] = []
+        looking: asyncio.Future[None] | None = None
+        try:
+            looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_at, wanted, here)
+            await asyncio.wait({looking}, timeout=_PATIENCE)
+        finally:
+            self._answer(wanted, here[:])  # also if this user may have no more threads
+        await asyncio.wait({looking})
+        tell_if_failed(looking, "artifacts are not looked for on this node", self._notices.tell)
+
+    def _answer(self, wanted: list[_Look], here: list[bool]) -> None:
+        for number, (_, _, found) in enumerate(wanted):
+            if self._closed:
+                return
+            try:
+                found(number < len(here) and here[number])
+            except Exception as error:  # noqa: BLE001 - the others of the turn are to be answered
+                tell_bug(error, "a claim is not answered", self._notices.tell)
+
+    def _look_at(self, wanted: list[_Look], here: list[bool]) -> None:
         checked: set[Path] = set()
-        return [self._is_here(digest, home, checked) for digest, home in homes]
+        for digest, home, _ in wanted:
+            here.append(self._is_here(digest, home, checked))
 
     def _is_here(self, digest: str, home: Path, checked: set[Path]) -> bool:
         try:

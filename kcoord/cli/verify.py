@@ -120,7 +120,13 @@ def _packs(root: Path, trust: Trust, seen: _Seen) -> Iterator[_Check]:
     tells = Trust("warn" if trust.required else trust.policy, trust.keys)
 
     def check(path: Path, size: int) -> None:
-        with Bundle(path, tells) as bundle:
+        try:
+            bundle = Bundle(path, tells)
+        except StoreError:
+            if path.exists():
+                raise
+            return  # a job has just replaced it
+        with bundle:
             if bundle.doubt is not None:
                 raise bundle.doubt
             bundle.verify()

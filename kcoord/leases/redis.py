@@ -75,10 +75,10 @@ class RedisLeases(LeaseService):
     ) -> None:
         super().__init__(limit)
         self._prefix, self._tell, self._told = f"kcoord:{{{namespace}}}", tell, False  # the braces make it a hash tag
-        self._ttl_ms, self._failure_ms = int(ttl * 1000), int(failure_ttl * 1000)
+        self._ttl_ms, self._failure_ms = max(1, int(ttl * 1000)), max(1, int(failure_ttl * 1000))
         self._redis, self._sentinels = connect(url)
         owner = SlotOwner(self._redis.connection_pool.make_connection, Nodes.of(url).addresses, self._prefix)
-        self._owner, self._pipeline = owner, SlotPipeline(owner, broke=self._doubt)
+        self._owner, self._pipeline = owner, SlotPipeline(owner, broke=self._doubt, moved=lambda: self._news.doubt())
         self._facts = Facts(ttl)
         name = f"{self._prefix}:news:{VERSION}"
         self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl)

@@ -22,6 +22,7 @@ from kcoord.leases.redis_client import BROKEN, asked_of
 from kcoord.leases.redis_pipeline import Pipeline
 
 _Address = tuple[str, int]
+_MOST_NODES = 1000  # that are remembered, as large as a Redis Cluster gets
 
 
 class SlotOwner:
@@ -98,48 +99,58 @@ class SlotOwner:
                 owners += addresses[:1]  # the master
         if not owners:
             raise RedisConnectionError(f"No node of the Redis Cluster has slot {self._slot}")
-        self._nodes = list(dict.fromkeys([*owners, *nodes, *self._given]))
+        self._nodes = list(dict.fromkeys([*owners, *self._given, *nodes]))[:_MOST_NODES]
         return owners[0]
 
 
 class SlotPipeline(Pipeline):
     """Commands to the slot's owner. While the slot is migrated, the owner answers with ASK for keys that it has not, and such
-    commands go to the node that imports the slot."""
+    commands go to the node that imports the slot.
 
-    def __init__(self, owner: SlotOwner, broke: Callable[[], object]) -> None:
+    ``broke()``: a connection ended that commands were sent on. ``moved()``: another node than before is the owner.
+    """
+
+    def __init__(self, owner: SlotOwner, broke: Callable[[], object], moved: Callable[[], object]) -> None:
         super().__init__(self._to_owner, self._lost)
-        self._owner, self._told = owner, broke
+        self._owner, self._tell_broke, self._tell_moved = owner, broke, moved
         self._node: _Address | None = None  # that the connection leads to
-        self._importers: dict[_Address, Pipeline] = {}
+        self._importer: tuple[_Address, Pipeline] | None = None
 
     async def ask(self, *command: Any) -> Any:
         try:
             return await super().ask(*command)
         except ResponseError as error:
-            named, owner = asked_of(error), self._owner.first
+            named, owner = asked_of(error), self._node
             if named is None or owner is None:
                 raise
-        node = _host(named[0]) or owner[0], named[1]
-        importer = self._importers.setdefault(node, Pipeline(functools.partial(self._owner.open, node)))
+        importer = self._to_importer((_host(named[0]) or owner[0], named[1]))
         _, reply = await asyncio.gather(importer.ask("ASKING"), importer.ask(*command))  # they keep this order
         return reply
 
+    def _to_importer(self, node: _Address) -> Pipeline:
+        """A slot has one importer at a time."""
+        if self._importer is None or self._importer[0] != node:
+            if self._importer is not None:
+                self._importer[1].drop()
+            self._importer = node, Pipeline(functools.partial(self._owner.open, node))
+        return self._importer[1]
+
     async def _to_owner(self) -> Any:
-        """Another owner than before counts as a broken connection: news must not be awaited of a node that left the cluster."""
+        """Another owner than before: news must not be awaited of a node that left the cluster."""
         connection = await self._owner.connect()
         before, self._node = self._node, self._owner.first
         if before not in (None, self._node):
-            self._told()
+            self._tell_moved()
         return connection
 
     def _lost(self) -> None:
-        for importer in self._importers.values():
-            importer.drop()
-        self._told()
+        if self._importer is not None:
+            self._importer[1].drop()
+        self._tell_broke()
 
     async def close(self) -> None:
-        for importer in self._importers.values():
-            await importer.close()
+        if self._importer is not None:
+            await self._importer[1].close()
         await super().close()
 
 

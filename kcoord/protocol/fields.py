@@ -121,7 +121,8 @@ def job_name(job: str) -> str:
 
 def directory(message: Mapping[str, Any], name: str) -> Path:
     """An absolute path that a file may have."""
-    path = _absolute(field(message, name, str))
+    text: str = field(message, name, str)
+    path = _absolute(text) if len(text) <= LONGEST_PATH else None  # what is remembered has a bound
     if path is None:
         raise ProtocolError(f"the field {name!r} must be an absolute path of at most {LONGEST_PATH} bytes")
     return path

@@ -141,6 +141,40 @@ def test_who_ends_its_sending_is_answered_what_it_had_asked(tmp_path: Path) -> N
     assert len(serving(tmp_path, scenario).gone) == 1
 
 
+def test_what_a_client_had_sent_before_it_ended_is_asked_all_the_same(tmp_path: Path) -> None:
+    async def scenario(clients: Clients) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(clients.path))
+            client.sendall(HELLO + status(1) + status(2) + status(3))
+        while not clients.gone:
+            await asyncio.sleep(0.005)
+
+    assert serving(tmp_path, scenario).asked == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ends", [b"", b"\xff\xff\xff\xff"], ids=["ends its sending", "sends nonsense"])
+def test_who_reads_no_answers_and_ends_is_gone_at_once(tmp_path: Path, ends: bytes) -> None:
+    """Else what it leads would be waited for until its process ends."""
+
+    async def scenario(clients: Clients) -> None:
+        clients.handle = lambda connection, request: clients.there.answer(
+            connection, request, messages.Facts({"much": "y" * 2_000_000})
+        )
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(clients.path))
+            client.sendall(HELLO + status(1))
+            while not clients.asked:
+                await asyncio.sleep(0.005)
+            if ends:
+                client.sendall(ends)
+            else:
+                client.shutdown(socket.SHUT_WR)
+            while not clients.gone:
+                await asyncio.sleep(0.005)
+
+    assert len(serving(tmp_path, scenario).gone) == 1
+
+
 def test_after_nonsense_nothing_more_of_that_client_is_read(tmp_path: Path) -> None:
     async def scenario(clients: Clients) -> None:
         async with clients.client() as (reader, writer):

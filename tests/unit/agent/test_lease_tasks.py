@@ -715,6 +715,32 @@ def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_i
     asyncio.run(scenario())
 
 
+def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would give it back."""
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
+        looks.set()
+        assert goes_on.wait(20)
+        return False
+
+    async def scenario() -> None:
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        tasks = tasks_of(flights, leases)
+        for action in flights.claim(claimant(), time.monotonic()):
+            tasks.start(action)  # type: ignore[arg-type]
+        await until(looks.is_set)
+        await tasks.drain(1.0)
+        goes_on.set()
+        await until(lambda: not tasks._looks._turns)
+        assert not tasks.busy
+        assert not leases.held
+
+    monkeypatch.setattr(local, "is_whole", hanging)
+    monkeypatch.setattr(local, "check_owner", lambda *rest: None)
+    asyncio.run(scenario())
+
+
 def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "store")

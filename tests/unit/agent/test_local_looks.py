@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.agent import local_looks
 from kcoord.agent.local_looks import LocalLooks
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Origin
@@ -110,42 +111,122 @@ def test_after_an_error_that_nobody_foresaw_nothing_is_here_and_the_next_look_wo
     assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
 
 
-def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native, goes_on = local.is_whole, threading.Event()
+class Hanging:
+    """`local.is_whole`, which hangs for homes named ``hangs`` until it `goes_on`."""
 
-    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
-        assert home.name != "hangs" or goes_on.wait(20)
-        return native(home, digest, vouched=vouched)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.native, self.goes_on = local.is_whole, threading.Event()
+        monkeypatch.setattr(local, "is_whole", self)
 
+    def __call__(self, home: Path, digest: str, *, vouched: bool) -> bool:
+        assert home.name != "hangs" or self.goes_on.wait(20)
+        return self.native(home, digest, vouched=vouched)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
+    return Hanging(monkeypatch)
+
+
+def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path, hanging: Hanging) -> None:
     async def scenario() -> None:
         looks, slow = LocalLooks(threads, None, Notices(), vouched=False), list[bool]()
-        looks.look(key_of("hangs").digest, str(tmp_path / "hangs"), slow.append)
-        await asyncio.sleep(0)  # its turn has come
+        for _ in range(100):  # two turns
+            looks.look(key_of("hangs").digest, str(tmp_path / "hangs"), slow.append)
+        await asyncio.sleep(0)
         assert await found(looks, [(key_of("k").digest, home)]) == [True]
         assert not slow
-        goes_on.set()
+        hanging.goes_on.set()
+        while looks._turns:
+            await asyncio.sleep(0.005)
+        assert slow == [False] * 100
 
-    monkeypatch.setattr(local, "is_whole", hanging)
     home = published(tmp_path, "k")
     with Threads(4) as threads:
         asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("closes", ["before", "during"])
-def test_after_its_end_it_looks_no_more(tmp_path: Path, closes: str) -> None:
+def test_beside_a_look_that_hangs_the_claims_of_its_turn_go_on_to_the_lease_after_seconds(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_looks, "_PATIENCE", 0.1)
+    home = published(tmp_path, "k")
+    before, hung, after = (
+        (key_of("k").digest, home),
+        (key_of("h").digest, str(tmp_path / "hangs")),
+        (key_of("k").digest, home),
+    )
+
     async def scenario() -> None:
         looks = LocalLooks(threads, None, Notices(), vouched=False)
-        told: list[bool] = []
-        if closes == "before":
-            looks.close()
-        for _ in range(65):
-            looks.look(key_of("k").digest, str(tmp_path / "k"), told.append)
-        if closes == "during":
-            await asyncio.sleep(0)
-            looks.close()
+        assert await found(looks, [before, hung, after]) == [True, False, False]
+        assert looks._turns, "the thread is still there"
+        hanging.goes_on.set()
+
+    with Threads(4) as threads:
+        asyncio.run(scenario())
+
+
+def test_a_user_who_may_have_no_more_threads_has_claims_that_go_on_to_the_lease(tmp_path: Path) -> None:
+    class Refused(Threads):
+        refuses = 4
+
+        def submit(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+            self.refuses -= 1
+            if self.refuses >= 0:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*args, **kwargs)
+
+    async def scenario() -> None:
+        looks, wanted = (
+            LocalLooks(threads, None, notices, vouched=False),
+            [(key_of("k").digest, published(tmp_path, "k"))],
+        )
+        for _ in range(4):
+            assert await found(looks, wanted) == [False]
+        assert await found(looks, wanted) == [True]
+
+    notices = Notices()
+    with Refused(4) as threads:
+        asyncio.run(scenario())
+    assert any("can't start new thread" in line for line in notices.since(0)[0])
+
+
+def test_a_claim_whose_answer_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    def ill(found: bool) -> None:
+        raise ZeroDivisionError("answer")
+
+    async def scenario() -> None:
+        looks, wanted = (
+            LocalLooks(threads, None, notices, vouched=False),
+            (key_of("k").digest, published(tmp_path, "k")),
+        )
+        for _ in range(4):
+            looks.look(*wanted, ill)
+            assert await found(looks, [wanted, wanted]) == [True, True]
+
+    notices = Notices()
+    with Threads(4) as threads:
+        asyncio.run(scenario())
+    assert any("please report it: ZeroDivisionError: answer" in line for line in notices.since(0)[0])
+
+
+@pytest.mark.parametrize("closes", ["before its thread begins", "while its thread looks"])
+def test_after_its_end_nothing_is_answered_and_nothing_begun(tmp_path: Path, hanging: Hanging, closes: str) -> None:
+    async def scenario() -> None:
+        looks, told = LocalLooks(threads, None, Notices(), vouched=False), list[bool]()
+        for _ in range(100):
+            looks.look(key_of("k").digest, str(tmp_path / "hangs"), told.append)
+        if closes == "while its thread looks":
+            while not threads.turns:
+                await asyncio.sleep(0)
+        looks.close()
+        hanging.goes_on.set()
+        await asyncio.sleep(0)
         while looks._turns:
             await asyncio.sleep(0.005)
-        assert len(told) == (0 if closes == "before" else 64)
+        assert not told
+        assert threads.turns == (0 if closes == "before its thread begins" else 2)
 
     with Threads(4) as threads:
         asyncio.run(asyncio.wait_for(scenario(), 10))

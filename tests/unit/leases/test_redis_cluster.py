@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from kcoord.leases.redis_cluster import SlotOwner
+from kcoord.leases.redis_cluster import SlotOwner, SlotPipeline
 from kcoord.testing.leases import bounded
 
 _A, _B = ("a", 1), ("b", 2)
@@ -51,5 +51,30 @@ def test_nodes_that_name_each_other_are_asked_once_each() -> None:
         owner = SlotOwner(lambda: _Connection({_A: _B, _B: _A}), [_A], "name")
         with pytest.raises(RedisConnectionError, match="No node of the Redis Cluster has slot"):
             await owner.connect()
+
+    bounded(scenario())
+
+
+def test_a_cluster_of_a_million_nodes_is_remembered_in_part_and_the_named_one_stays() -> None:
+    class Crowded(_Connection):
+        async def read_response(self, disconnect_on_error: bool) -> list[Any]:
+            return [[0, 16383, [b"a", 1, b"id"], *([b"n", port, b"id"] for port in range(5000))]]
+
+    async def scenario() -> None:
+        owner = SlotOwner(lambda: Crowded({}), [_A], "name")
+        await owner.connect()
+        assert len(owner._nodes) == 1000
+        assert owner._nodes[0] == _A
+
+    bounded(scenario())
+
+
+def test_a_slot_has_one_importer_at_a_time() -> None:
+    async def scenario() -> None:
+        pipeline = SlotPipeline(SlotOwner(lambda: _Connection({}), [_A], "name"), lambda: None, lambda: None)
+        first = pipeline._to_importer(_A)
+        assert pipeline._to_importer(_A) is first
+        assert pipeline._to_importer(_B) is not first
+        await pipeline.close()
 
     bounded(scenario())

@@ -148,3 +148,10 @@ def test_texts_for_people_are_short_and_print() -> None:
     assert isinstance(fail, messages.Fail)
     assert len(fail.log) == fields.LONGEST_LOG
     assert fail.log.encode()
+
+
+def test_a_path_that_is_too_long_is_not_remembered() -> None:
+    before = fields._absolute.cache_info().currsize
+    with pytest.raises(ProtocolError, match="absolute path"):
+        fields.directory({"home": "/" + "x" * (1 << 20)}, "home")
+    assert fields._absolute.cache_info().currsize == before
