@@ -1,15 +1,16 @@
 """Python processes that begin with modules imported: a server imports them once, and forks.
 
-For suites whose programs import a compiler that takes seconds. The processes are as real as others: each has a process id, an
-environment and a death of its own. They differ in three points. ``/proc/PID/environ`` shows the server's variables. A variable
-that a preloaded module reads while it is imported, and one of the interpreter's own (``PYTHONHASHSEED``), has the server's value.
-At the end functions of `atexit` are called, and no destructors.
+For suites whose programs import a compiler that takes seconds. The processes are as real as others: each has a process id, a
+command line, an environment and a death of its own. They differ in two points. A variable that a preloaded module reads while it
+is imported, and one of the interpreter's own (``PYTHONHASHSEED``), has the server's value. At the end functions of `atexit` are
+called, and no destructors.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -29,8 +30,11 @@ from types import ModuleType
 from typing import IO
 
 _LARGEST_REQUEST = 1 << 20  # bytes
+_MOST_DESCRIPTORS = 16  # of a request
 _ENDS_WITHIN = 10.0  # seconds
 _PR_SET_PDEATHSIG = 1
+_ARGUMENTS, _VARIABLES = 48, 50  # in /proc/PID/stat: where each begins, and in the next field where it ends
+_ROOM = 16 << 10  # bytes of each that a process may have more than the server
 _INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD")  # the variables that only a new interpreter obeys
 
 
@@ -41,8 +45,9 @@ class ForkServer:
         self._environ = dict(environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *modules]
-            self._server = subprocess.Popen(command, env=self._environ, pass_fds=[theirs.fileno()])
+            room = "-" * _ROOM
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *modules, room]
+            self._server = subprocess.Popen(command, env={**self._environ, "_": room}, pass_fds=[theirs.fileno()])
         self._socket = ours
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LARGEST_REQUEST)
 
@@ -50,22 +55,34 @@ class ForkServer:
         """False: a process with these variables needs an interpreter of its own."""
         return all(environ.get(name) == self._environ.get(name) for name in _INTERPRETER)
 
-    def start(self, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | str) -> Forked:
+    def start(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        cwd: Path | str,
+        streams: Sequence[int] = (),
+        pass_fds: Sequence[int] = (),
+    ) -> Forked:
         """``python *arguments``: a program's path, or ``-c`` or ``-m`` and its operand, and what follows.
 
+        `streams`: descriptors of its input, output and errors. Without them it has no input, and `Forked.communicate` returns the
+        rest. `pass_fds`: descriptors that it has under the same numbers.
         Raises RuntimeError or OSError if the server has ended: a module cannot be imported.
         """
-        request = json.dumps([list(arguments), dict(environ), str(cwd)]).encode()
+        request = json.dumps([list(arguments), dict(environ), str(cwd), list(pass_fds)]).encode()
         with ExitStack() as opened:
-            out, err = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            outputs = [] if streams else [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            null = opened.enter_context(Path(os.devnull).open("rb"))
             status, theirs = os.pipe()
             opened.callback(os.close, status)
+            streams = streams or [each.fileno() for each in (null, *outputs)]
             try:
-                socket.send_fds(self._socket, [request], [out.fileno(), err.fileno(), theirs])
+                socket.send_fds(self._socket, [request], [theirs, *streams, *pass_fds])
             finally:
                 os.close(theirs)
-            forked = Forked(["python", *arguments], status, out, err)
+            forked = Forked(["python", *arguments], status, outputs)
             opened.pop_all()  # they are `forked`'s
+            null.close()
             return forked
 
     def close(self) -> None:
@@ -96,9 +113,9 @@ def fork_server(modules: Sequence[str]) -> ForkServer:
 class Forked:
     """A process that a `ForkServer` started, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, args: list[str], status: int, out: IO[bytes], err: IO[bytes]) -> None:
+    def __init__(self, args: list[str], status: int, outputs: Sequence[IO[bytes]]) -> None:
         self.args, self.returncode = args, None  # type: list[str], int | None
-        self._status, self._outputs = status, (out, err)
+        self._status, self._outputs = status, outputs
         self._lines = b""
         while b"\n" not in self._lines:  # the server may still import
             if not (more := os.read(status, 64)):
@@ -127,7 +144,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Its output and its errors, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        """Its output and its errors, once it has ended, if it has no `streams`. Raises `subprocess.TimeoutExpired`."""
         self.wait(timeout)
         texts = []
         for output in self._outputs:
@@ -164,9 +181,10 @@ def _serve(requests: socket.socket) -> list[str]:
             os.read(ended, 512)
             _wait_for_ended(statuses)
         if requests.fileno() in ready:
-            request, fds, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
+            request, received, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
             if not request:
                 break
+            status, *given = received
             pid = os.fork()
             if not pid:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -175,13 +193,12 @@ def _serve(requests: socket.socket) -> list[str]:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                for each in (ended, wakes, *statuses.values(), fds[2]):
+                for each in (ended, wakes, *statuses.values()):
                     os.close(each)
                 requests.close()
-                return _become(request, fds[:2])
-            statuses[pid] = fds[2]
-            _tell(fds[2], b"%d\n" % pid)
-            for each in fds[:2]:
+                return _become(request, received)
+            statuses[pid] = status
+            for each in given:
                 os.close(each)
     for pid in statuses:
         os.kill(pid, signal.SIGKILL)
@@ -202,26 +219,41 @@ def _tell(status: int, word: bytes) -> None:
         os.write(status, word)
 
 
-def _become(request: bytes, outputs: list[int]) -> list[str]:
-    """Give this child its outputs, variables and directory; returns its arguments."""
-    arguments, environ, cwd = json.loads(request)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for standard, output in enumerate(outputs, 1):
-        os.dup2(output, standard)
-        os.close(output)
+def _become(request: bytes, received: list[int]) -> list[str]:
+    """Give this child its descriptors, variables and directory, and tell its process id; returns its arguments."""
+    arguments, environ, cwd, numbers = json.loads(request)
+    wanted = [0, 1, 2, *numbers]
+    above = max(*wanted, *received) + 1
+    status, *given = (fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in received)  # none overwrites another
+    for each in received:
+        os.close(each)
+    for each, number in zip(given, wanted, strict=True):
+        os.dup2(each, number)
+        os.close(each)
     os.environ.clear()
     os.environ.update(environ)
+    _show(_VARIABLES, [f"{name}={value}" for name, value in environ.items()])
+    _show(_ARGUMENTS, [sys.executable, *arguments])
     os.chdir(cwd)
     tempfile.tempdir = None  # it is a variable's, TMPDIR
+    _tell(status, b"%d\n" % os.getpid())
+    os.close(status)
     listed: list[str] = arguments
     return listed
+
+
+def _show(field: int, words: list[str]) -> None:
+    """Overwrite the memory that ``/proc/PID/cmdline`` or ``/proc/PID/environ`` shows. What is in use is elsewhere."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = (int(fields[each - 3]) for each in (field, field + 1))
+    shown = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin]
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def _run(arguments: list[str]) -> None:
     """Run the program of `arguments` as the interpreter does, in a new ``__main__``."""
     first, *rest = arguments
+    sys.orig_argv[:] = [sys.executable, *arguments]
     if first == "-m":
         sys.argv, sys.path[0] = rest, str(Path.cwd())
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -254,7 +286,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the processes
-    for _name in sys.argv[2:]:
+    for _name in sys.argv[2:-1]:
         __import__(_name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all modules

@@ -58,6 +58,25 @@ def test_a_program_finds_its_arguments_directory_and_variables(server: ForkServe
     assert found == subprocess.check_output([sys.executable, *first, "a", "b c"], text=True, cwd=tmp_path, env=environ)
 
 
+def test_a_process_has_the_streams_and_descriptors_that_it_is_given(server: ForkServer, tmp_path: Path) -> None:
+    pipes = [os.pipe() for _ in range(6)]
+    (read_in, write_in), (read_out, write_out), (read_err, write_err), *passed = pipes
+    numbers = [write for _, write in passed]
+    program = f"import os, sys; sys.stderr.write(input()); print('out'); [os.write(n, b'%d' % n) for n in {numbers}]"
+    process = server.start(
+        ["-c", program], os.environ, tmp_path, streams=(read_in, write_out, write_err), pass_fds=numbers
+    )
+    for each in (read_in, write_out, write_err, *numbers):
+        os.close(each)
+    os.write(write_in, b"told\n")
+    assert process.wait(60) == 0
+    for read, expected in [(read_out, b"out\n"), (read_err, b"told"), *((r, b"%d" % w) for r, w in passed)]:
+        assert os.read(read, 99) == expected
+        assert os.read(read, 99) == b"", "the server has closed its copy"
+        os.close(read)
+    os.close(write_in)
+
+
 def test_a_process_has_the_modules_and_a_life_of_its_own(server: ForkServer, tmp_path: Path) -> None:
     processes = [
         server.start(["-c", "import sys, time; assert 'json' in sys.modules; time.sleep(600)"], os.environ, tmp_path)
@@ -73,6 +92,29 @@ def test_a_process_has_the_modules_and_a_life_of_its_own(server: ForkServer, tmp
     assert processes[1].wait(60) == -signal.SIGTERM
     for process in processes:
         process.communicate()
+
+
+@pytest.mark.parametrize("again", ["", "1"], ids=["itself", "and as it executes itself"])
+def test_a_process_shows_its_own_command_and_variables(server: ForkServer, tmp_path: Path, again: str) -> None:
+    execute = "if os.environ.pop('AGAIN', ''): os.execv(sys.executable, sys.orig_argv)"
+    program = f"import os, sys\n{execute}\nos.write(1, b'here')\ninput()"
+    (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+    process = server.start(
+        ["-c", program], {"X": "x" * 9000, "AGAIN": again}, tmp_path, streams=(read_in, write_out, write_out)
+    )
+    for each in (read_in, write_out):
+        os.close(each)
+    assert os.read(read_out, 99) == b"here"
+    shown = psutil.Process(process.pid)
+    assert [word for word in shown.cmdline() if word] == [sys.executable, "-c", program]
+    assert {name: value for name, value in shown.environ().items() if name != "LC_CTYPE"} in (
+        {"X": "x" * 9000, "AGAIN": ""},
+        {"X": "x" * 9000},
+    )
+    os.write(write_in, b"go\n")
+    assert process.wait(60) == 0
+    for each in (write_in, read_out):
+        os.close(each)
 
 
 def test_what_runs_ends_with_the_server(tmp_path: Path) -> None:
