@@ -19,7 +19,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,24 @@ from kcoord.rank import spawn
 from kcoord.rank.client import AgentClient, Answer, Lead
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from kcoord.testing.forkserver import Forked
+from tests.support import processes
 from tests.support.environment import clean_environ
 from tests.support.waiting import SOON as SOON
 from tests.support.waiting import eventually as until
 
 ROOT = Path(__file__).resolve().parents[2]
 _PRELUDE = """\
+import warnings
+warnings.simplefilter("error")
 from tests.support.agents import *
 client, notices = as_rank()
+"""
+_AGENT = """
+import os, sys
+os.setsid()
+from kcoord.agent.__main__ import main
+sys.exit(main(sys.argv[2:]))
 """
 
 
@@ -105,10 +115,13 @@ class Rank:
     """A process that runs a snippet with `client` and `notices` in it, and says things."""
 
     def __init__(self, code: str, environ: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _PRELUDE + textwrap.dedent(code)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environ,
-        )  # fmt: skip
+        pipes = [os.pipe() for _ in range(3)]
+        (their_input, tells), (says, their_output), (fails, their_errors) = pipes
+        theirs = (their_input, their_output, their_errors)
+        self.process = processes.start(["-c", _PRELUDE + textwrap.dedent(code)], environ, ROOT, theirs)
+        for each in theirs:
+            os.close(each)
+        self._input, self._output, self._error = os.fdopen(tells, "wb"), os.fdopen(says, "rb"), os.fdopen(fails, "rb")
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._errors = b""
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
@@ -131,9 +144,8 @@ class Rank:
         return dict(facts)
 
     def tell(self, line: str = "go") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
+        self._input.write(line.encode() + b"\n")
+        self._input.flush()
 
     def kill(self) -> float:
         """SIGKILL; the moment of it."""
@@ -142,9 +154,8 @@ class Rank:
 
     def end(self) -> int:
         """Let the rank finish, and return its exit code."""
-        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._input.close()
         try:
             return self.process.wait(SOON)
         finally:
@@ -153,23 +164,20 @@ class Rank:
             for reader in self._readers:
                 reader.join(SOON)
                 assert not reader.is_alive(), "a descendant of the rank still holds its pipes"
-            for pipe in (self.process.stdout, self.process.stderr):
-                assert pipe is not None
-                pipe.close()
+            self._output.close()
+            self._error.close()
 
     @property
     def errors(self) -> str:
         return self._errors.decode()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self._lines.put(line)
         self._lines.put(b"")
 
     def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._error:
             self._errors += line
 
 
@@ -242,7 +250,7 @@ class Node:
         self.settings = self.with_flags()
         self._clients: list[AgentClient] = []
         self._ranks: list[Rank] = []
-        self._agents: list[subprocess.Popen[bytes]] = []
+        self._agents: list[subprocess.Popen[bytes] | Forked] = []
         self._log = (self.directory / "started.log").open("wb")
 
     def with_flags(self, **flags: str) -> Settings:
@@ -251,11 +259,18 @@ class Node:
     def environ(self, **more: str) -> dict[str, str]:
         return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """An agent that is our child, as a supervisor starts it; it ends with us if we are killed."""
+    def start(
+        self, *arguments: str, prelude: str = "", environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes] | Forked:
+        """An agent as a supervisor starts it; it ends with us if we are killed. `prelude` runs first, with `environ` besides."""
         arguments = arguments or ("--parent", str(os.getpid()))
-        with endpoint.bind(self.path) as listener:
-            agent = spawn.start_process(listener, list(arguments), self.settings, self._log.fileno())
+        variables = {**spawn.agent_environment(self.settings), **(environ or {})}
+        del variables["PYTHONPATH"]  # it is for an interpreter that does not find kcoord
+        variables |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+        with endpoint.bind(self.path) as listener, Path(os.devnull).open("rb") as nothing:
+            fd, log = listener.fileno(), self._log.fileno()
+            command = ["-c", prelude + _AGENT, "kcoord.agent", "--fd", str(fd), *arguments]
+            agent = processes.start(command, variables, "/", (nothing.fileno(), log, log), (fd,))
         self._agents.append(agent)
         return agent
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import random
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +16,7 @@ from kcoord.artifacts.payload import unpack
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.reading import read_plain
-from kcoord.protocol import endpoint
-from kcoord.rank import spawn
+from kcoord.testing.forkserver import Forked
 from tests.support.agents import Node, Rank, key_of
 from tests.support.redis_server import RedisServer
 
@@ -41,12 +38,6 @@ import os, sys
 if not os.environ.get("AGAIN"):
     os.environ["AGAIN"] = "1"
     os.execv(sys.executable, sys.orig_argv)
-"""
-
-_AGENT = """
-import sys
-from kcoord.agent.__main__ import main
-sys.exit(main(sys.argv[2:]))
 """
 
 _RANK = """
@@ -131,19 +122,11 @@ class Cluster:
         return sorted(path.name for path in (self.store.root / "v1" / "staging").iterdir())
 
 
-def start_agent(node: Node, prelude: str = QUICK, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_agent(
+    node: Node, prelude: str = QUICK, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes] | Forked:
     """As `Node.start`, with code of the test's before the agent's own."""
-    with endpoint.bind(node.path) as listener:
-        agent = subprocess.Popen(
-            [
-                sys.executable, "-c", prelude + _AGENT,
-                "kcoord.agent", "--fd", str(listener.fileno()), "--parent", str(os.getpid()),
-            ],
-            pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=node._log, stderr=node._log, cwd="/",
-            env={**spawn.agent_environment(node.settings), **(environ or {})}, start_new_session=True,
-        )  # fmt: skip
-    node._agents.append(agent)
-    return agent
+    return node.start(prelude=prelude, environ=environ)
 
 
 def is_whole(home: Path) -> bool:

@@ -28,9 +28,9 @@ def agents_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line."""
+    """Its command line. A forked one's ends with empty words."""
     try:
-        return process.cmdline()
+        return [word for word in process.cmdline() if word]
     except psutil.NoSuchProcess:
         return []
 

@@ -1,0 +1,29 @@
+"""Python processes of a test: forked from a server that has imported what they need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kcoord.testing.forkserver import Forked, fork_server
+
+WITH_KCOORD = "tests.support.with_kcoord"
+
+
+def start(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path | str,
+    streams: Sequence[int],
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes] | Forked:
+    """``python *arguments``, forked if `environ` allows that. `streams`: descriptors of its input, output and errors."""
+    server = fork_server((WITH_KCOORD,))
+    if server.serves(environ):
+        return server.start(arguments, environ, cwd, streams, pass_fds)
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=environ, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+    )
