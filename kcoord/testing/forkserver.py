@@ -35,7 +35,7 @@ _ENDS_WITHIN = 10.0  # seconds
 _PR_SET_PDEATHSIG = 1
 _ARGUMENTS, _VARIABLES = 48, 50  # in /proc/PID/stat: where each begins, and in the next field where it ends
 _ROOM = 16 << 10  # bytes of each that a process may have more than the server
-_INTERPRETER = ("PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD")  # the variables that only a new interpreter obeys
+_INTERPRETER = ("PYTHONHASHSEED", "LD_PRELOAD")  # the variables that only a new interpreter obeys
 
 
 class ForkServer:
@@ -230,6 +230,8 @@ def _become(request: bytes, received: list[int]) -> list[str]:
     for each, number in zip(given, wanted, strict=True):
         os.dup2(each, number)
         os.close(each)
+    before, now = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, environ))
+    sys.path[1:] = dict.fromkeys([*filter(None, now), *(each for each in sys.path[1:] if each not in before)])
     os.environ.clear()
     os.environ.update(environ)
     _show(_VARIABLES, [f"{name}={value}" for name, value in environ.items()])

@@ -265,8 +265,6 @@ class Node:
         """An agent as a supervisor starts it; it ends with us if we are killed. `prelude` runs first, with `environ` besides."""
         arguments = arguments or ("--parent", str(os.getpid()))
         variables = {**spawn.agent_environment(self.settings), **(environ or {})}
-        del variables["PYTHONPATH"]  # it is for an interpreter that does not find kcoord
-        variables |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
         with endpoint.bind(self.path) as listener, Path(os.devnull).open("rb") as nothing:
             fd, log = listener.fileno(), self._log.fileno()
             command = ["-c", prelude + _AGENT, "kcoord.agent", "--fd", str(fd), *arguments]

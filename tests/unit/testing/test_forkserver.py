@@ -44,16 +44,14 @@ def test_a_process_ends_as_one_of_a_new_interpreter(server: ForkServer, program:
     assert err.splitlines()[-1:] == true.stderr.splitlines()[-1:]
 
 
-TELLS = (
-    "import os, sys, json; print(json.dumps([sys.argv[1:], sys.path[0], __name__, os.getcwd(), os.environ.get('X')]))"
-)
+TELLS = "import os, sys, json; print(json.dumps([sys.argv[1:], sys.path, __name__, os.getcwd(), os.environ.get('X')]))"
 
 
 @pytest.mark.parametrize("kind", ["-c", "-m", "a path"])
 def test_a_program_finds_its_arguments_directory_and_variables(server: ForkServer, kind: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TELLS)
     first = {"-c": ["-c", TELLS], "-m": ["-m", "program"], "a path": [str(tmp_path / "program.py")]}[kind]
-    environ = {**os.environ, "X": "1"}
+    environ = {**os.environ, "X": "1", "PYTHONPATH": str(tmp_path / "modules")}
     found = server.start([*first, "a", "b c"], environ, tmp_path).communicate(60)[0]
     assert found == subprocess.check_output([sys.executable, *first, "a", "b c"], text=True, cwd=tmp_path, env=environ)
 
