@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _SHORTEST = 0.2  # seconds between two looks at the cores; the kernel counts in hundredths
@@ -61,6 +59,8 @@ class _Usage:
 
     @classmethod
     def now(cls) -> _Usage:
+        import psutil  # as below: its import is a tenth of an agent's, and few agents and ranks get here
+
         try:
             every = psutil.cpu_times(percpu=True)
         except OSError:
@@ -95,6 +95,8 @@ def _used(group: Path) -> float:
 
 def free_memory() -> int:
     """Bytes that are free without swapping, and within each group's limit, beyond which the kernel kills a process."""
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     for group in _groups("memory"):
         limit = _numbers(group, "memory.max") or _numbers(group, "memory.limit_in_bytes")

@@ -9,8 +9,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import psutil
-
 C = TypeVar("C", bound=Hashable)
 
 _IDLE = 0.01  # of one core: heartbeat threads and watchdogs of a training process use less than that
@@ -52,6 +50,8 @@ class Stalls(Generic[C]):
 
 def _used(pid: int) -> float | None:
     """CPU seconds of a process and all below it, those that have ended included; None if it cannot be seen."""
+    import psutil  # agents need it only once a compile is slow
+
     try:
         process = psutil.Process(pid)
         return sum(sum(p.cpu_times()[:4]) for p in (process, *process.children(recursive=True)))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from kcoord import cgroups as limits
@@ -95,7 +96,7 @@ def test_what_a_group_has_used_is_read_of_both_versions(tmp_path: Path, file: st
 
 def test_low_priority_work_keeps_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     times = [SimpleNamespace(user=9.0, idle=1.0, iowait=2.0, nice=3.0)] * (os.cpu_count() or 1)
-    monkeypatch.setattr(limits.psutil, "cpu_times", lambda percpu: times)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
     assert limits._Usage.now().idle == 6.0 * len(os.sched_getaffinity(0))
 
 
@@ -103,5 +104,5 @@ def test_a_machine_that_does_not_tell_has_no_idle_core(monkeypatch: pytest.Monke
     def fails(percpu: bool) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(limits.psutil, "cpu_times", fails)
+    monkeypatch.setattr(psutil, "cpu_times", fails)
     assert limits._Usage.now().idle == 0.0
