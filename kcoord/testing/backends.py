@@ -253,12 +253,10 @@ class BackendSuite:
             assert sum(each["compiles"] for each in outcomes if each["code"] == code) == 1
 
     def test_a_key_is_the_same_in_every_process_that_asks_for_the_same(self, world: World) -> None:
-        """Another hash seed and working directory, and the subject imported rather than run as ``__main__``."""
+        """With another hash seed and working directory, and the subject imported rather than run as ``__main__``."""
         (first,) = world.run(["build", 1], environ={"PYTHONHASHSEED": "1"})
         elsewhere = world.root / "elsewhere"
         elsewhere.mkdir()
-        (script,) = world.run(["build", 1], cwd=elsewhere, environ={"PYTHONHASHSEED": "2"})
-        assert (script["compiles"], script["code"]) == (0, first["code"])
         imports = world.root / "imports.py"
         imports.write_text(
             f"import sys\nsys.path.insert(0, {str(self.program.parent)!r})\n"
@@ -267,7 +265,7 @@ class BackendSuite:
             "          and issubclass(c, Subject)))\n"
         )
         world.program = imports
-        (imported,) = world.run(["build", 1], environ={"PYTHONHASHSEED": "3"})
+        (imported,) = world.run(["build", 1], cwd=elsewhere, environ={"PYTHONHASHSEED": "2"})
         assert (imported["compiles"], imported["code"]) == (0, first["code"])
 
     def test_a_changed_input_is_never_served_old_code(self, world: World) -> None:
