@@ -184,7 +184,7 @@ def test_a_warm_up_ends_when_the_store_has_what_it_compiled(
         "KCOORD_STORE": str(store),
         **interposer.environ,
     }
-    done = sandbox.run(*KCOORD, "warmup", "job", **environment)
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "job", **environment)
     assert "1 compiled" in done.stdout, done.stderr
     assert slow.hits
     assert len(list(Store(store).digests())) == 1

@@ -25,7 +25,7 @@ RANK = PROGRAMS / "generic_rank.py"
 def agent(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
     process = sandbox.start(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or process.poll() is not None)
-    sandbox.run(*KCOORD, "status", "--json")  # it answers once it serves, and minds signals
+    sandbox.run_kcoord(*KCOORD, "status", "--json")  # it answers once it serves, and minds signals
     yield process
     if process.poll() is None:
         process.terminate()
@@ -111,7 +111,7 @@ def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
 
 
 def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
-    ranks = [sandbox.start(RANK, "1", "600", RANK=str(r)) for r in range(3)]
+    ranks = [sandbox.fork_kcoord(RANK, "1", "600", RANK=str(r)) for r in range(3)]
     try:
         eventually(lambda: any(len(f["waiting"]) == 2 for f in as_json(sandbox, "status")["flights"]))
         (flight,) = as_json(sandbox, "status")["flights"]
@@ -300,7 +300,7 @@ def test_brackets_are_text_and_not_markup(sandbox: Sandbox) -> None:
 
 def test_a_path_is_not_cut_where_the_terminal_is_narrow(sandbox: Sandbox) -> None:
     settings = {"KCOORD_LOCAL_DIR": str(sandbox.root / ("l" * 60)), "KCOORD_SOCKET": str(sandbox.root / ("s" * 60))}
-    shown = sandbox.run(*KCOORD, "doctor", COLUMNS="80", **settings).stdout
+    shown = sandbox.run_kcoord(*KCOORD, "doctor", COLUMNS="80", **settings).stdout
     assert "…" not in shown
     assert shown.count("s") > 60
 

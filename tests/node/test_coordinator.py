@@ -254,7 +254,7 @@ def test_sixteen_threads_of_one_rank_compile_a_key_once(coordinator: Coordinator
 
 def run_ranks(sandbox: Sandbox, count: int, kernels: int, **more: str | None) -> list[Any]:
     program = PROGRAMS / "generic_rank.py"
-    ranks = [sandbox.start(program, str(kernels), RANK=str(r), LOCAL_RANK=str(r), **more) for r in range(count)]
+    ranks = [sandbox.fork_kcoord(program, str(kernels), RANK=str(r), LOCAL_RANK=str(r), **more) for r in range(count)]
     done = [finish(p) for p in ranks]
     assert [d.returncode for d in done] == [0] * count, done[0].stderr
     reports = [json.loads(d.stdout) for d in done]

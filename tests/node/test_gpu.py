@@ -37,7 +37,7 @@ def train(sandbox: Sandbox, node: str, *flags: str, ranks: int = 2) -> dict[str,
     }
     done = sandbox.run(*command, EXAMPLE, "--steps", "3", timeout=300, **settings)
     assert done.returncode == 0, done.stderr
-    stats = sandbox.run(*KCOORD, "stats", "--json", "--job", node, **settings)
+    stats = sandbox.run_kcoord(*KCOORD, "stats", "--json", "--job", node, **settings)
     found: dict[str, Any] = json.loads(stats.stdout)
     return found
 

@@ -165,7 +165,7 @@ def test_a_setting_that_does_not_exist_is_named_once_by_the_launcher(sandbox: Sa
 
 
 def test_a_setting_that_does_not_exist_is_named_by_the_first_rank_where_there_is_no_launcher(sandbox: Sandbox) -> None:
-    second, first = (sandbox.run(RANK, "1", KCOORD_MAX_WIAT="7", RANK=rank) for rank in "10")
+    second, first = (sandbox.run_kcoord(RANK, "1", KCOORD_MAX_WIAT="7", RANK=rank) for rank in "10")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stderr.count("KCOORD_MAX_WIAT") == first.stderr.count(_MISSPELLED) == 1, first.stderr
     assert "KCOORD_MAX_WIAT" not in second.stderr

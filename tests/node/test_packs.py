@@ -99,9 +99,9 @@ def test_a_cold_jobs_own_compiles_are_packed_and_its_ranks_count_what_came_from_
         here = {**settings, "KCOORD_LOCAL_DIR": str(sandbox.root / node)}
         agent = sandbox.start(*KCOORD, "agent", **here)
         eventually(lambda: list((sandbox.root / node).glob("*.sock")))
-        done = finish(sandbox.start(PROGRAMS / "generic_rank.py", "10", "0", **here))
+        done = finish(sandbox.fork_kcoord(PROGRAMS / "generic_rank.py", "10", "0", **here))
         assert done.returncode == 0, done.stderr
-        stats = sandbox.run(*KCOORD, "stats", "--json", **here)
+        stats = sandbox.run_kcoord(*KCOORD, "stats", "--json", **here)
         agent.terminate()
         assert finish(agent).returncode == 0
         found: dict[str, float] = json.loads(done.stdout)["counters"]

@@ -37,7 +37,7 @@ from tests.support.command import KCOORD, kcoord
 from tests.support.living import words_of
 from tests.support.pools import pool_status, start_agent, started, status
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
-from tests.support.triton_ranks import RANK, homes, hooked, report
+from tests.support.triton_ranks import RANK, fork_rank, homes, hooked, report
 
 pytest.importorskip("triton")
 
@@ -46,8 +46,8 @@ pytest.importorskip("triton")
 def recorded() -> Iterator[tuple[list[Recipe], Manifest]]:
     """A profile of six kernels, and the manifest of the first one that a rank asks for."""
     with sandboxed() as box:
-        report(box.start(RANK, "--kernels", "6", **hooked(box, 0, KCOORD_PROFILE="six")))
-        report(box.start(RANK, "--kernels", "1", **hooked(box, 0, "one")))
+        report(fork_rank(box, "--kernels", "6", **hooked(box, 0, KCOORD_PROFILE="six")))
+        report(fork_rank(box, "--kernels", "1", **hooked(box, 0, "one")))
         settings = Settings.from_environ({"KCOORD_LOCAL_DIR": str(box.local)})
         eventually(lambda: list((settings.local_dir / "profiles" / "six").glob("*.recipes")))
         eventually(lambda: len(load_profile(settings, "six")) == 6)
@@ -96,7 +96,7 @@ def test_while_ranks_wait_one_pool_compiles_upcoming_keys_beside_them(
     give(sandbox, recipes)
     with held(sandbox, first):
         six = ["--kernels", "6"]
-        ranks = [sandbox.start(RANK, *six, **hooked(sandbox, n, KCOORD_PROFILE="six")) for n in range(2)]
+        ranks = [fork_rank(sandbox, *six, **hooked(sandbox, n, KCOORD_PROFILE="six")) for n in range(2)]
         eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
         eventually(lambda: waiting(sandbox) == 2, 60)
         eventually(lambda: pool_status(sandbox)["compiled"] == 5)
@@ -119,7 +119,7 @@ def test_on_another_gpu_the_profile_is_compiled_for_that_one(
     recipes, first = recorded
     give(sandbox, [replace(recipe, target="cuda:80") for recipe in recipes])
     with held(sandbox, first):
-        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        rank = fork_rank(sandbox, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: status(sandbox)["pools"], 60)
         eventually(lambda: pool_status(sandbox)["compiled"] == 11, 60, "five for its GPU, and six for the other")
     said = report(rank)
@@ -130,7 +130,7 @@ def test_a_pool_ends_with_a_rank_that_is_killed(sandbox: Sandbox, recorded: tupl
     recipes, first = recorded
     give(sandbox, recipes)
     with held(sandbox, first):
-        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        rank = fork_rank(sandbox, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: len(pool(sandbox)) > 1, 60)
         rank.send_signal(signal.SIGKILL)
         rank.communicate()
@@ -141,7 +141,7 @@ def test_a_pool_ends_with_its_agent(sandbox: Sandbox, recorded: tuple[list[Recip
     recipes, first = recorded
     give(sandbox, recipes)
     with held(sandbox, first) as client:
-        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        rank = fork_rank(sandbox, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: len(pool(sandbox)) > 1, 60)
         assert client.stop()
         assert len(report(rank)["compiled"]) <= 6
@@ -154,7 +154,7 @@ def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
     recipes, first = recorded
     give(sandbox, recipes)
     with held(sandbox, first, rests=0.0) as client:
-        rank = sandbox.start(RANK, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
+        rank = fork_rank(sandbox, "--kernels", "6", **hooked(sandbox, 0, KCOORD_PROFILE="six"))
         eventually(lambda: len(kernels(sandbox)) == 5, 60)
         eventually(lambda: not pool(sandbox) and not pool_status(sandbox)["running"], 60)
         assert rank.poll() is None
@@ -175,7 +175,7 @@ def test_there_is_no_pool_where_none_is_wanted(
     recipes, first = recorded
     give(sandbox, recipes)
     with held(sandbox, first):
-        rank = sandbox.start(RANK, "--kernels", "1", **hooked(sandbox, 0, **settings))
+        rank = fork_rank(sandbox, "--kernels", "1", **hooked(sandbox, 0, **settings))
         eventually(lambda: waiting(sandbox) == 1, 60)
         assert not pool(sandbox)
     assert len(report(rank)["compiled"]) == 1
@@ -534,7 +534,7 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     assert "6 compiled ahead (6 of them used)" in said["stderr"]
 
     def is_reported() -> bool:
-        done = sandbox.run(*KCOORD, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr")
+        done = sandbox.run_kcoord(*KCOORD, "report", "--json", "-o", str(sandbox.root / "page.html"), "tr")
         found = json.loads(done.stdout) if done.returncode == 0 else {}
         return [found.get(name) for name in ("ranks", "compiles", "ahead", "ahead_used")] == [1, 6, 6, 6]
 
@@ -575,13 +575,13 @@ def test_a_job_that_nobody_gave_a_profile_finds_what_it_compiled_before(
     sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest]
 ) -> None:
     rank = ["--kernels", "6"]
-    report(sandbox.start(RANK, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None, KCOORD_IDLE_TIMEOUT="0.1")))
+    report(fork_rank(sandbox, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None, KCOORD_IDLE_TIMEOUT="0.1")))
     (profile,) = eventually_one(sandbox.local / "profiles")
     assert profile.name.startswith("auto-rank.1.")
     shutil.rmtree(sandbox.local / "triton")
     eventually(lambda: not sandbox.processes(), what="its agent ended")
     with held(sandbox, recorded[1]):
-        again = sandbox.start(RANK, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None))
+        again = fork_rank(sandbox, *rank, **hooked(sandbox, 0, KCOORD_PROFILE=None))
         eventually(lambda: len(kernels(sandbox)) == 5, 60, "all but the one that is waited for")
     assert len(report(again)["compiled"]) == 1
 
@@ -589,7 +589,7 @@ def test_a_job_that_nobody_gave_a_profile_finds_what_it_compiled_before(
 def test_a_warm_rank_writes_no_profile_that_nobody_named(sandbox: Sandbox) -> None:
     def profiles(name: str | None) -> list[str]:
         report(
-            sandbox.start(RANK, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE=name, KCOORD_IDLE_TIMEOUT="0.1"))
+            fork_rank(sandbox, "--kernels", "2", **hooked(sandbox, 0, KCOORD_PROFILE=name, KCOORD_IDLE_TIMEOUT="0.1"))
         )
         eventually(lambda: not sandbox.processes(), what="its agent has written what it had, and ended")
         directory = sandbox.local / "profiles"

@@ -215,7 +215,7 @@ print("BETWEEN", "KCOORD_REDIS_URL_FILE" in os.environ)
             assert json.loads(status)["coordinates"] == "Redis", status
             assert had.strip() == str(not launcher)
             assert "tr0ub4dor" not in done.stdout + done.stderr
-        doctor = sandbox.run(*KCOORD, "doctor", "--json", **given)
+        doctor = sandbox.run_kcoord(*KCOORD, "doctor", "--json", **given)
         assert finding(doctor.stdout, "Redis")[0] == "ok"
 
 

@@ -57,10 +57,10 @@ def test_a_store_that_was_made_on_purpose_is_used(sandbox: Sandbox) -> None:
 def test_a_store_that_is_made_while_the_job_runs_is_used_from_then_on(sandbox: Sandbox) -> None:
     agent = sandbox.start(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")))
-    assert sandbox.run(RANK, "1").returncode == 0
+    assert sandbox.run_kcoord(RANK, "1").returncode == 0
     kcoord(sandbox, "store", "init")
     eventually(lambda: "published there again" in str(as_json(sandbox, "status")["notices"]), 40)
-    assert sandbox.run(RANK, "2").returncode == 0
+    assert sandbox.run_kcoord(RANK, "2").returncode == 0
     eventually(lambda: Store(store_of(sandbox)).manifests())
     kcoord(sandbox, "agent", "--stop")
     finish(agent)

@@ -70,7 +70,7 @@ def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more:
 def launched(box: Sandbox, count: int, *models: str) -> list[Outcome]:
     """The same, as a user does."""
     launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, json.dumps({"models": models, "marks": True}))
-    return outcomes(box.run(*launch, timeout=LONG, **environment(box, "ranks")))
+    return outcomes(box.run_forked(*launch, timeout=LONG, **environment(box, "ranks")))
 
 
 def world(box: Sandbox, count: int, *program: str | Path, caches: str, **more: str) -> list[Outcome]:
@@ -136,7 +136,7 @@ def test_ranks_that_torchrun_starts_again_load_what_was_published_before(
     arguments = json.dumps({"models": ["ddp"], "marks": True, "dies": True})
     launch = (*LAUNCH, "--nproc-per-node=2", "--max-restarts=1", COMPILED, arguments)
     fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else gloo meets the addresses of dead ranks, in stock too
-    found = outcomes(sandbox.run(*launch, timeout=LONG, **fresh, **environment(sandbox, "ranks")))
+    found = outcomes(sandbox.run_forked(*launch, timeout=LONG, **fresh, **environment(sandbox, "ranks")))
     assert {str(result(each)) for each in found} == {str(result(true["ddp"]))}
     assert len(found) == 2
     assert 0 < work(found, "ddp")["traces"] < true["ddp"]["traces"]
@@ -152,8 +152,8 @@ def test_a_bundle_carries_units_to_another_cluster(sandbox: Sandbox, true: dict[
 
     bundle = str(sandbox.root / "bundle")
     ranks(sandbox, 1, "plain", caches="here", KCOORD_PROFILE="p", **cluster("here"))
-    assert sandbox.run(*KCOORD, "export", "p", bundle, **cluster("here")).returncode == 0
-    assert sandbox.run(*KCOORD, "import", bundle, **cluster("there")).returncode == 0
+    assert sandbox.run_kcoord(*KCOORD, "export", "p", bundle, **cluster("here")).returncode == 0
+    assert sandbox.run_kcoord(*KCOORD, "import", bundle, **cluster("there")).returncode == 0
     (found,) = ranks(sandbox, 1, "plain", caches="there", **cluster("there"))
     assert work([found], "plain") == dict.fromkeys(WORK, 0)
     assert result(found) == result(true["plain"])

@@ -26,14 +26,14 @@ def witnesses(output: str) -> list[dict[str, Any]]:
 
 
 def test_help_is_torchruns_and_names_kcoords_flags(sandbox: Sandbox) -> None:
-    done = sandbox.run(*LAUNCH, "--help")
+    done = sandbox.run_forked(*LAUNCH, "--help")
     assert done.returncode == 0
     for flag in ("--nproc-per-node", "--rdzv-backend", "--max-restarts", "--kcoord-store", "--kcoord-redis-url"):
         assert flag in done.stdout.replace("_", "-")
 
 
 def test_a_typo_is_one_line_with_the_nearest_flag(sandbox: Sandbox) -> None:
-    done = sandbox.run(*LAUNCH, "--kcoord-stroe", "/tmp", "train.py")
+    done = sandbox.run_forked(*LAUNCH, "--kcoord-stroe", "/tmp", "train.py")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "did you mean --kcoord-store?" in done.stderr
@@ -114,7 +114,7 @@ def test_the_agent_starts_while_torch_is_imported(sandbox: Sandbox) -> None:
 
 @pytest.mark.smoke
 def test_ranks_compile_each_kernel_once_and_two_lines_sum_it_up(sandbox: Sandbox) -> None:
-    done = sandbox.run(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
+    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
     assert done.returncode == 0, done.stderr
     assert sum(len(w["compiled"]) for w in witnesses(done.stdout)) == 5
     line, cold = re.findall(r"^kcoord: .*$", done.stderr, re.MULTILINE)

@@ -464,12 +464,12 @@ def test_a_launched_rank_cannot_read_the_key_in_its_environment(sandbox: Sandbox
     script.write_text(_LOOK.replace("SECRET", repr(A)))
     keys = key_file(sandbox.root / "keys", OURS)
     if launcher == "exec":
-        command = [*KCOORD, "exec", "--", "python3", str(script)]
+        run, command = sandbox.run_kcoord, [*KCOORD, "exec", "--", "python3", str(script)]
     else:
         pytest.importorskip("torch")
-        command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", str(script)]
+        run, command = sandbox.run_forked, ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", str(script)]
     for given in ({"KCOORD_SIGNING_KEY": OURS}, {"KCOORD_SIGNING_KEY_FILE": str(keys)}):
-        done = sandbox.run(*command, KCOORD_STORE=str(sandbox.root / "store"), **given)
+        done = run(*command, KCOORD_STORE=str(sandbox.root / "store"), **given)
         assert done.returncode == 0, done.stderr
         assert "False False require" in done.stdout, done.stdout
 
@@ -509,9 +509,9 @@ def test_ranks_without_a_key_warm_up_a_signed_profile(sandbox: Sandbox) -> None:
         "KCOORD_SIGNING_KEY": OURS,
     }
     command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", "--kcoord-profile", "p", "program.py"]
-    done = sandbox.run(*command, **given)
+    done = sandbox.run_forked(*command, **given)
     assert "3 compiled" in done.stderr, done.stderr
-    done = sandbox.run(*command, "warm", **given, KCOORD_LOCAL_DIR=str(sandbox.local / "fresh"))
+    done = sandbox.run_forked(*command, "warm", **given, KCOORD_LOCAL_DIR=str(sandbox.local / "fresh"))
     assert done.stdout.startswith("0 compiled, 3 loaded"), done.stderr
 
 

@@ -383,7 +383,7 @@ def test_the_command_understands_its_processes_whatever_modules_print(sandbox: S
     text = (PROGRAMS / "kernels.py").read_text()
     prints = "import sys\nsys.stdout.buffer.write(b'\\xff\\n')\nprint('{oops')\nprint('[1]')\nprint('{\"x\": 2}', flush=True)\n"
     (sandbox.root / "kernels.py").write_text(f"{text}\n{prints}")
-    done = sandbox.run(*KCOORD, "warmup", "six", "--json", "--workers", "1", PYTHONPATH=path(sandbox.root))
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "six", "--json", "--workers", "1", PYTHONPATH=path(sandbox.root))
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 
@@ -393,15 +393,15 @@ def test_a_profile_outlives_a_change_of_the_kernels_source(sandbox: Sandbox, pro
     text = (PROGRAMS / "kernels.py").read_text()
     (changed / "kernels.py").write_text(text.replace("* FACTOR, mask", "* FACTOR + 1, mask"))
     give(sandbox, profile, "six")
-    done = sandbox.run(*KCOORD, "warmup", "six", "--json", PYTHONPATH=path(changed))
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "six", "--json", PYTHONPATH=path(changed))
     assert json.loads(done.stdout)["compiled"] == 6, done.stderr
 
 
 def test_the_command_needs_a_profile_and_a_target_that_exist(sandbox: Sandbox) -> None:
-    done = sandbox.run(*KCOORD, "warmup", "none")
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "none")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "no profile 'none'" in done.stderr
-    done = sandbox.run(*KCOORD, "warmup", "none", "--target", "sm_90")
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "none", "--target", "sm_90")
     assert done.returncode == 2
     assert "cuda:90" in done.stderr
 
@@ -423,7 +423,7 @@ def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sand
 
 def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandbox: Sandbox) -> None:
     give(sandbox, record(sandbox, count=2))
-    done = sandbox.run(*KCOORD, "warmup", "job", "--workers", "1")
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "job", "--workers", "1")
     assert done.returncode == 1
     first, last = warned(done)
     assert first == "skipped profiled.make: ModuleNotFoundError: No module named 'profiled'"
@@ -432,7 +432,7 @@ def test_the_command_fails_if_nothing_can_be_compiled_where_it_was_started(sandb
 
 def test_the_command_leaves_no_agent_behind(sandbox: Sandbox) -> None:
     give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
-    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS))
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS))
     assert "1 compiled" in done.stdout, done.stderr
     assert warned(done) == []
     assert not sandbox.processes()
@@ -451,7 +451,7 @@ def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox
 def test_the_command_passes_on_what_its_processes_warn_of_once(sandbox: Sandbox) -> None:
     give(sandbox, [*record(sandbox, count=2), Recipe("tomorrow", "m", "f", {}, "", 5.0, 5)])
     for more in ([], ["--json"]):
-        done = sandbox.run(*KCOORD, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
+        done = sandbox.run_kcoord(*KCOORD, "warmup", "job", "--workers", "2", *more, PYTHONPATH=path(PROGRAMS))
         assert done.returncode == 0
         assert warned(done) == ["kcoord: m.f: this kcoord has no backend 'tomorrow'; its recipes are skipped"]
 
@@ -460,10 +460,10 @@ def test_the_command_refuses_a_store_that_can_never_be_used_and_does_nothing_whe
     sandbox: Sandbox,
 ) -> None:
     give(sandbox, record(sandbox, count=1))
-    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_STORE="/proc/nowhere")
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_STORE="/proc/nowhere")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "KCOORD_STORE=/proc/nowhere" in done.stderr
-    done = sandbox.run(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_DISABLE="1")
+    done = sandbox.run_kcoord(*KCOORD, "warmup", "job", PYTHONPATH=path(PROGRAMS), KCOORD_DISABLE="1")
     assert (done.returncode, done.stderr) == (0, "kcoord: KCOORD_DISABLE is set: nothing is compiled\n")
 
 

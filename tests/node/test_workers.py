@@ -40,7 +40,7 @@ def test_ranks_that_torchrun_restarts_find_the_kernels_of_the_first_attempt(
         pytest.skip("without a second core there is no pool")
     program = (PROGRAMS / "restarted.py", reports_in(sandbox), *arguments)
     launch = ("-m", "kcoord_launch.torchrun", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1")
-    done = sandbox.run(*launch, *program, KCOORD_PROFILE="restarts" if arguments else "off")
+    done = sandbox.run_forked(*launch, *program, KCOORD_PROFILE="restarts" if arguments else "off")
     assert done.returncode == 0, done.stderr
     first, second = ([json.loads(path.read_text()) for path in reports_in(sandbox).glob(f"{n}.*.json")] for n in (0, 1))
     assert (len(first), len(second)) == (ranks, ranks), done.stderr

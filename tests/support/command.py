@@ -13,7 +13,7 @@ KCOORD = ("-c", "from kcoord.cli import main; main()")
 
 def kcoord(sandbox: Sandbox, *arguments: str, code: int = 0, **more: str | None) -> subprocess.CompletedProcess[str]:
     """Fails unless the command ends with `code`."""
-    done = sandbox.run(*KCOORD, *arguments, COLUMNS="200", **more)
+    done = sandbox.run_kcoord(*KCOORD, *arguments, COLUMNS="200", **more)
     assert done.returncode == code, done.stderr
     return done
 

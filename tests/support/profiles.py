@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import kcoord
 from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.settings import Settings
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 
 PROGRAM = PROGRAMS / "profiled.py"
 
@@ -19,11 +18,11 @@ def recipe(n: int = 0, seconds: float = 1.0, order: int = 0, call: Any = None) -
     return Recipe("python", "train.kernels", "build", (n,) if call is None else call, "cuda:90", seconds, order)
 
 
-def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
-    return sandbox.start(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **more)
+def rank(sandbox: Sandbox, n: int, world: int, *arguments: str, **more: str | None) -> Started:
+    return sandbox.fork_kcoord(PROGRAM, *arguments, RANK=str(n), LOCAL_RANK=str(n), WORLD_SIZE=str(world), **more)
 
 
-def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+def said(process: Started) -> dict[str, Any]:
     done = finish(process)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -16,6 +16,7 @@ import pytest
 from kcoord.testing.forkserver import Forked, fork_server
 from tests.support import living, toolchain
 from tests.support.environment import clean_environ
+from tests.support.processes import WITH_KCOORD
 from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -36,7 +37,6 @@ class Sandbox:
             "PYTHONUNBUFFERED": "1",
         }
         (root / "tmp").mkdir()
-        self._forked: list[Forked] = []
         toolchain.share(self.local)
 
     @property
@@ -72,9 +72,16 @@ class Sandbox:
         server = fork_server((preload,))
         if not server.serves(self.env(**more)):
             return self.start(*arguments, **more)
-        process = server.start([*map(str, arguments)], self.env(**more), self.root)
-        self._forked.append(process)
-        return process
+        return server.start([*map(str, arguments)], self.env(**more), self.root)
+
+    def fork_kcoord(self, *arguments: str | Path, **more: str | None) -> Started:
+        """As `fork`, for a program of kcoord alone."""
+        return self.fork(*arguments, preload=WITH_KCOORD, **more)
+
+    def run_kcoord(
+        self, *arguments: str | Path, timeout: float = 120, **more: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        return finish(self.fork_kcoord(*arguments, **more), timeout)
 
     def run_forked(
         self, *arguments: str | Path, timeout: float = 120, **more: str | None
@@ -83,8 +90,7 @@ class Sandbox:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs with this sandbox's settings."""
-        forked = [psutil.Process(process.pid) for process in self._forked if process.poll() is None]
-        return living.those_within(self.root) + forked
+        return living.those_within(self.root)
 
 
 def finish(process: Started, timeout: float = 120) -> subprocess.CompletedProcess[str]:

@@ -29,6 +29,10 @@ def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None
     }
 
 
+def fork_rank(sandbox: Sandbox, *arguments: str | Path, **more: str | None) -> Started:
+    return sandbox.fork(RANK, *arguments, preload=WITH_TRITON, **more)
+
+
 def report(process: Started) -> dict[str, Any]:
     done = finish(process)
     assert done.returncode == 0, done.stderr
@@ -39,10 +43,7 @@ def report(process: Started) -> dict[str, Any]:
 def run_ranks(sandbox: Sandbox, count: int, *arguments: str, **more: str | None) -> list[dict[str, Any]]:
     """Ranks that begin to compile in the same moment."""
     gate = sandbox.root / f"gate{next(_gates)}"
-    start = [
-        sandbox.fork(RANK, *arguments, "--gate", gate, preload=WITH_TRITON, **hooked(sandbox, r, **more))
-        for r in range(count)
-    ]
+    start = [fork_rank(sandbox, *arguments, "--gate", gate, **hooked(sandbox, r, **more)) for r in range(count)]
     eventually(lambda: len(list(sandbox.root.glob(f"{gate.name}.*"))) == count or any(p.poll() for p in start), 60)
     gate.touch()
     return [report(p) for p in start]

@@ -48,7 +48,7 @@ kcoord.connect().get_or_compile(key, compile, scope=kcoord.Scope.TARGET)
 
 
 def rank(sandbox: Sandbox, number: int, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
-    return sandbox.start(RANK, *arguments, RANK=str(number), KCOORD_JOB="job", **more)
+    return sandbox.fork_kcoord(RANK, *arguments, RANK=str(number), KCOORD_JOB="job", **more)
 
 
 class Gate:
@@ -56,7 +56,7 @@ class Gate:
 
     def __init__(self, sandbox: Sandbox, **more: str) -> None:
         self._path, self._environ = sandbox.root / "gate", {"KCOORD_LOCAL_DIR": str(sandbox.local), **more}
-        self.leader = sandbox.start("-c", GATED, GATE=str(self._path), RANK="0", KCOORD_JOB="job", **more)
+        self.leader = sandbox.fork_kcoord("-c", GATED, GATE=str(self._path), RANK="0", KCOORD_JOB="job", **more)
         eventually(self._path.with_suffix(".begun").exists)
 
     def open(self, waiters: int, **node: str) -> None:

@@ -150,7 +150,7 @@ def _record(sandbox: Sandbox) -> Path:
     here = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_LOCAL_DIR": str(sandbox.root / "first")}
     agent = sandbox.start(*KCOORD, "agent", **here)
     eventually(lambda: list((sandbox.root / "first").glob("*.sock")))
-    ranks = [sandbox.start(PROGRAMS / "generic_rank.py", "5", "0", RANK=str(n), **here) for n in range(2)]
+    ranks = [sandbox.fork_kcoord(PROGRAMS / "generic_rank.py", "5", "0", RANK=str(n), **here) for n in range(2)]
     for rank in ranks:
         done = finish(rank)
         assert done.returncode == 0, done.stderr
@@ -175,7 +175,7 @@ def fetch(sandbox: Sandbox, *arguments: str, **more: str | None) -> subprocess.C
 
 def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, recorded: Path) -> None:
     assert "5 artifacts" in fetch(sandbox).stderr
-    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])["counters"]
     assert (report["local_hits"], report["compiles"]) == (5, 0), "without an agent, and without the store"
@@ -186,7 +186,7 @@ def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox:
     assert len(write_pack(Store(recorded), "job", [need.digest for need in needs])) == 5
     shutil.rmtree(recorded / "v1" / "objects")
     assert "5 artifacts" in fetch(sandbox).stderr
-    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
 
 
@@ -225,7 +225,7 @@ def test_a_need_that_names_another_keys_place_harms_nobody(sandbox: Sandbox, rec
     one, other, *_ = load_requested(requested_directory(recorded, "job"))
     save_requested(requested_directory(recorded, "job"), [RequestedArtifact(one.digest, other.place)])
     fetch(sandbox)
-    done = sandbox.run(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
+    done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
 
 

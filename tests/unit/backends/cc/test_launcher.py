@@ -169,5 +169,5 @@ def test_without_kcoord_the_compiler_runs(sandbox: Sandbox, source: Path) -> Non
 
 def test_statistics_name_it(sandbox: Sandbox, source: Path) -> None:
     cc(sandbox, "g++", "-c", source.name)
-    listed = json.loads(sandbox.run(*KCOORD, "ls", "--json").stdout)
+    listed = json.loads(sandbox.run_kcoord(*KCOORD, "ls", "--json").stdout)
     assert json.dumps(listed).count('"cc"') == 1

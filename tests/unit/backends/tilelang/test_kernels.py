@@ -54,7 +54,7 @@ def test_a_kernel_of_a_profile_is_compiled_before_the_job(sandbox: Sandbox) -> N
     eventually(lambda: any(path.is_file() for path in recorded.rglob("*")), timeout=60, what="the profile is stored")
     shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
     store["KCOORD_LOCAL_DIR"] = str(sandbox.root / "new")
-    warmed = sandbox.run(*KCOORD, "warmup", "job", **environment(sandbox, "cache", **store))
+    warmed = sandbox.run_kcoord(*KCOORD, "warmup", "job", **environment(sandbox, "cache", **store))
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
     assert run(sandbox, "compile", **store)["compiles"] == 0
 

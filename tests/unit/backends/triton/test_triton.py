@@ -12,7 +12,7 @@ import pytest
 
 from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
 from tests.support.sandbox import Sandbox, finish
-from tests.support.triton_ranks import RANK, homes, hooked, report, run_ranks, totals
+from tests.support.triton_ranks import RANK, fork_rank, homes, hooked, report, run_ranks, totals
 
 pytest.importorskip("triton")
 
@@ -30,7 +30,7 @@ def test_two_nodes_with_one_redis_and_one_store_still_compile_each_kernel_once(s
     with RedisServer() as server:
         shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(sandbox.root / "store")}
         ranks = [
-            sandbox.start(RANK, "--kernels", "20", **hooked(sandbox, r, local=f"node{r // 4}", **shared))
+            fork_rank(sandbox, "--kernels", "20", **hooked(sandbox, r, local=f"node{r // 4}", **shared))
             for r in range(8)
         ]
         reports = [report(p) for p in ranks]
@@ -68,10 +68,10 @@ def test_a_compile_imported_before_the_wrap_releases_its_waiters_too(sandbox: Sa
 def test_a_killed_compiler_is_replaced_by_a_waiting_rank(sandbox: Sandbox) -> None:
     begun = sandbox.root / "begun"
     arguments = ("--kernels", "1", "--slow", "2.0")
-    first = sandbox.start(RANK, *arguments, "--compiling", str(begun), **hooked(sandbox, 0))
+    first = fork_rank(sandbox, *arguments, "--compiling", str(begun), **hooked(sandbox, 0))
     while not begun.exists():
         assert first.poll() is None
-    others = [sandbox.start(RANK, *arguments, **hooked(sandbox, r)) for r in (1, 2)]
+    others = [fork_rank(sandbox, *arguments, **hooked(sandbox, r)) for r in (1, 2)]
     first.kill()
     first.communicate()
     assert totals([report(p) for p in others]) == (1, 1)
@@ -87,8 +87,8 @@ def test_a_process_without_kcoord_in_the_same_directory_neither_hits_nor_disturb
 
 
 def test_kcoord_that_is_off_leaves_tritons_keys_as_they_are(sandbox: Sandbox) -> None:
-    report(sandbox.start(RANK, **hooked(sandbox, 0, TRITON_CACHE_MANAGER=None)))
-    off = report(sandbox.start(RANK, **hooked(sandbox, 0, KCOORD_DISABLE="1")))
+    report(fork_rank(sandbox, **hooked(sandbox, 0, TRITON_CACHE_MANAGER=None)))
+    off = report(fork_rank(sandbox, **hooked(sandbox, 0, KCOORD_DISABLE="1")))
     assert totals([off]) == (0, 4)
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_in_mid_compile_leaves_the_kernel_with_its_process(sandbox: 
         pytest.skip("needs the right to mount a tmpfs")
     try:
         environment = hooked(sandbox, 0, TRITON_CACHE_DIR=str(mount / "triton"))
-        done = report(sandbox.start(RANK, "--kernels", "2", **environment))
+        done = report(fork_rank(sandbox, "--kernels", "2", **environment))
         assert totals([done]) == (2, 0)
         assert "full" in done["stderr"]
     finally:
@@ -204,7 +204,7 @@ def test_a_miss_is_explained_by_the_variable_that_made_it(sandbox: Sandbox) -> N
     kcoord = ("-c", "from kcoord.cli import main; main()")
     newest = max(homes(sandbox), key=lambda home: (home / MANIFEST_NAME).stat().st_mtime_ns)
     digest = Manifest.decode((newest / MANIFEST_NAME).read_bytes()).key.digest
-    told = sandbox.run(*kcoord, "explain", digest[:16])
+    told = sandbox.run_kcoord(*kcoord, "explain", digest[:16])
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].strip() == "env TRITON_DISABLE_LINE_INFO: unset → 1"
 
