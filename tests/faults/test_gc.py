@@ -28,7 +28,7 @@ from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
 
 _ROOT = Path(__file__).parents[2]
-_FOR = 8.0  # seconds
+_FOR = 5.0  # seconds
 _KEYS = 40
 _PINNED = 5
 
@@ -263,7 +263,7 @@ def test_ranks_load_what_they_use_while_their_node_is_collected(tmp_path: Path) 
     busy = [make_home(tmp_path / "local", f"busy{n}", 0.0) for n in range(5)]
     idle = [make_home(tmp_path / "local", f"idle{n}", 9 * DAY) for n in range(5)]
     loader = subprocess.Popen(
-        [sys.executable, "-c", _LOADER, "3", *map(str, busy)],
+        [sys.executable, "-c", _LOADER, "2", *map(str, busy)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT,
     )  # fmt: skip
     try:
