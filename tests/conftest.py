@@ -22,6 +22,7 @@ from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
 settings.register_profile("long", max_examples=LONG * USUAL)
+_LONGEST = [ROOT / "tests" / name for name in ("stale", "cluster/proof", "chaos")]
 _WORKERS_PER_CORE = 1.5  # a third of a test's time is waiting; with more, agents of short time-outs starve
 
 
@@ -59,8 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shared = [name for name in getattr(item, "fixturenames", ()) if _of_a_module(item, name)]
         if shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    stale = ROOT / "tests" / "stale"
-    items.sort(key=lambda item: not item.path.is_relative_to(stale))  # the longest groups begin first
+    items.sort(key=lambda item: not any(map(item.path.is_relative_to, _LONGEST)))  # they begin first
 
 
 def _of_a_module(item: pytest.Item, name: str) -> bool:
