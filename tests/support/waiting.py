@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
 SOON = 20.0  # seconds: the bound of every wait for something that is to happen at once
 _FIRST_LOOK, _LAST_LOOK = (
@@ -26,7 +25,16 @@ def eventually(condition: Callable[[], object], timeout: float = SOON, what: str
     return time.monotonic() - start
 
 
-def pause(process: subprocess.Popen[Any]) -> None:
-    """SIGSTOP, and wait until it has stopped: until then a child may answer one more request."""
+class Process(Protocol):
+    """A child, or a process that was forked for the test."""
+
+    pid: int
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+def pause(process: Process) -> None:
+    """SIGSTOP, and wait until it has stopped: until then it may answer one more request."""
     process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    state = Path(f"/proc/{process.pid}/stat")
+    eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="it has stopped")

@@ -307,7 +307,7 @@ def test_an_artifact_of_another_key_in_its_place_is_refused() -> None:
 
 def test_a_payload_that_unpacks_to_a_thousand_times_its_size_is_refused_unread() -> None:
     entries = manifest_of({"zeros": b""}, KEYS[0])
-    huge = replace(entries, files=(replace(entries.files[0], size=8 << 30),))
+    huge = replace(entries, files=(entries.files[0]._replace(size=8 << 30),))
     payload = zstandard.ZstdCompressor().compress(bytes(64 << 20))
     encoded = with_payload(huge, payload).encode()
     why = refused(made(index_of(entry(KEYS[0].digest, encoded, payload)), encoded + payload))
