@@ -21,6 +21,7 @@ _OF_CLASSES = frozenset(
             "__qualname__",
             "__firstlineno__",
             "__static_attributes__",
+            "__slotnames__",  # since one was copied or pickled
         ),
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import itertools
@@ -569,6 +570,16 @@ class Slotted:
     __slots__ = ("tile",)
 slotted = Slotted()
 """
+
+
+def test_a_class_counts_the_same_after_one_of_its_objects_was_copied() -> None:
+    class Shape:
+        tile = 1
+
+    before = names_in_class(Shape)
+    copy.copy(Shape())
+    assert "__slotnames__" in vars(Shape)
+    assert names_in_class(Shape) == before == ["tile"]
 
 
 def test_a_value_counts_by_its_attributes_at_any_depth_and_by_its_class(workshop: Workshop) -> None:
