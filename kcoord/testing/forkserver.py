@@ -124,6 +124,10 @@ class Forked:
         pid, _, self._lines = self._lines.partition(b"\n")
         self.pid = int(pid)
 
+    def __del__(self) -> None:
+        for output in self._outputs:  # of one whose words nobody wanted
+            output.close()
+
     def poll(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
