@@ -30,6 +30,7 @@ class LocalLooks:
         self._wanted: list[_Look] = []
         self._due = False  # `_begin` is
         self._turns: set[asyncio.Task[None]] = set()
+        self._overdue = 0  # turns whose thread has not come back in time
         self._closed = False
 
     def look(self, digest: str, home: str, found: Callable[[bool], None]) -> None:
@@ -51,6 +52,9 @@ class LocalLooks:
             turn = asyncio.create_task(self._turn(wanted))
             self._turns.add(turn)
             turn.add_done_callback(self._ended)
+        if self._overdue >= _ABREAST:  # no thread will look: a disk hangs
+            wanted, self._wanted = self._wanted, []
+            self._answer(wanted, [])
 
     def _ended(self, turn: asyncio.Task[None]) -> None:
         self._turns.discard(turn)
@@ -66,7 +70,13 @@ class LocalLooks:
             await asyncio.wait({looking}, timeout=_PATIENCE)
         finally:
             self._answer(wanted, here[:])  # also if this user may have no more threads
-        await asyncio.wait({looking})
+        if not looking.done():
+            self._overdue += 1
+            self._begin()
+            try:
+                await asyncio.wait({looking})
+            finally:
+                self._overdue -= 1
         tell_if_failed(looking, "artifacts are not looked for on this node", self._notices.tell)
 
     def _answer(self, wanted: list[_Look], here: list[bool]) -> None:

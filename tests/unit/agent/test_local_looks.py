@@ -167,6 +167,29 @@ def test_beside_a_look_that_hangs_the_claims_of_its_turn_go_on_to_the_lease_afte
         asyncio.run(scenario())
 
 
+def test_while_all_looks_hang_claims_go_on_to_the_lease_after_seconds_at_most(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_looks, "_PATIENCE", 0.1)
+    hung, wanted = (key_of("h").digest, str(tmp_path / "hangs")), (key_of("k").digest, published(tmp_path, "k"))
+
+    async def scenario() -> None:
+        looks = LocalLooks(threads, None, Notices(), vouched=False)
+        before = [asyncio.ensure_future(found(looks, [hung] * 64)) for _ in range(local_looks._ABREAST)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await found(looks, [wanted]) == [False], "no thread is left"
+        assert await asyncio.gather(*before) == [[False] * 64] * local_looks._ABREAST
+        assert await found(looks, [wanted]) == [False]
+        hanging.goes_on.set()
+        while looks._turns:
+            await asyncio.sleep(0.005)
+        assert await found(looks, [wanted]) == [True]
+
+    with Threads(4) as threads:
+        asyncio.run(scenario())
+
+
 def test_a_user_who_may_have_no_more_threads_has_claims_that_go_on_to_the_lease(tmp_path: Path) -> None:
     class Refused(Threads):
         refuses = 4
