@@ -322,6 +322,8 @@ class Agent:
         self._pools.gone(connection.id)
         self.launchers.gone(connection.id)
         self._claims.gone(connection)
+        if not self._connections:
+            self._chores.quiet()
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         ahead = self._pools.compiling(connection)

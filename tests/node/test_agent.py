@@ -24,10 +24,11 @@ from kcoord.artifacts.store import Store
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
+from kcoord.profiles.parts import PARTS
 from kcoord.protocol import endpoint
 from kcoord.rank.client import BUSY, AgentClient, Alone, Answer, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
-from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, stage, until, watching
+from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, recipe_of, stage, until, watching
 from tests.support.cluster import start_agent
 from tests.support.ports import reserve_port
 from tests.support.waiting import pause
@@ -527,6 +528,19 @@ client.publish(None, key_of("k"), local.new_staging(home_of("k")), home_of("k"),
 client.status()
 say("notices", lines=notices.since(0)[0])
 """
+
+
+def test_what_ranks_recorded_is_on_disk_as_soon_as_the_last_one_has_left() -> None:
+    with Node(agent_timeout="3000") as node:
+        node.start(prelude="import kcoord.agent.server as server; server.HEARTBEAT = 1000.0\n")  # no pulse, no chore
+        first, last = AgentClient(node.settings, Notices()), AgentClient(node.settings, Notices())
+        for client in (first, last):
+            assert client.record("job", [recipe_of("a").to_wire()])
+        profile = node.directory / "profiles" / "job"
+        first.close()
+        assert not profile.exists()
+        last.close()
+        until(lambda: PARTS.paths(profile))
 
 
 def test_a_notice_reaches_the_ranks_that_are_first_on_their_node() -> None:

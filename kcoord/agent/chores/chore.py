@@ -87,6 +87,7 @@ class Chore:
         self._run: asyncio.Task[None] | None = None
         self._draining = False
         self._due = time.monotonic() + _about(first)
+        self._rested = 0.0  # until then the disk is left alone
 
     @property
     def under_way(self) -> bool:
@@ -95,6 +96,11 @@ class Chore:
     def pulse(self, now: float) -> None:
         """Begin a run if one is wanted and due."""
         if self._wanted() and now >= self._due:
+            self.begin()
+
+    def quiet(self, now: float) -> None:
+        """Begin the run that writes what is left, due or not, but not while the disk is left alone."""
+        if self._last is not None and self._wanted() and now >= self._rested:
             self.begin()
 
     def begin(self) -> None:
@@ -135,7 +141,8 @@ class Chore:
         finally:
             ended = time.monotonic()
             every = _about(self._every if pause is None else pause)
-            self._due = max(begun + every, ended + self._rest * (ended - begun))
+            self._rested = ended + self._rest * (ended - begun)
+            self._due = max(begun + every, self._rested)
 
     async def _finish(self, last: Callable[[], Awaitable[object]]) -> None:
         await self.settled()
@@ -156,6 +163,14 @@ class Chores:
         now = time.monotonic()
         for chore in self._chores:
             chore.pulse(now)
+
+    def quiet(self) -> None:
+        """Write what is left: a user who runs one command after another finds what the first one recorded. Call it as the last
+        client leaves.
+        """
+        now = time.monotonic()
+        for chore in self._chores:
+            chore.quiet(now)
 
     async def drain(self, seconds: float) -> None:
         """End all chores, side by side, within `seconds`; then their lanes begin no other work."""

@@ -97,6 +97,32 @@ def test_after_a_slow_run_it_rests_for_a_multiple_of_the_time() -> None:
     play(scenario)
 
 
+def test_once_the_last_client_has_left_what_is_unsaved_is_written_unless_the_disk_is_left_alone() -> None:
+    async def scenario() -> None:
+        made: list[str] = []
+
+        async def saves() -> None:
+            made.append("saves")
+            await asyncio.sleep(0.05)
+
+        async def sweeps() -> None:
+            made.append("sweeps")
+
+        unsaved: list[str] = []
+        saving = chore(saves, first=100.0, rest=1000, wanted=lambda: bool(unsaved), last=saves)
+        chores = Chores([saving, chore(sweeps, first=100.0)])
+        chores.quiet()
+        assert not saving.under_way
+        unsaved.append("a recipe")
+        chores.quiet()
+        await saving.settled()
+        chores.quiet()
+        assert not saving.under_way
+        assert made == ["saves"]
+
+    play(scenario)
+
+
 def test_an_error_is_told_once_logged_each_time_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async def work() -> None:

@@ -12,8 +12,7 @@ import pytest
 from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
-from kcoord.profiles.parts import profile_names
-from kcoord.settings import Settings
+from kcoord.profiles.parts import PARTS
 from tests.support.command import kcoord
 from tests.support.sandbox import Sandbox, eventually
 
@@ -89,6 +88,7 @@ print(module.number(), len(builds))
 @pytest.mark.parametrize("program", [INLINE, LOADS], ids=["load_inline", "load"])
 def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, source: Path, program: str) -> None:
     store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
+    profile = sandbox.root / "store" / "v1" / "profiles" / "job"
     arguments = (program, MODULE) if program is INLINE else (program, "shared", source)
 
     def train(name: str) -> str:
@@ -101,8 +101,7 @@ def test_an_extension_of_a_profile_is_built_before_the_job(sandbox: Sandbox, sou
         return str(done.stdout.splitlines()[-1])
 
     first = train("first")
-    settings = Settings.from_environ(store)
-    eventually(lambda: profile_names(settings), timeout=60, what="the profile is stored")
+    eventually(lambda: PARTS.paths(profile), timeout=60, what="the profile is stored")
     shutil.rmtree(sandbox.root / "store" / "v1" / "objects")
     warmed = kcoord(sandbox, "warmup", "job", **store)
     assert "1 compiled" in warmed.stdout, warmed.stdout + warmed.stderr
