@@ -124,10 +124,10 @@ class Node:
         """Note when news says that a key is ready, whether or not a rank waits for it."""
         hear = self.service._facts.hear
 
-        def noting(key: str, answer: Any) -> None:
+        def noting(key: str, answer: Any, *, ours: bool = False) -> None:
             if isinstance(answer, Ready):
                 self.told.setdefault(key, time.monotonic())
-            hear(key, answer)
+            hear(key, answer, ours=ours)
 
         self.service._facts.hear = noting  # type: ignore[method-assign]
 

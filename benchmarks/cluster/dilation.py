@@ -19,7 +19,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import hedges, lease_tasks, packs, store_access
+    from kcoord.agent import early_packs, hedges, lease_tasks, packs, store_access
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
@@ -29,6 +29,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (lease_tasks, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
+        (early_packs, ("_HELD_BACK", "_READ_WITHIN", "_SLOW", "_WORTH", "_COUNTS_EVERY")),
     ):
         for name in names:
             setattr(module, name, getattr(module, name) * factor)

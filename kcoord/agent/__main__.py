@@ -201,7 +201,7 @@ def _lease_service(settings: Settings, store: Store | None, notices: Notices) ->
     try:
         redis = RedisLeases(
             url, settings.namespace, tell=notices.tell,
-            ttl=ttl, limit=limit, failure_ttl=failure_ttl,
+            ttl=ttl, limit=limit, failure_ttl=failure_ttl, profile=settings.recorded_as,
         )  # fmt: skip
     except SettingsError as error:
         notices.tell(f"Redis cannot be used: {error}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.agent import actions as act
+from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
@@ -39,8 +40,9 @@ class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
     ``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An
-    artifact's place is looked at each time that it is used: it must be this user's alone.
+    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`, `profile`
+    the one that this agent's jobs record. An artifact's place is looked at each time that it is used: it must be this user's
+    alone.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class LeaseTasks:
         in_store: Callable[[str], None] = lambda digest: None,
         used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
+        profile: str | None = None,
     ) -> None:
         self._flights, self._notices = flights, notices
         self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
         self._tell_in_store = in_store
         self.packs = Packs(self._store, self._at, local_dir if store is not None else None, notices, used)
+        self.early_packs = EarlyPacks(leases, profile, self.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._local_io = ThreadPoolExecutor(4, "local-tier")
@@ -120,6 +124,7 @@ class LeaseTasks:
         `giving_back` seconds.
         """
         self._looks.close()
+        self.early_packs.close()
         for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
         if self._tasks:
@@ -334,8 +339,12 @@ class LeaseTasks:
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
         found = packed = await self._from_pack(key, home, action.manifest)
+        if not found and await self.early_packs.came(key):
+            found = packed = await self._from_pack(key, home, action.manifest)
         if not found:
+            begun = self._now()
             found = await self._from_store(key, home, action.manifest) is not None
+            self.early_packs.fetched(self._now() - begun)
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
 
     async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:

@@ -44,7 +44,7 @@ class Packs:
         self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
     ) -> None:
         self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
-        self._reads: dict[str, asyncio.Task[Pack | None]] = {}  # by profile, as long as the packs serve
+        self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by profile: the end of its pack
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
@@ -85,6 +85,38 @@ class Packs:
         if reading := [read for read in self._reads.values() if not read.done()]:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
+
+    def states(self, digest: str) -> bool:
+        """True if a pack that serves has the artifact of the key `digest`."""
+        return any(pack.announced(digest) for pack in self._packs())
+
+    async def renew(self, profile: str) -> None:
+        """Read the profile's newest pack, unless it serves already. The one that serves does so until then."""
+        before = self._reads.get(profile)
+        if before is None or not before.done():
+            self.begin(profile, asked=True)
+            await asyncio.wait({read for read in [self._reads.get(profile)] if read is not None})
+            return
+        old = _result(before)
+
+        def read(store: Store) -> Pack | None:
+            assert self._local_dir is not None
+            return read_pack(store, profile, self._local_dir, unless=old.place if old is not None else None)
+
+        try:
+            pack = await self._store.use(read)
+        except PackUnused as error:
+            self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
+            return
+        if pack is None:
+            return
+        if self._reads.get(profile) is not before:  # it has served its time meanwhile
+            in_daemon(pack.close)
+            return
+        self._put_off.discard(profile)
+        self._reads[profile] = _done(pack)
+        if old is not None:
+            in_daemon(old.close)
 
     async def bring(self, digest: str, home: Path, announced: str) -> Manifest | None:
         """Bring the artifact of the key `digest` whose manifest has the SHA-256 `announced` to `home`, and return its manifest.
@@ -170,7 +202,13 @@ class Packs:
             read.cancel()
 
 
-def _result(read: asyncio.Task[Pack | None] | None) -> Pack | None:
+def _done(pack: Pack) -> asyncio.Future[Pack | None]:
+    read: asyncio.Future[Pack | None] = asyncio.get_running_loop().create_future()
+    read.set_result(pack)
+    return read
+
+
+def _result(read: asyncio.Future[Pack | None] | None) -> Pack | None:
     """None too as long as it is being read, and after a failure."""
     if read is None or not read.done() or read.cancelled() or read.exception() is not None:
         return None

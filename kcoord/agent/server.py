@@ -120,7 +120,7 @@ class Agent:
             leases, store, self._flights, notices,
             agent_id=self.id, ttl=settings.lease_ttl, now=time.monotonic, report=self._carry_out,
             local_dir=settings.local_dir, learn=self._expectations.learn, in_store=self._late.published,
-            used=lambda pack: self._use_notes.used([pack], os.getpid()),
+            used=lambda pack: self._use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
         )  # fmt: skip
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
@@ -137,8 +137,9 @@ class Agent:
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self._requested = RequestedRecorder(root, settings.local_dir, named, notices)
         packing = PackWriter(
-            store, settings.recorded_as, self._lease_tasks.packs, leases, self.id, settings.lease_ttl, notices
-        )
+            store, settings.recorded_as, self._lease_tasks.packs, self._lease_tasks.early_packs, leases, self.id,
+            settings.lease_ttl, notices,
+        )  # fmt: skip
         self._use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, self.id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
@@ -322,8 +323,9 @@ class Agent:
         self._pools.gone(connection.id)
         self.launchers.gone(connection.id)
         self._claims.gone(connection)
-        if not self._connections:
-            self._chores.quiet()
+        if not self._connections:  # the user's next command finds what the last one recorded
+            for chore in (*self._profiles.chores, *self._requested.chores):
+                chore.hasten()
 
     def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
         ahead = self._pools.compiling(connection)

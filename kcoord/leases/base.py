@@ -57,6 +57,14 @@ class Wait:
     ttl: float
 
 
+@dataclass(frozen=True)
+class Heard:
+    """The latest news of a key. `answer` None: it has changed. `number` grows with each news of any key."""
+
+    answer: Ready | Wait | None
+    number: int
+
+
 class Lease:
     """A lease that `LeaseService.acquire` won. It ends by `ready`, `fail` or `release`, by its TTL, or at its hard limit.
 
@@ -190,6 +198,19 @@ class LeaseService(abc.ABC):
     @abc.abstractmethod
     def watch(self, key: str) -> Watch:
         """A subscription to changes of `key`, active once it is entered."""
+
+    # What a service tells without being asked: nothing, unless it has news.
+
+    followers = 0
+    """Agents that hear the news, this one among them; 0: unknown."""
+
+    def heard(self, key: str) -> Heard | None:
+        """The latest news of `key`; None if there were none lately, or its lease has run out since."""
+        return None
+
+    def ready_keys(self) -> list[str]:
+        """The keys that became READY lately for jobs of this agent's profile, as far as is known. A hint, of bounded length."""
+        return []
 
     @property
     def agreed(self) -> bool:

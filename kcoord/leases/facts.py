@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kcoord.leases.base import RECHECK, Failed, Ready, Wait, Won
+from kcoord.leases.base import RECHECK, Failed, Heard, Ready, Wait, Won
 
 _MOST = 20_000  # keys; the oldest facts are forgotten
 _SURELY_BEFORE_A_RECHECK = 0.85 * RECHECK  # seconds
@@ -21,11 +21,15 @@ _FOLLOWERS_A_SECOND = 80.0
 
 @dataclass(frozen=True)
 class _Fact:
-    """`answer` None: the key has changed, and nobody has asked since. `number`: of the latest news when it was true."""
+    """`answer` None: the key has changed, and nobody has asked since. `number`: of the latest news when it was true.
+
+    `ours`: a job of this agent's profile asked for the key.
+    """
 
     answer: Ready | Wait | None
     number: int
     heard: float
+    ours: bool
 
 
 class Facts:
@@ -65,17 +69,28 @@ class Facts:
         patience = max(_SURELY_BEFORE_A_RECHECK, min(self.followers / _FOLLOWERS_A_SECOND, self._ttl))
         return Wait(fact.answer.holder, left) if left > 0 and age < patience else None
 
+    def latest(self, key: str) -> Heard | None:
+        """News of the key, or an answer. None: there is none, or the lease has run out since."""
+        fact = self._facts.get(key)
+        if fact is None or (isinstance(fact.answer, Wait) and self._clock() > fact.heard + fact.answer.ttl):
+            return None
+        return Heard(fact.answer, fact.number)
+
+    def ready_keys(self) -> list[str]:
+        """The keys that are READY, and that a job of this agent's profile asked for."""
+        return [key for key, fact in self._facts.items() if fact.ours and isinstance(fact.answer, Ready)]
+
     def learn(self, key: str, answer: Won | Ready | Failed | Wait, asked: int) -> None:
         """The service's answer to a question that was asked at the number `asked`. News since then is newer."""
         before = self._facts.get(key)
         if self.live and asked >= self._live_from and (before is None or before.number <= asked):
-            self._put(key, answer if isinstance(answer, (Ready, Wait)) else None, asked)
+            self._put(key, answer if isinstance(answer, (Ready, Wait)) else None, asked, ours=True)
 
-    def hear(self, key: str, answer: Ready | Wait | None) -> None:
+    def hear(self, key: str, answer: Ready | Wait | None, *, ours: bool = False) -> None:
         """News. Wakes who watches the key, unless it says that it is being compiled."""
         self._number += 1
         if self.live:
-            self._put(key, answer, self._number)
+            self._put(key, answer, self._number, ours)
         if not isinstance(answer, Wait):
             for event in self._events.get(key, ()):
                 event.set()
@@ -108,8 +123,8 @@ class Facts:
         if not events:
             self._events.pop(key, None)
 
-    def _put(self, key: str, answer: Ready | Wait | None, number: int) -> None:
-        self._facts.pop(key, None)
+    def _put(self, key: str, answer: Ready | Wait | None, number: int, ours: bool) -> None:
+        before = self._facts.pop(key, None)
         if len(self._facts) >= _MOST:
             del self._facts[next(iter(self._facts))]
-        self._facts[key] = _Fact(answer, number, self._clock())
+        self._facts[key] = _Fact(answer, number, self._clock(), ours or (before is not None and before.ours))

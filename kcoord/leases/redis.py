@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from kcoord.errors import LeaseUnavailable
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
+from kcoord.leases.base import Failed, Heard, Lease, LeaseService, Ready, Wait, Watch, Won, ended, within
 from kcoord.leases.facts import Facts
 from kcoord.leases.redis_client import (
     BROKEN,
@@ -56,7 +56,7 @@ _LONGEST_WORD = 1 << 10
 
 
 class RedisLeases(LeaseService):
-    """Leases of one namespace in Redis; `tell` gets one line for people, once.
+    """Leases of one namespace in Redis; `tell` gets one line for people, once. `profile`: of the agent's jobs.
 
     Raises `SettingsError` if the URL has an option that there is not.
     """
@@ -71,6 +71,7 @@ class RedisLeases(LeaseService):
         ttl: float,
         limit: float,
         failure_ttl: float,
+        profile: str | None = None,
         tell: Callable[[str], object] = log.warning,
     ) -> None:
         super().__init__(limit)
@@ -81,7 +82,7 @@ class RedisLeases(LeaseService):
         self._owner, self._pipeline = owner, SlotPipeline(owner, broke=self._doubt, moved=lambda: self._news.doubt())
         self._facts = Facts(ttl)
         name = f"{self._prefix}:news:{VERSION}"
-        self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl)
+        self._news = News(name, self._facts, self._pipeline.ask, self._command, owner.connect, ttl, profile)
         self._trial: asyncio.Task[None] | None = None
 
     def _key(self, key: str) -> str:
@@ -162,6 +163,16 @@ class RedisLeases(LeaseService):
 
     def watch(self, key: str) -> Watch:
         return self._news.watch(key)
+
+    @property
+    def followers(self) -> int:  # type: ignore[override]
+        return self._facts.followers
+
+    def heard(self, key: str) -> Heard | None:
+        return self._facts.latest(key)
+
+    def ready_keys(self) -> list[str]:
+        return self._facts.ready_keys()
 
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import math
 import random
 import re
@@ -40,6 +41,7 @@ _CAUGHT_UP = (
 _TELLERS = 2  # of all agents that ask for a key
 _TELLS_UNKNOWN = 1 / 16  # as long as nobody has told how many they are
 _LONGEST_KEY, _LONGEST_HOLDER = 300, 1 << 10
+_DIGITS = 8  # of a profile's name; two profiles that share them share packs, too
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
 _SILENCE = 15.0  # seconds that the reader waits at a time
 _RESTS = 60.0  # seconds; an agent that has asked for nothing for so long follows no more
@@ -58,7 +60,8 @@ class News:
     """Announces to the channel `name` what this agent has done, and tells `facts` what others have.
 
     ``ask(*command)`` sends a command, ``command(call)`` repeats such calls, or raises `LeaseUnavailable`; ``connect()`` is a
-    connection of its own for the channel. `ttl`: seconds that a lease lasts.
+    connection of its own for the channel. `ttl`: seconds that a lease lasts. `profile`: of this agent's jobs, which the news of
+    a READY key state, shortened.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class News:
         command: Command,
         connect: Callable[[], Awaitable[Any]],
         ttl: float,
+        profile: str | None = None,
     ) -> None:
+        self._profile = hashlib.sha256(profile.encode()).hexdigest()[:_DIGITS] if profile is not None else ""
         self._name, self._facts, self._ask, self._command, self._connect = name, facts, ask, command, connect
         self._ttl, self._me = ttl, uuid.uuid4().hex[:12]
         self._outgoing: list[tuple[Any, ...]] = []
@@ -91,14 +96,14 @@ class News:
             self._announce("L", key, holder, self._ttl)
 
     def ready(self, key: str, manifest: str) -> None:
-        self._facts.hear(key, Ready(manifest))
-        self._announce("R", key, manifest)
+        self._facts.hear(key, Ready(manifest), ours=True)
+        self._announce("R", key, manifest, self._profile)
 
     def found(self, key: str, manifest: str) -> None:
         """The server says that the key is READY, maybe of an earlier job: of all agents that would ask, a few tell the others."""
         followers = self._facts.followers
         if random.random() * followers < _TELLERS if followers else random.random() < _TELLS_UNKNOWN:
-            self._announce("R", key, manifest)
+            self._announce("R", key, manifest, self._profile)
 
     def changed(self, key: str) -> None:
         """The key's lease has ended, and there is no artifact: whoever waits for it is to ask."""
@@ -268,7 +273,7 @@ class News:
             last = int(await self._command(lambda: self._ask("HGET", self._name, "last")) or 0)
             names = [str(number % RING) for number in range(last - _CAUGHT_UP + 1, last + 1)]
             facts = await self._command(lambda: self._ask("HMGET", self._name, *names))
-            latest = {key: answer for each in facts for _, key, answer in _decoded(each or b"")}
+            latest = {key: answer for each in facts for _, key, answer, _ in _decoded(each or b"")}
             self._facts.hear_old({key: answer for key, answer in latest.items() if isinstance(answer, Ready)})
         except (LeaseUnavailable, *NONSENSE):
             self._failed += 1
@@ -291,9 +296,9 @@ class News:
     def _take(self, message: bytes) -> None:
         followers, _, facts = message.partition(b" ")
         self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
-        for who, key, answer in _decoded(facts):
+        for who, key, answer, profile in _decoded(facts):
             if who != self._me:
-                self._facts.hear(key, answer)
+                self._facts.hear(key, answer, ours=bool(profile) and profile == self._profile)
 
 
 class _KeyWatch(Watch):
@@ -319,8 +324,10 @@ class _KeyWatch(Watch):
         return await happened(self._event, timeout)
 
 
-def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None]]:
-    """Each fact: the agent that says it, the key, and its answer. Others may write to the channel: the rest is left out."""
+def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None, str]]:
+    """Each fact: the agent that says it, the key, its answer, and the profile. Others may write to the channel: the rest is left
+    out.
+    """
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(facts), 1), unicode_errors="replace")
     unpacker.feed(facts)
     with suppress(ValueError, msgpack.exceptions.UnpackException):
@@ -330,14 +337,16 @@ def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None]]:
                     yield from ((who, *fact) for each in stated if (fact := _fact(each)) is not None)
 
 
-def _fact(stated: Any) -> tuple[str, Ready | Wait | None] | None:
+def _fact(stated: Any) -> tuple[str, Ready | Wait | None, str] | None:
+    profile = ""
     match stated:
-        case ["R", str(key), str(manifest)] if _MANIFEST.fullmatch(manifest):
+        case ["R", str(key), str(manifest), *more] if _MANIFEST.fullmatch(manifest):
             answer: Ready | Wait | None = Ready(manifest)
+            profile = str(more[0]) if more else ""
         case ["L", str(key), str(holder), int() | float() as ttl] if ttl > 0:
             answer = Wait(holder[:_LONGEST_HOLDER], float(ttl))
         case ["C", str(key)]:
             answer = None
         case _:
             return None
-    return (key, answer) if len(key) <= _LONGEST_KEY else None
+    return (key, answer, profile) if len(key) <= _LONGEST_KEY else None

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,7 @@ from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
 _LARGEST_INDEX = 256 << 20  # bytes
+_ABREAST = 8  # artifacts that are read at a time
 
 Progress = Callable[[int, int], object]
 """``progress(bytes done, bytes in all)``."""
@@ -73,8 +76,8 @@ def export(
     verify, is left out.
 
     Signed if the store's `trust` has a key. The bundle's signature then vouches for the artifacts that a known key has signed.
-    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds one
-    artifact at a time; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
+    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds some
+    nine artifacts; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
     fails, or an artifact is replaced meanwhile.
     """
     done, trust = Exported(), store.trust
@@ -114,17 +117,12 @@ def gather(
     store: Store, digests: Iterable[str], left_out: dict[str, str], *, unsigned: bool = False
 ) -> Iterator[Packed]:
     """The index's entries for the artifacts `digests`, each verified. The digests that `export` leaves out go to `left_out`, with
-    reasons. Memory holds one artifact at a time. Raises `StoreError` if the store fails.
+    reasons. Memory holds some nine artifacts. Raises `StoreError` if the store fails.
     """
     trust = store.trust
-    for digest in digests:
-        try:
-            found = store.files(digest)
-        except ArtifactInvalid as error:
-            left_out[digest] = str(error)
-            continue
+    for digest, found, why in _read(store, digests, "it is not in the store"):
         if found is None:
-            left_out[digest] = "it is not in the store"
+            left_out[digest] = why
             continue
         _, encoded, payload = found
         vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
@@ -142,12 +140,8 @@ def head_of(index: Index, trust: Trust) -> bytes:
 
 def contents_of(store: Store, index: Index, profiles: Mapping[str, bytes]) -> Iterator[bytes]:
     """The blobs, in the index's order. Raises `StoreError` if an artifact has changed since the index was made."""
-    for entry in index.artifacts:
-        why = "it was removed meanwhile"
-        try:
-            found = store.files(entry.digest)
-        except ArtifactInvalid as error:
-            found, why = None, str(error)
+    digests = [entry.digest for entry in index.artifacts]
+    for entry, (_, found, why) in zip(index.artifacts, _read(store, digests, "it was removed meanwhile"), strict=True):
         if found is not None and Blob.of(found[1]) != entry.manifest:
             found, why = None, "it was replaced meanwhile"
         if found is None:
@@ -158,6 +152,30 @@ def contents_of(store: Store, index: Index, profiles: Mapping[str, bytes]) -> It
         yield found[2]
     for name, _ in index.profiles:
         yield profiles[name]
+
+
+def _read(
+    store: Store, digests: Iterable[str], gone: str
+) -> Iterator[tuple[str, tuple[Manifest, bytes, bytes] | None, str]]:
+    """Each artifact, as `Store.files` returns it, in order; or None and why: it does not verify, or is `gone`.
+
+    A request to an NFS server takes its time, and the server has time for many. Raises `StoreError` if the store fails.
+    """
+
+    def read(digest: str) -> tuple[str, tuple[Manifest, bytes, bytes] | None, str]:
+        try:
+            return digest, store.files(digest), gone
+        except ArtifactInvalid as error:
+            return digest, None, str(error)
+
+    with ThreadPoolExecutor(_ABREAST, "store") as pool:
+        reads: deque[Future[tuple[str, tuple[Manifest, bytes, bytes] | None, str]]] = deque()
+        for digest in digests:
+            reads.append(pool.submit(read, digest))
+            if len(reads) > _ABREAST:
+                yield reads.popleft().result()
+        while reads:
+            yield reads.popleft().result()
 
 
 # Import.

@@ -174,16 +174,16 @@ class Pack:
             self._bundle.close()
 
 
-def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
+def read_pack(store: Store, profile: str, local_dir: Path, unless: Path | None = None) -> Pack | None:
     """Copy the pack to read for `profile` to the disk of `local_dir`, into a file without a name, which ends with this process.
 
-    None if there is none. Raises `PackUnused` for a pack that cannot be used, and where there is no room for it. Takes about half
-    a minute at most, unless the store hangs.
+    None if there is none, or if it is the file `unless`. Raises `PackUnused` for a pack that cannot be used, and where there is
+    no room for it. Takes about half a minute at most, unless the store hangs.
     """
     for _ in range(2):  # it may be replaced between its listing and its opening
         try:
             path = newest_pack(store.root, profile, store.trust)
-            if path is None:
+            if path is None or path == unless:
                 return None
             copy, written = _copied(path, local_dir)
         except (FileNotFoundError, NotADirectoryError):

@@ -98,9 +98,9 @@ class Chore:
         if self._wanted() and now >= self._due:
             self.begin()
 
-    def quiet(self, now: float) -> None:
-        """Begin the run that writes what is left, due or not, but not while the disk is left alone."""
-        if self._last is not None and self._wanted() and now >= self._rested:
+    def hasten(self) -> None:
+        """Begin a run if one is wanted, due or not, but not while the disk is left alone."""
+        if self._wanted() and time.monotonic() >= self._rested:
             self.begin()
 
     def begin(self) -> None:
@@ -163,14 +163,6 @@ class Chores:
         now = time.monotonic()
         for chore in self._chores:
             chore.pulse(now)
-
-    def quiet(self) -> None:
-        """Write what is left: a user who runs one command after another finds what the first one recorded. Call it as the last
-        client leaves.
-        """
-        now = time.monotonic()
-        for chore in self._chores:
-            chore.quiet(now)
 
     async def drain(self, seconds: float) -> None:
         """End all chores, side by side, within `seconds`; then their lanes begin no other work."""

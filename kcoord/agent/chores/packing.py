@@ -4,6 +4,8 @@ One agent at a time writes, by a lease. The next one finds that pack, and adds w
 the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
 in the next pack. An agent therefore notes the uses of its ranks before it writes.
 
+In a large cluster the first packs are written while the job still compiles (`kcoord.agent.early_packs`).
+
 Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.agent.early_packs import FEWEST, EarlyPacks, lease_of
 from kcoord.agent.packs import Packs
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
@@ -28,7 +31,6 @@ from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.telemetry.events import Notices, log
 from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
 
-_FEWEST = 8  # artifacts; fewer are not worth a file
 _ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
 _QUIET = 30.0  # seconds without a new artifact: the job has what it needs
 _EVERY = 60.0  # seconds between two attempts
@@ -48,10 +50,11 @@ class PackWriter:
     """Writes the pack of `profile`, which the agent's settings name. A loss harms no job: no method raises for a disk's sake."""
 
     def __init__(
-        self, store: Store | None, profile: str | None, packs: Packs, leases: LeaseService, agent: str, ttl: float,
-        notices: Notices,
+        self, store: Store | None, profile: str | None, packs: Packs, early: EarlyPacks, leases: LeaseService, agent: str,
+        ttl: float, notices: Notices,
     ) -> None:  # fmt: skip
-        self._packs, self._leases, self._token, self._ttl = packs, leases, f"{agent}.pack", ttl
+        self._packs, self._early, self._leases = packs, early, leases
+        self._token, self._ttl = f"{agent}.pack", ttl
         self._read: Pack | None = None  # as the job began; it may be damaged
         self._newest: _Newest | None = None  # written since, by this agent or another
         self._considered = 0  # `Packs.noted`, of the keys that the newest pack was compared with
@@ -61,41 +64,44 @@ class PackWriter:
         if store is not None and profile is not None and store.trust.publishes:
             write = functools.partial(self._write, store, profile)
             wanted = functools.partial(self._is_wanted, profile)
-            self.chores = [
-                Chore("the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write)
-            ]
+            chore = Chore(
+                "the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write
+            )
+            self.chores, early.write = [chore], chore.hasten
 
     def _is_wanted(self, profile: str) -> bool:
         self._read = self._read or self._packs.get(profile)
         count, now = self._packs.noted, time.monotonic()
         if count != self._count:
             self._count, self._since = count, now
-        return count != self._considered and now > self._since + _QUIET
+        return (count != self._considered and now > self._since + _QUIET) or bool(self._early.wanted())
 
     async def _write(self, store: Store, profile: str) -> None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
-        used, noted = list(self._packs.seen), self._packs.noted
+        early, noted = self._early.wanted(), self._packs.noted
+        used = early or list(self._packs.seen)
+        may_lack = FEWEST - 1 if early else int(_ENOUGH * len(used))
         if not used or self._packs.is_unread(profile):
             return
         self._read = self._read or self._packs.get(profile)
         try:
-            if not self._is_enough(used, self._known()):  # but another agent may have written
+            if not (early or _is_enough(used, self._known(), may_lack)):  # but another agent may have written
                 self._newest = await self._lane.run(lambda: self._look(store, profile))
-            if self._is_enough(used, self._known()) or await self._replaced(store, profile, used):
+            if _is_enough(used, self._known(), may_lack) or await self._replaced(store, profile, used, may_lack):
                 self._considered = noted
                 if self._newest is not None:
                     self._packs.served(self._newest.place.stem)
         except (LeaseUnavailable, StoreError) as error:
             log.info("the pack of %s is not written: %s", profile, error)
 
-    async def _replaced(self, store: Store, profile: str, used: list[str]) -> bool:
+    async def _replaced(self, store: Store, profile: str, used: list[str], may_lack: int) -> bool:
         """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
-        lease = await self._leases.acquire(f"pack {profile}", self._token, platform.node())
+        lease = await self._leases.acquire(lease_of(profile), self._token, platform.node())
         if not isinstance(lease, Lease):
             return False
         lease.keep_alive(self._ttl)
         try:
-            self._newest = await self._lane.run(lambda: self._replace(store, profile, used))
+            self._newest = await self._lane.run(lambda: self._replace(store, profile, used, may_lack))
         finally:
             await lease.release()
         return True
@@ -105,14 +111,10 @@ class PackWriter:
             return self._newest
         return _Newest(self._read.place, self._read.written, self._read.digests)
 
-    def _is_enough(self, used: Collection[str], newest: _Newest | None) -> bool:
-        lacking = len(used) if newest is None else sum(digest not in newest.digests for digest in used)
-        return lacking <= _ENOUGH * len(used) if newest is not None else lacking < _FEWEST
-
-    def _replace(self, store: Store, profile: str, used: list[str]) -> _Newest | None:
+    def _replace(self, store: Store, profile: str, used: list[str], may_lack: int) -> _Newest | None:
         """Write a pack, unless another agent has written one that is enough; the newest then. Raises `StoreError`."""
         newest = self._look(store, profile)
-        if newest is not None and self._is_enough(used, newest):
+        if newest is not None and _is_enough(used, newest, may_lack):
             return newest
         note_uses(store.root, [prefix_of(digest) for digest in used])
         digests = write_pack(store, profile, [*used, *self._still_used(store, newest, set(used))])
@@ -143,3 +145,10 @@ class PackWriter:
         return sorted(
             (digest for digest in ages if ages[digest] < _USED_WITHIN), key=lambda digest: (ages[digest], digest)
         )
+
+
+def _is_enough(used: Collection[str], newest: _Newest | None, may_lack: int) -> bool:
+    """False: a pack is to be written that has what `newest` lacks."""
+    if newest is None:
+        return len(used) < FEWEST
+    return sum(digest not in newest.digests for digest in used) <= may_lack

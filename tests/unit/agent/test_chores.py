@@ -97,28 +97,24 @@ def test_after_a_slow_run_it_rests_for_a_multiple_of_the_time() -> None:
     play(scenario)
 
 
-def test_once_the_last_client_has_left_what_is_unsaved_is_written_unless_the_disk_is_left_alone() -> None:
+def test_a_hastened_run_is_made_before_it_is_due_but_not_unless_it_is_wanted_or_while_the_disk_is_left_alone() -> None:
     async def scenario() -> None:
-        made: list[str] = []
+        runs: list[str] = []
+        unsaved: list[str] = []
 
-        async def saves() -> None:
-            made.append("saves")
+        async def work() -> None:
+            runs.append(unsaved.pop())
             await asyncio.sleep(0.05)
 
-        async def sweeps() -> None:
-            made.append("sweeps")
-
-        unsaved: list[str] = []
-        saving = chore(saves, first=100.0, rest=1000, wanted=lambda: bool(unsaved), last=saves)
-        chores = Chores([saving, chore(sweeps, first=100.0)])
-        chores.quiet()
-        assert not saving.under_way
-        unsaved.append("a recipe")
-        chores.quiet()
-        await saving.settled()
-        chores.quiet()
-        assert not saving.under_way
-        assert made == ["saves"]
+        made = chore(work, first=100.0, rest=1000, wanted=lambda: bool(unsaved))
+        made.hasten()
+        assert not made.under_way
+        unsaved += ["two", "one"]
+        made.hasten()
+        await made.settled()
+        made.hasten()
+        assert not made.under_way
+        assert runs == ["one"]
 
     play(scenario)
 

@@ -14,6 +14,7 @@ import pytest
 from kcoord.agent import packs as packs_module
 from kcoord.agent.chores import packing
 from kcoord.agent.chores.packing import PackWriter
+from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts.manifest import Manifest
@@ -53,7 +54,8 @@ class World:
         self.served: list[str] = []
         here = store.root.parent
         self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
-        self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
+        self.early = EarlyPacks(self.leases, "job", self.packs)
+        self.writer = PackWriter(store, "job", self.packs, self.early, self.leases, "us", 15.0, self.notices)
         (self.chore,) = self.writer.chores
 
     async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
@@ -256,9 +258,83 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
     async def scene(world: World) -> None:
         verifies = Store(store.root, Trust("require", {}))
         for where, profile in ((verifies, "job"), (store, None), (None, "job")):
-            assert PackWriter(where, profile, world.packs, world.leases, "us", 15.0, world.notices).chores == []
+            writer = PackWriter(where, profile, world.packs, world.early, world.leases, "us", 15.0, world.notices)
+            assert writer.chores == []
         with pytest.raises(StoreError, match="only verify"):
             write_pack(verifies, "job", DIGESTS.values())
+
+    played(store, scene)
+
+
+# --- while the job still compiles ---
+
+
+class Told(LocalLeases):
+    """All agents hear that all keys are READY."""
+
+    followers = 8
+
+    def ready_keys(self) -> list[str]:
+        return list(DIGESTS.values())
+
+
+def test_while_a_slow_store_has_much_for_this_node_the_pack_of_what_the_job_compiled_is_written_at_once(
+    store: Store,
+) -> None:
+    async def scene(world: World) -> None:
+        leases = Told(15.0, 900.0, 30.0)
+        early = EarlyPacks(leases, "job", world.packs)
+        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
+        world.use("k0")
+        early.fetched(0.01)
+        assert not chore.under_way
+        await asyncio.sleep(0.15)  # it does not count at each fetch
+        early.fetched(60.0)
+        assert chore.under_way
+        await chore.settled()
+        assert world.held() == set(NAMES)
+        assert not leases.held
+        await world.packs.renew("job")
+        assert early.wanted() == [], "the pack states all that is READY"
+
+    played(store, scene)
+
+
+def test_a_newer_pack_takes_the_place_of_the_one_that_serves(store: Store) -> None:
+    async def scene(world: World) -> None:
+        await world.packs.renew("job")
+        assert world.packs.get("job") is None
+        write_pack(store, "job", [DIGESTS["k0"]])
+        await world.packs.renew("job")
+        assert world.packs.states(DIGESTS["k0"])
+        assert not world.packs.states(DIGESTS["k1"])
+        old = world.packs.get("job")
+        await world.packs.renew("job")
+        assert world.packs.get("job") is old, "there is no newer one"
+        await asyncio.sleep(0.01)
+        write_pack(store, "job", [DIGESTS["k0"], DIGESTS["k1"]])
+        await world.packs.renew("job")
+        assert world.packs.states(DIGESTS["k1"])
+        announced = await world.packs.announced(DIGESTS["k1"])
+        assert announced is not None
+        assert await world.packs.bring(DIGESTS["k1"], store.root.parent / "home", announced) is not None
+        assert old is not None
+        while old.fetch(DIGESTS["k0"]) is not None:  # its copy gives its space back
+            await asyncio.sleep(0.005)
+
+    played(store, scene)
+
+
+def test_a_newer_pack_that_cannot_be_used_leaves_the_one_that_serves(store: Store) -> None:
+    write_pack(store, "job", [DIGESTS["k0"]])
+
+    async def scene(world: World) -> None:
+        old = await world.read()
+        await asyncio.sleep(0.01)
+        packs_of(store.root, "job")[0].with_name(f"{'f' * 64}.pack").write_bytes(b"torn")
+        await world.packs.renew("job")
+        assert world.packs.get("job") is old
+        assert [notice.partition(":")[0] for notice in world.notices.since(0)[0]] == ["the pack of job is not used"]
 
     played(store, scene)
 

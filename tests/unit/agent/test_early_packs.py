@@ -1,0 +1,310 @@
+"""Early packs: written when the store is slower than the news, awaited for a bounded time, and never by a job that need not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kcoord.agent import early_packs
+from kcoord.agent.early_packs import EarlyPacks, lease_of
+from kcoord.errors import LeaseUnavailable
+from kcoord.leases.base import Heard, Ready, Wait, Watch
+from kcoord.leases.facts import Facts
+from kcoord.leases.local import LocalLeases
+
+KEYS = [f"{n:064x}" for n in range(40)]
+LEASE = lease_of("job")
+WRITER = Wait("writer", 15.0)
+
+
+class Leases(LocalLeases):
+    """Leases with news, which the test says."""
+
+    followers = 100
+
+    def __init__(self) -> None:
+        super().__init__(ttl=15.0, limit=900.0, failure_ttl=30.0)
+        self.facts = Facts(15.0)
+        self.facts.begin()
+        self.reached = True
+
+    def heard(self, key: str) -> Heard | None:
+        return self.facts.latest(key)
+
+    def ready_keys(self) -> list[str]:
+        return self.facts.ready_keys()
+
+    def watch(self, key: str) -> Watch:
+        return _Watch(self, key)
+
+
+class _Watch(Watch):
+    def __init__(self, leases: Leases, key: str) -> None:
+        self._leases, self._key, self._event = leases, key, asyncio.Event()
+
+    async def __aenter__(self) -> Watch:
+        if not self._leases.reached:
+            raise LeaseUnavailable("it does not answer")
+        self._leases.facts.watch(self._key, self._event)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._leases.facts.unwatch(self._key, self._event)
+
+    async def changed(self, timeout: float) -> bool:
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+class Packs:
+    """A store's newest pack, `newest`, and this node's copy."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.newest: set[str] = set()
+        self._copy: set[str] = set()
+        self.reads = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def states(self, digest: str) -> bool:
+        return digest in self._copy
+
+    async def renew(self, profile: str) -> None:
+        assert profile == "job"
+        self.reads += 1
+        await self.answers.wait()
+        self._copy = set(self.newest)
+
+
+class World:
+    def __init__(self, profile: str | None = "job") -> None:
+        self.leases, self.packs, self.written = Leases(), Packs(), 0
+        self.early = EarlyPacks(self.leases, profile, self.packs)
+        self.early.write = self._write
+
+    def _write(self) -> None:
+        self.written += 1
+
+    def ready(self, count: int = len(KEYS)) -> None:
+        for key in KEYS[:count]:
+            self.leases.facts.hear(key, Ready("m"), ours=True)
+
+    def hear(self, answer: Ready | Wait | None) -> None:
+        self.leases.facts.hear(LEASE, answer)
+
+    def asks(self, key: str = KEYS[0]) -> asyncio.Task[bool]:
+        return asyncio.create_task(self.early.came(key))
+
+
+def play(scenario: Callable[[], Awaitable[Any]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 40))
+
+
+async def steps(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# When a pack is worth its writing.
+
+
+def test_a_pack_is_written_once_the_store_takes_longer_for_what_is_ready_than_a_pack() -> None:
+    world = World()
+    world.ready()
+    world.early.fetched(0.1)  # 40 artifacts, eight at a time: half a second
+    assert (world.early.wanted(), world.written) == ([], 0)
+    world = World()
+    world.ready()
+    world.early.fetched(0.3)
+    assert (world.early.wanted(), world.written) == (KEYS, 1)
+
+
+def test_one_slow_fetch_after_many_fast_ones_is_no_slow_store() -> None:
+    world = World()
+    world.ready()
+    for _ in range(20):
+        world.early.fetched(0.01)
+    world.early.fetched(0.3)
+    assert not world.early.wanted()
+
+
+def test_what_this_node_has_or_a_pack_states_need_not_be_fetched() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.ready()
+        world.early.fetched(1.0)
+        world.packs.seen |= set(KEYS[:20])
+        assert world.early.wanted() == KEYS, "other nodes may lack what this one has"
+        world.packs.newest = set(KEYS[20:33])
+        world.hear(None)
+        assert await world.early.came(KEYS[20])
+        assert not world.early.wanted()
+
+    play(scenario)
+
+
+def test_what_jobs_of_other_profiles_compile_is_in_no_pack() -> None:
+    world = World()
+    world.ready(20)
+    for key in KEYS[20:]:
+        world.leases.facts.hear(key, Ready("m"))
+    world.early.fetched(1.0)
+    assert world.early.wanted() == KEYS[:20]
+
+
+@pytest.mark.parametrize("why", ["few nodes", "no profile", "few kernels"])
+def test_no_pack_is_written_where_it_would_spare_little(why: str) -> None:
+    world = World(None if why == "no profile" else "job")
+    if why == "few nodes":
+        world.leases.followers = 7
+    world.ready(7 if why == "few kernels" else 40)
+    world.early.fetched(60.0)
+    assert (world.early.wanted(), world.written) == ([], 0)
+
+
+def test_a_pack_that_takes_long_to_read_is_written_for_more() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.ready()
+        world.early.fetched(1.0)
+        assert world.early.wanted()
+        world.packs.answers.clear()
+        world.hear(None)
+        asking = world.asks()
+        await asyncio.sleep(3.0)
+        world.packs.answers.set()
+        await asking
+        assert not world.early.wanted(), "5 s of fetches, and 3 s for the last pack"
+
+    play(scenario)
+
+
+# Who waits for a pack.
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_packs, "_HELD_BACK", 0.2)
+    monkeypatch.setattr(early_packs, "_READ_WITHIN", 0.2)
+
+
+def test_fetches_from_a_slow_store_wait_for_the_pack_that_is_being_written() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.3)
+        world.hear(WRITER)
+        asking = [world.asks(KEYS[0]), world.asks(KEYS[1])]
+        await steps()
+        world.packs.newest = {KEYS[0]}
+        assert not any(each.done() for each in asking)
+        world.hear(None)
+        assert await asyncio.gather(*asking) == [True, False]
+        assert world.packs.reads == 1
+        assert not await world.early.came(KEYS[1])
+        assert world.packs.reads == 1, "there is no newer one"
+
+    play(scenario)
+
+
+def test_fetches_from_a_fast_store_wait_for_nothing() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.05)
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        assert asking.done()
+        assert not await asking
+
+    play(scenario)
+
+
+def test_a_writer_that_takes_long_is_waited_for_once(briefly: None) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.3)
+        world.hear(WRITER)
+        assert not await world.early.came(KEYS[0])
+        asking = world.asks()
+        await steps()
+        assert asking.done(), "it is late already"
+        world.packs.newest = set(KEYS)
+        world.hear(None)
+        assert await world.early.came(KEYS[0]), "it has come after all"
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        assert not asking.done(), "it writes another one"
+
+    play(scenario)
+
+
+def test_a_pack_is_read_although_the_next_one_is_being_written() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.3)
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        world.packs.newest = {KEYS[0]}
+        world.hear(None)
+        world.hear(Wait("another", 15.0))
+        assert await asking
+
+    play(scenario)
+
+
+def test_a_pack_that_is_read_from_a_store_that_hangs_is_waited_for_once(briefly: None) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.packs.answers.clear()
+        world.hear(None)
+        assert not await world.early.came(KEYS[0])
+        for key in KEYS:
+            asking = world.asks(key)
+            await steps()
+            assert asking.done()
+        assert world.packs.reads == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("fault", ["the lease runs out", "the news breaks off", "Redis does not answer"])
+def test_a_writer_of_whom_no_news_comes_holds_nothing_back(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.3)
+        world.hear(Wait("writer", 0.1 if fault == "the lease runs out" else 15.0))
+        world.leases.reached = fault != "Redis does not answer"
+        asking = world.asks()
+        await steps()
+        if fault == "the lease runs out":
+            await asyncio.sleep(0.2)
+        world.leases.facts.forget()
+        assert not await asking
+        assert world.packs.reads == 0
+
+    play(scenario)
+
+
+def test_the_end_of_the_agent_holds_nothing_back() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.early.fetched(0.3)
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        world.early.close()
+        assert not await asking
+        assert not await world.early.came(KEYS[0])
+        assert not world.leases.facts.watched
+
+    play(scenario)
