@@ -95,10 +95,9 @@ class _Light(Node):
     async def load(self, kernel: Kernel) -> None:
         if await self.early_packs.came(self.key(kernel)):
             return
-        begun = time.monotonic()
-        async with self._turns:
-            await self.client.make(self.requests)
-        self.early_packs.fetched(time.monotonic() - begun)
+        with self.early_packs.fetching():
+            async with self._turns:
+                await self.client.make(self.requests)
 
 
 class _Packs:

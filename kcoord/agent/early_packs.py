@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from kcoord.errors import LeaseUnavailable
@@ -25,7 +26,6 @@ _HELD_BACK, _READ_WITHIN = 3.0, 3.0  # seconds for which fetches wait for a writ
 _SLOW = 0.1  # seconds of a fetch; where they are faster, none is held back
 _WORTH = 1.0  # seconds of fetches that a pack is to spare this node
 _TIMES_ITS_READ = 2.0  # and so many times as long as it took to read the last one
-_ABREAST = 8  # fetches at a time, as in `kcoord.agent.store_access`
 _WEIGHT = 0.25  # of the latest fetch in the mean
 _COUNTS_EVERY = 0.1  # seconds between two counts of what is to be fetched
 
@@ -60,7 +60,9 @@ class EarlyPacks:
     ) -> None:
         self._leases, self._profile, self._packs, self._clock = leases, profile, packs, clock
         self.write: Callable[[], object] = lambda: None
+        self._under_way = 0  # fetches
         self._fetch = 0.0  # seconds, of late
+        self._pace = 0.0  # seconds from one fetch to the next, of late
         self._read = 0.0  # seconds, of the last pack
         self._counted = -1.0  # when what is to be fetched was counted
         self._number = -1  # of the news by which the last pack was read
@@ -74,12 +76,22 @@ class EarlyPacks:
             return []
         ready = self._leases.ready_keys()
         left = sum(digest not in self._packs.seen and not self._packs.states(digest) for digest in ready)
-        takes = left * self._fetch / _ABREAST
-        return ready if left >= FEWEST and takes > max(_WORTH, _TIMES_ITS_READ * self._read) else []
+        return ready if left >= FEWEST and left * self._pace > max(_WORTH, _TIMES_ITS_READ * self._read) else []
 
-    def fetched(self, seconds: float) -> None:
-        """A fetch from the store has taken so long."""
-        self._fetch += _WEIGHT * (seconds - self._fetch) if self._fetch else seconds
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Around each fetch from the store."""
+        self._under_way += 1
+        begun, others = self._clock(), self._under_way
+        try:
+            yield
+        finally:
+            self._fetched(self._clock() - begun, max(others, self._under_way))
+            self._under_way -= 1
+
+    def _fetched(self, seconds: float, abreast: int) -> None:
+        self._fetch = _mean(self._fetch, seconds)
+        self._pace = _mean(self._pace, seconds / abreast)
         now = self._clock()
         if now >= self._counted + _COUNTS_EVERY:
             self._counted = now
@@ -87,7 +99,7 @@ class EarlyPacks:
                 self.write()
 
     async def came(self, digest: str) -> bool:
-        """Wait for the pack that another agent is writing. True: one has come that has the artifact of the key `digest`."""
+        """Wait for the pack that another agent is writing. True: a pack has the artifact of the key `digest`."""
         if self._profile is None or (heard := self._leases.heard(lease_of(self._profile))) is None:
             return False
         if self._coming is None or self._coming.done():
@@ -96,7 +108,7 @@ class EarlyPacks:
             else:
                 waits = heard.number != self._number
             if not waits:
-                return False
+                return self._packs.states(digest)
             self._until = self._clock() + _HELD_BACK + _READ_WITHIN
             self._coming = asyncio.create_task(self._come(self._profile))
             self._coming.add_done_callback(lambda task: tell_if_failed(task, "packs of this job are not awaited"))
@@ -129,3 +141,7 @@ class EarlyPacks:
             begun = self._clock()
             await self._packs.renew(profile)
             self._read = self._clock() - begun
+
+
+def _mean(mean: float, latest: float) -> float:
+    return mean + _WEIGHT * (latest - mean) if mean else latest

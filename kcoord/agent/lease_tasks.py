@@ -342,9 +342,8 @@ class LeaseTasks:
         if not found and await self.early_packs.came(key):
             found = packed = await self._from_pack(key, home, action.manifest)
         if not found:
-            begun = self._now()
-            found = await self._from_store(key, home, action.manifest) is not None
-            self.early_packs.fetched(self._now() - begun)
+            with self.early_packs.fetching():
+                found = await self._from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
 
     async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:

@@ -283,13 +283,15 @@ def test_while_a_slow_store_has_much_for_this_node_the_pack_of_what_the_job_comp
 ) -> None:
     async def scene(world: World) -> None:
         leases = Told(15.0, 900.0, 30.0)
-        early = EarlyPacks(leases, "job", world.packs)
-        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
         world.use("k0")
-        early.fetched(0.01)
+        now = 0.0
+        early = EarlyPacks(leases, "job", world.packs, lambda: now)
+        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
+        with early.fetching():
+            now += 0.01
         assert not chore.under_way
-        await asyncio.sleep(0.15)  # it does not count at each fetch
-        early.fetched(60.0)
+        with early.fetching():
+            now += 60.0
         assert chore.under_way
         await chore.settled()
         assert world.held() == set(NAMES)
