@@ -95,11 +95,10 @@ class Facts:
             for event in self._events.get(key, ()):
                 event.set()
 
-    def hear_old(self, answers: dict[str, Ready]) -> None:
+    def hear_old(self, key: str, answer: Ready, *, ours: bool = False) -> None:
         """News from before the time in which every change is heard."""
-        for key, answer in answers.items():
-            if key not in self._facts:
-                self.hear(key, answer)
+        if key not in self._facts:
+            self.hear(key, answer, ours=ours)
 
     def begin(self) -> None:
         """From now on every change is heard."""

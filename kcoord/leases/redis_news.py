@@ -273,8 +273,10 @@ class News:
             last = int(await self._command(lambda: self._ask("HGET", self._name, "last")) or 0)
             names = [str(number % RING) for number in range(last - _CAUGHT_UP + 1, last + 1)]
             facts = await self._command(lambda: self._ask("HMGET", self._name, *names))
-            latest = {key: answer for each in facts for _, key, answer, _ in _decoded(each or b"")}
-            self._facts.hear_old({key: answer for key, answer in latest.items() if isinstance(answer, Ready)})
+            latest = {key: (answer, profile) for each in facts for _, key, answer, profile in _decoded(each or b"")}
+            for key, (answer, profile) in latest.items():
+                if isinstance(answer, Ready):
+                    self._facts.hear_old(key, answer, ours=self._is_ours(profile))
         except (LeaseUnavailable, *NONSENSE):
             self._failed += 1
         else:
@@ -298,7 +300,10 @@ class News:
         self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
         for who, key, answer, profile in _decoded(facts):
             if who != self._me:
-                self._facts.hear(key, answer, ours=bool(profile) and profile == self._profile)
+                self._facts.hear(key, answer, ours=self._is_ours(profile))
+
+    def _is_ours(self, profile: str) -> bool:
+        return bool(profile) and profile == self._profile
 
 
 class _KeyWatch(Watch):
