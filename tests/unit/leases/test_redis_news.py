@@ -65,7 +65,7 @@ def test_agents_of_one_profile_hear_what_is_ready_for_its_jobs_and_who_writes(re
             ready, led = some_key(), some_key()
             lease = await won(one, led)
             await (await won(one, ready)).ready("m")
-            await _until(lambda: all(other.heard(ready) for other in others))
+            await _until(lambda: all(other._facts.known(ready) == Ready("m") for other in others))
             assert [agent.ready_keys() for agent in agents] == [[ready], [ready], [], []]
             for other in others:
                 heard = other.heard(led)
