@@ -148,7 +148,7 @@ def _play(row: Row, whole: int, factor: float) -> Measured:
         light = LightNodes(row.nodes - count, _light_ranks(row), fetch, at_start)
         return play(
             root, count, _RANKS, kernels, together=row.way == COLD, limit=_LIMIT + _GRACE, light=light, slower=factor,
-            server=server, settings={"profile": PROFILE} if row.way in (COLD, PACKED) else None,
+            server=server, settings=None if row.way == IN_STEP else {"profile": PROFILE},
             prepare=lambda url: announce(url, manifests),
         )  # fmt: skip
 
