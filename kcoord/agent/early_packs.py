@@ -66,6 +66,7 @@ class EarlyPacks:
         self._read = 0.0  # seconds, of the last pack
         self._counted = -1.0  # when what is to be fetched was counted
         self._number = -1  # of the news by which the last pack was read
+        self._left_out: set[str] = set()  # keys that were READY before a pack was written, and are not in it
         self._late = ""  # the holder of the lease that nobody waits for any more
         self._coming: asyncio.Task[None] | None = None
         self._until = 0.0  # fetches wait for it
@@ -75,7 +76,10 @@ class EarlyPacks:
         if self._profile is None or self._leases.followers < _FEWEST_AGENTS:
             return []
         ready = self._leases.ready_keys()
-        left = sum(digest not in self._packs.seen and not self._packs.states(digest) for digest in ready)
+        left = sum(
+            digest not in self._packs.seen and digest not in self._left_out and not self._packs.states(digest)
+            for digest in ready
+        )
         return ready if left >= FEWEST and left * self._pace > max(_WORTH, _TIMES_ITS_READ * self._read) else []
 
     @contextmanager
@@ -123,11 +127,13 @@ class EarlyPacks:
 
     async def _come(self, profile: str) -> None:
         """Wait until the writer's lease ends, and read the pack."""
-        lease, end, holder = lease_of(profile), self._clock() + _HELD_BACK, None
+        lease, end, holder = lease_of(profile), self._clock() + _HELD_BACK, ""
+        before: list[str] = []
         try:
             async with self._leases.watch(lease) as watch:
                 while (heard := self._leases.heard(lease)) is not None and isinstance(heard.answer, Wait):
-                    holder = holder or heard.answer.holder
+                    if not holder:
+                        holder, before = heard.answer.holder, self._leases.ready_keys()
                     if heard.answer.holder != holder:  # the next one writes
                         break
                     if self._clock() >= end:
@@ -141,6 +147,8 @@ class EarlyPacks:
             begun = self._clock()
             await self._packs.renew(profile)
             self._read = self._clock() - begun
+            if before:
+                self._left_out = {digest for digest in before if not self._packs.states(digest)}
 
 
 def _mean(mean: float, latest: float) -> float:

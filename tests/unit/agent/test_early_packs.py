@@ -169,6 +169,27 @@ def test_what_jobs_of_other_profiles_compile_is_in_no_pack() -> None:
     assert world.early.wanted() == KEYS[:20]
 
 
+def test_what_does_not_get_into_a_pack_is_no_reason_for_the_next_one() -> None:
+    """It is too large, say, or has vanished."""
+
+    async def scenario() -> None:
+        world = World()
+        world.ready(30)
+        world.fetches(1.0)
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        world.packs.newest = set(KEYS[:5])
+        world.ready()
+        world.hear(None)
+        assert await asking
+        assert world.early.wanted() == KEYS, "ten became READY later"
+        world.packs.seen |= set(KEYS[30:33])
+        assert world.early.wanted() == []
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("why", ["few nodes", "no profile", "few kernels"])
 def test_no_pack_is_written_where_it_would_spare_little(why: str) -> None:
     world = World(None if why == "no profile" else "job")
