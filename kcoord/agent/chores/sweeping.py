@@ -71,11 +71,12 @@ class Sweeper:
     def _remove_stale(self) -> int:
         own = [path.parent for path in self._local_dir.glob("*/.kcoord")]
         tiers = {str(path) for path in (*own, *self._local_dir.glob("objects/??"))} | set(self._tiers)
+        stagings = [(Path(tier, ".kcoord", "staging"), Path(tier)) for tier in sorted(tiers)]
         removed = 0
-        for tier in sorted(tiers):
+        for staging, root in [*stagings, (self._local_dir / "toolchain", self._local_dir)]:
             with suppress(OSError, StoreError):  # a disk that takes no writes, or is others' too, keeps what is there
-                check_tier(Path(tier), self._local_dir)
-                removed += sweep(Path(tier, ".kcoord", "staging"), Path(tier))
+                check_tier(root, self._local_dir)
+                removed += sweep(staging, root)
         return removed
 
     def _remove_left(self, pid: int, staging: Path) -> None:

@@ -17,7 +17,6 @@ import logging
 import os
 import stat
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,7 +151,9 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _write(path: Path, entry: Any) -> None:
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.part")
+    from kcoord.files.naming import staging_name  # as above
+
+    part = path.with_name(f"{staging_name()}.part")  # an agent's sweep removes it if this process is killed
     try:
         body = msgpack.packb(entry)
         part.touch(mode=0o600, exist_ok=False)  # whatever the umask: see `_open_own`

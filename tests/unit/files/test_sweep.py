@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -265,6 +266,22 @@ sweeper.sweep.__kwdefaults__.update(here_after=-1, elsewhere_after=-1)
 """
 
 
+_KILLED = """
+import os, pathlib, signal, sys
+pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from kcoord.keys.tools.machine_cache import keep
+keep(pathlib.Path(sys.argv[1]), "entry", 1)
+"""
+
+
+def test_what_a_process_was_writing_into_the_machines_cache_when_it_was_killed_is_removed(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", _KILLED, tmp_path], timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = (tmp_path / "toolchain").iterdir()
+    assert sweep_all(tmp_path / "toolchain") == 1
+    assert not left.exists()
+
+
 def test_an_agent_sweeps_the_store_and_the_local_tiers_that_it_sees(tmp_path: Path, dead: int) -> None:
     with Node(store=str(tmp_path)) as node:
         in_store = make(tmp_path / "v1" / "staging", name(dead, "another"))
@@ -272,6 +289,7 @@ def test_an_agent_sweeps_the_store_and_the_local_tiers_that_it_sees(tmp_path: Pa
         left = [
             make(node.directory / "objects" / "ab" / ".kcoord" / "staging", name(dead)),
             make(node.directory / "triton" / ".kcoord" / "staging", name(dead)),
+            make(node.directory / "toolchain", f"{name(dead)}.part"),
         ]
         start_agent(node, _AT_ONCE)
         until(lambda: not in_store.exists() and not any(path.exists() for path in left))
