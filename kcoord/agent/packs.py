@@ -14,6 +14,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
@@ -71,6 +72,15 @@ class Packs:
         """The profile's pack. None: there is none that can be used, it is not read yet, or it has served its time."""
         return _result(self._reads.get(profile))
 
+    def status(self) -> dict[str, dict[str, Any]]:
+        """The packs that serve, by profile."""
+        packs = {profile: _result(read) for profile, read in self._reads.items()}
+        return {
+            profile: {"artifacts": len(pack.digests), "file": pack.place.name}
+            for profile, pack in packs.items()
+            if pack is not None
+        }
+
     def is_unread(self, profile: str) -> bool:
         """True as long as the pack is being read."""
         read = self._reads.get(profile)
@@ -95,7 +105,8 @@ class Packs:
         before = self._reads.get(profile)
         if before is None or not before.done():
             self.begin(profile, asked=True)
-            await asyncio.wait({read for read in [self._reads.get(profile)] if read is not None})
+            if profile in self._reads:
+                await asyncio.wait({self._reads[profile]})
             return
         old = _result(before)
 

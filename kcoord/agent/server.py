@@ -228,6 +228,7 @@ class Agent:
                 "usable": not self._lease_tasks.store_is_faulty,
             },
             "jobs": self._statistics.latest(_JOBS_SHOWN),
+            "packs": self._lease_tasks.packs.status(),
             "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,

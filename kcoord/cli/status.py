@@ -64,6 +64,10 @@ def _picture(status: dict[str, Any]) -> Group:
         table if status["flights"] else "nothing is being compiled",
     ]
     lines += [
+        printable(f"pack of {profile}: {pack['artifacts']} artifacts")
+        for profile, pack in status.get("packs", {}).items()
+    ]
+    lines += [
         printable(_pool_line(job, pool))
         for job, pool in status.get("pools", {}).items()
         if pool["running"] or pool["compiled"]

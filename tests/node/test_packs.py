@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -94,6 +96,9 @@ def test_the_second_node_loads_the_right_kernels_without_a_look_at_the_stores_ar
     with job(store.root) as second:
         second.start()
         assert_loads(second, NAMES, "pack")
+        assert second.status()["packs"] == {"job": {"artifacts": len(NAMES), "file": path.name}}
+        done = subprocess.run([sys.executable, *KCOORD, "status"], env=second.environ(), capture_output=True, text=True)
+        assert "pack of job: 12 artifacts" in done.stdout.splitlines(), done.stderr
         assert log_of(second) == ""
 
 

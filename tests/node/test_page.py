@@ -32,6 +32,7 @@ STATUS: dict[str, Any] = {
     "store": {"root": "/store", "usable": False},
     "flights": [{"key": "ab" * 32, "name": f"triton:{HOSTILE}", "variant": {"constants BLOCK": "64"}, "state": "compiling",
                  "leader": "rank 3", "seconds": 1.5, "waiting": ["rank 1"]}],
+    "packs": {"job": {"artifacts": 1300, "file": "f.pack"}},
     "pools": {"job": {"running": True, "busy": ["kernels.matmul"], "queued": 5, "compiled": 4, "used": 3, "failed": 1,
                       "failures": ["no registers"]}},
     "jobs": {"job": complete({"requests": 1234, "compiles": 12})},
@@ -165,6 +166,7 @@ def test_a_browser_shows_what_ranks_sent_as_text_and_the_page_on_a_phone(address
         "abababababab",
         "not usable",
         "1,234",
+        "1,300",
         "no registers",
         "live",
     ):

@@ -56,6 +56,7 @@ function figures(status) {
     [away.length ? `coordinates; ${away.join(", ")}` : "coordinates", status.coordinates, away.length ? "bad" : ""],
     store ? ["store", store.usable ? "well" : "not usable", store.usable ? "" : "bad"] : ["store", "none"],
     ["uploads to the store", count(status.uploads)],
+    ["artifacts in packs", count(Object.values(status.packs).reduce((sum, pack) => sum + pack.artifacts, 0))],
   ];
   at("figures").replaceChildren(...found.map(([term, value, kind]) => {
     const pair = element("div");

@@ -435,6 +435,8 @@ def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None
             await asyncio.sleep(0.005)
         await asyncio.sleep(0)
         assert sum(world.packs.get(profile) is not None for profile in profiles) == 4
+        await world.packs.renew(profiles[-1])
+        assert world.packs.get(profiles[-1]) is None
 
     played(store, scene)
 
