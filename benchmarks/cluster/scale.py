@@ -28,11 +28,11 @@ _RANKS = 8  # of a whole node
 _WALKERS = 2000  # ranks of all light nodes together, at most, or one of each
 _IN_STEP_KEYS = 30  # in step the compiles come one after the other: a tenth of them tells as much
 _WHOLE_OF_MANY = 2  # nodes of thousands of keys: each rank asks for all of them
-_FETCH = 8  # requests; for estimates
+_FETCH, _SHARED = 8, 2  # requests for each key and node, alone and with packs; for estimates
 _ABREAST = 8  # as in `kcoord.agent.store_access`
-_LIMIT = 300.0  # seconds of a row, as it is planned
+_LIMIT = 120.0  # seconds of a row, as it is planned
 _GRACE = 300.0  # seconds that a row may take longer
-_DILATION = 4.0  # at most
+_DILATION = 16.0  # at most
 _MEMORY = Path("/dev/shm")
 
 
@@ -122,8 +122,9 @@ def _dilation(row: Row, most: float) -> float | None:
     work = {COLD: bound(kernels, row.nodes * _light_ranks(row)), IN_STEP: sum(seconds for _, seconds in kernels)}.get(
         row.way, 1.0
     )
-    store = 0.0 if row.way == PACKED else row.nodes * row.keys * _FETCH / RATE
-    return next((f for f in (4.0, 2.0, 1.0) if f <= most and (work + store) * f <= _LIMIT), None)
+    fetch = {IN_STEP: _FETCH, PACKED: 0}.get(row.way, _SHARED)
+    store = row.nodes * row.keys * fetch / RATE
+    return next((f for f in (16.0, 8.0, 4.0, 2.0, 1.0) if f <= most and (work + store) * f <= _LIMIT), None)
 
 
 def _play(row: Row, whole: int, factor: float) -> Measured:

@@ -23,7 +23,7 @@ from kcoord.telemetry.events import tell_if_failed
 FEWEST = 8  # artifacts; fewer are not worth a file
 _FEWEST_AGENTS = 8  # that hear of a pack
 _HELD_BACK, _READ_WITHIN = 3.0, 3.0  # seconds for which fetches wait for a writer, and then for their pack, at most
-_SLOW = 0.1  # seconds of a fetch; where they are faster, none is held back
+_SLOW = 0.1  # seconds of a fetch; where they are known to be faster, none is held back
 _WORTH = 1.0  # seconds of fetches that a pack is to spare this node
 _TIMES_ITS_READ = 2.0  # and so many times as long as it took to read the last one
 _WEIGHT = 0.25  # of the latest fetch in the mean
@@ -60,11 +60,11 @@ class EarlyPacks:
     ) -> None:
         self._leases, self._profile, self._packs, self._clock = leases, profile, packs, clock
         self.write: Callable[[], object] = lambda: None
-        self._under_way = 0  # fetches
-        self._fetch = 0.0  # seconds, of late
+        self._begun: dict[object, float] = {}  # the fetches under way, the oldest first
+        self._fetch = 0.0  # seconds, of late; 0: none has ended
         self._pace = 0.0  # seconds from one fetch to the next, of late
         self._read = 0.0  # seconds, of the last pack
-        self._counted = -1.0  # when what is to be fetched was counted
+        self._timer: asyncio.TimerHandle | None = None  # of the next count
         self._number = -1  # of the news by which the last pack was read
         self._left_out: set[str] = set()  # keys that were READY before a pack was written, and are not in it
         self._late = ""  # the holder of the lease that nobody waits for any more
@@ -80,27 +80,38 @@ class EarlyPacks:
             digest not in self._packs.seen and digest not in self._left_out and not self._packs.states(digest)
             for digest in ready
         )
-        return ready if left >= FEWEST and left * self._pace > max(_WORTH, _TIMES_ITS_READ * self._read) else []
+        pace = max(self._pace, self._age() / max(1, len(self._begun)))
+        return ready if left >= FEWEST and left * pace > max(_WORTH, _TIMES_ITS_READ * self._read) else []
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
         """Around each fetch from the store."""
-        self._under_way += 1
-        begun, others = self._clock(), self._under_way
+        fetch = object()
+        self._begun[fetch] = self._clock()
+        others = len(self._begun)
+        self._count_later()
         try:
             yield
         finally:
-            self._fetched(self._clock() - begun, max(others, self._under_way))
-            self._under_way -= 1
+            abreast = max(others, len(self._begun))
+            seconds = self._clock() - self._begun.pop(fetch)
+            self._fetch = _mean(self._fetch, seconds)
+            self._pace = _mean(self._pace, seconds / abreast)
 
-    def _fetched(self, seconds: float, abreast: int) -> None:
-        self._fetch = _mean(self._fetch, seconds)
-        self._pace = _mean(self._pace, seconds / abreast)
-        now = self._clock()
-        if now >= self._counted + _COUNTS_EVERY:
-            self._counted = now
-            if self.wanted():
-                self.write()
+    def _count_later(self) -> None:
+        if self._timer is None and self._profile is not None:
+            self._timer = asyncio.get_running_loop().call_later(_COUNTS_EVERY, self._count)
+
+    def _count(self) -> None:
+        self._timer = None
+        if self.wanted():
+            self.write()
+        if self._begun:
+            self._count_later()
+
+    def _age(self) -> float:
+        """Seconds since the oldest fetch under way has begun."""
+        return self._clock() - next(iter(self._begun.values())) if self._begun else 0.0
 
     async def came(self, digest: str) -> bool:
         """Wait for the pack that another agent is writing. True: a pack has the artifact of the key `digest`."""
@@ -108,7 +119,8 @@ class EarlyPacks:
             return False
         if self._coming is None or self._coming.done():
             if isinstance(heard.answer, Wait):
-                waits = self._fetch >= _SLOW and heard.answer.holder != self._late
+                fast = 0 < self._fetch < _SLOW and self._age() < _SLOW
+                waits = not fast and heard.answer.holder != self._late
             else:
                 waits = heard.number != self._number
             if not waits:
@@ -122,6 +134,8 @@ class EarlyPacks:
     def close(self) -> None:
         """Hold nothing back any more."""
         self._profile = None
+        if self._timer is not None:
+            self._timer.cancel()
         if self._coming is not None:
             self._coming.cancel()
 

@@ -96,7 +96,7 @@ class World:
         self.written += 1
 
     def fetches(self, seconds: float, abreast: int = 8) -> None:
-        """So many artifacts at a time come from the store after so many seconds."""
+        """So many artifacts at a time have come from the store after so many seconds."""
         under_way = [self.early.fetching() for _ in range(abreast)]
         for fetching in under_way:
             fetching.__enter__()
@@ -128,21 +128,40 @@ async def steps(count: int = 10) -> None:
 
 
 def test_a_pack_is_written_once_the_store_takes_longer_for_what_is_ready_than_a_pack() -> None:
-    world = World()
-    world.ready()
-    world.fetches(0.1)  # 40 artifacts, eight at a time: half a second
-    assert (world.early.wanted(), world.written) == ([], 0)
-    world = World()
-    world.ready()
-    world.fetches(0.3)
-    assert (world.early.wanted(), world.written) == (KEYS, 1)
+    async def scenario() -> None:
+        for seconds, wanted in (
+            (0.1, []),
+            (0.3, KEYS),
+        ):  # 40 artifacts, eight at a time: half a second, and more than one
+            world = World()
+            world.ready()
+            world.fetches(seconds)
+            await asyncio.sleep(0.15)
+            assert (world.early.wanted(), world.written) == (wanted, len(wanted) // 40)
+
+    play(scenario)
 
 
 def test_a_node_that_fetches_one_at_a_time_takes_longer_for_all() -> None:
-    world = World()
-    world.ready()
-    world.fetches(0.1, abreast=1)
-    assert world.early.wanted() == KEYS
+    async def scenario() -> None:
+        world = World()
+        world.ready()
+        world.fetches(0.1, abreast=1)
+        assert world.early.wanted() == KEYS
+
+    play(scenario)
+
+
+def test_the_first_fetches_tell_before_they_end() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.ready()
+        with world.early.fetching(), world.early.fetching():
+            world.now += 0.3
+            await asyncio.sleep(0.15)
+            assert world.written == 1
+
+    play(scenario)
 
 
 def test_what_this_node_has_or_a_pack_states_need_not_be_fetched() -> None:
@@ -161,12 +180,15 @@ def test_what_this_node_has_or_a_pack_states_need_not_be_fetched() -> None:
 
 
 def test_what_jobs_of_other_profiles_compile_is_in_no_pack() -> None:
-    world = World()
-    world.ready(20)
-    for key in KEYS[20:]:
-        world.leases.facts.hear(key, Ready("m"))
-    world.fetches(1.0)
-    assert world.early.wanted() == KEYS[:20]
+    async def scenario() -> None:
+        world = World()
+        world.ready(20)
+        for key in KEYS[20:]:
+            world.leases.facts.hear(key, Ready("m"))
+        world.fetches(1.0)
+        assert world.early.wanted() == KEYS[:20]
+
+    play(scenario)
 
 
 def test_what_does_not_get_into_a_pack_is_no_reason_for_the_next_one() -> None:
@@ -192,12 +214,16 @@ def test_what_does_not_get_into_a_pack_is_no_reason_for_the_next_one() -> None:
 
 @pytest.mark.parametrize("why", ["few nodes", "no profile", "few kernels"])
 def test_no_pack_is_written_where_it_would_spare_little(why: str) -> None:
-    world = World(None if why == "no profile" else "job")
-    if why == "few nodes":
-        world.leases.followers = 7
-    world.ready(7 if why == "few kernels" else 40)
-    world.fetches(60.0)
-    assert (world.early.wanted(), world.written) == ([], 0)
+    async def scenario() -> None:
+        world = World(None if why == "no profile" else "job")
+        if why == "few nodes":
+            world.leases.followers = 7
+        world.ready(7 if why == "few kernels" else 40)
+        world.fetches(60.0)
+        await asyncio.sleep(0.15)
+        assert (world.early.wanted(), world.written) == ([], 0)
+
+    play(scenario)
 
 
 def test_a_pack_that_takes_long_to_read_is_written_for_more() -> None:
@@ -241,6 +267,22 @@ def test_fetches_from_a_slow_store_wait_for_the_pack_that_is_being_written() -> 
         assert world.packs.reads == 1
         assert not await world.early.came(KEYS[1])
         assert world.packs.reads == 1, "there is no newer one"
+
+    play(scenario)
+
+
+def test_a_node_that_has_fetched_nothing_yet_waits_too() -> None:
+    """Its fetches would slow the writer down."""
+
+    async def scenario() -> None:
+        world = World()
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        assert not asking.done()
+        world.packs.newest = {KEYS[0]}
+        world.hear(None)
+        assert await asking
 
     play(scenario)
 
