@@ -23,8 +23,8 @@ from kcoord.telemetry.events import tell_if_failed
 FEWEST = 8  # artifacts; fewer are not worth a file
 _FEWEST_AGENTS = 8  # that hear of a pack
 _HELD_BACK, _READ_WITHIN = 3.0, 3.0  # seconds for which fetches wait for a writer, and then for their pack, at most
-_SLOW = 0.1  # seconds of a fetch; where they are known to be faster, none is held back
 _WORTH = 1.0  # seconds of fetches that a pack is to spare this node
+_WAITS = 0.5  # seconds of fetches; a node that has less before it is not held back
 _TIMES_ITS_READ = 2.0  # and so many times as long as it took to read the last one
 _WEIGHT = 0.25  # of the latest fetch in the mean
 _COUNTS_EVERY = 0.1  # seconds between two counts of what is to be fetched
@@ -61,8 +61,7 @@ class EarlyPacks:
         self._leases, self._profile, self._packs, self._clock = leases, profile, packs, clock
         self.write: Callable[[], object] = lambda: None
         self._begun: dict[object, float] = {}  # the fetches under way, the oldest first
-        self._fetch = 0.0  # seconds, of late; 0: none has ended
-        self._pace = 0.0  # seconds from one fetch to the next, of late
+        self._pace = 0.0  # seconds from one fetch to the next, of late; 0: none has ended
         self._read = 0.0  # seconds, of the last pack
         self._timer: asyncio.TimerHandle | None = None  # of the next count
         self._number = -1  # of the news by which the last pack was read
@@ -73,15 +72,8 @@ class EarlyPacks:
 
     def wanted(self) -> list[str]:
         """The keys that a pack is to have; empty if it is not worth its writing."""
-        if self._profile is None or self._leases.followers < _FEWEST_AGENTS:
-            return []
-        ready = self._leases.ready_keys()
-        left = sum(
-            digest not in self._packs.seen and digest not in self._left_out and not self._packs.states(digest)
-            for digest in ready
-        )
-        pace = max(self._pace, self._age() / max(1, len(self._begun)))
-        return ready if left >= FEWEST and left * pace > max(_WORTH, _TIMES_ITS_READ * self._read) else []
+        ready, left, takes = self._to_fetch()
+        return ready if left >= FEWEST and takes > max(_WORTH, _TIMES_ITS_READ * self._read) else []
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
@@ -95,8 +87,7 @@ class EarlyPacks:
         finally:
             abreast = max(others, len(self._begun))
             seconds = self._clock() - self._begun.pop(fetch)
-            self._fetch = _mean(self._fetch, seconds)
-            self._pace = _mean(self._pace, seconds / abreast)
+            self._pace += _WEIGHT * (seconds / abreast - self._pace) if self._pace else seconds / abreast
 
     def _count_later(self) -> None:
         if self._timer is None and self._profile is not None:
@@ -109,18 +100,13 @@ class EarlyPacks:
         if self._begun:
             self._count_later()
 
-    def _age(self) -> float:
-        """Seconds since the oldest fetch under way has begun."""
-        return self._clock() - next(iter(self._begun.values())) if self._begun else 0.0
-
     async def came(self, digest: str) -> bool:
         """Wait for the pack that another agent is writing. True: a pack has the artifact of the key `digest`."""
         if self._profile is None or (heard := self._leases.heard(lease_of(self._profile))) is None:
             return False
         if self._coming is None or self._coming.done():
             if isinstance(heard.answer, Wait):
-                fast = 0 < self._fetch < _SLOW and self._age() < _SLOW
-                waits = not fast and heard.answer.holder != self._late
+                waits = heard.answer.holder != self._late and self._has_much_to_fetch()
             else:
                 waits = heard.number != self._number
             if not waits:
@@ -130,6 +116,23 @@ class EarlyPacks:
             self._coming.add_done_callback(lambda task: tell_if_failed(task, "packs of this job are not awaited"))
         await asyncio.wait({self._coming}, timeout=max(0.0, self._until - self._clock()))
         return self._packs.states(digest)
+
+    def _to_fetch(self) -> tuple[list[str], int, float]:
+        """The keys that are READY, how many of them this node lacks, and the seconds that these take at the pace of late."""
+        if self._profile is None or self._leases.followers < _FEWEST_AGENTS:
+            return [], 0, 0.0
+        ready = self._leases.ready_keys()
+        left = sum(
+            digest not in self._packs.seen and digest not in self._left_out and not self._packs.states(digest)
+            for digest in ready
+        )
+        oldest = self._clock() - next(iter(self._begun.values())) if self._begun else 0.0
+        return ready, left, left * max(self._pace, oldest / max(1, len(self._begun)))
+
+    def _has_much_to_fetch(self) -> bool:
+        """True too as long as no fetch has told how long they take: ours would slow the writer down."""
+        _, left, takes = self._to_fetch()
+        return left > 0 and (not self._pace or takes > _WAITS)
 
     def close(self) -> None:
         """Hold nothing back any more."""
@@ -163,7 +166,3 @@ class EarlyPacks:
             self._read = self._clock() - begun
             if before:
                 self._left_out = {digest for digest in before if not self._packs.states(digest)}
-
-
-def _mean(mean: float, latest: float) -> float:
-    return mean + _WEIGHT * (latest - mean) if mean else latest

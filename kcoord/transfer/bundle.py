@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from kcoord.artifacts.manifest import Manifest
@@ -113,11 +114,29 @@ def export(
     return done
 
 
+class Kept(dict[str, tuple[bytes, bytes]]):
+    """The files of artifacts that need not be read again, of at most `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def keep(self, digest: str, encoded: bytes, payload: bytes) -> None:
+        self._room -= len(encoded) + len(payload)
+        if self._room >= 0:
+            self[digest] = encoded, payload
+
+
 def gather(
-    store: Store, digests: Iterable[str], left_out: dict[str, str], *, unsigned: bool = False
+    store: Store,
+    digests: Iterable[str],
+    left_out: dict[str, str],
+    *,
+    unsigned: bool = False,
+    kept: Kept | None = None,
 ) -> Iterator[Packed]:
     """The index's entries for the artifacts `digests`, each verified. The digests that `export` leaves out go to `left_out`, with
-    reasons. Memory holds some nine artifacts. Raises `StoreError` if the store fails.
+    reasons. Memory holds some nine artifacts, and what `kept` keeps. Raises `StoreError` if the store fails.
     """
     trust = store.trust
     for digest, found, why in _read(store, digests, "it is not in the store"):
@@ -127,6 +146,8 @@ def gather(
         _, encoded, payload = found
         vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
         if vouched or unsigned:
+            if kept is not None:
+                kept.keep(digest, encoded, payload)
             yield Packed(digest, Blob.of(encoded), Blob.of(payload), vouched)
         else:
             left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
@@ -138,10 +159,22 @@ def head_of(index: Index, trust: Trust) -> bytes:
     return _MAGIC + len(sealed).to_bytes(_LENGTH, "big") + sealed
 
 
-def contents_of(store: Store, index: Index, profiles: Mapping[str, bytes]) -> Iterator[bytes]:
-    """The blobs, in the index's order. Raises `StoreError` if an artifact has changed since the index was made."""
-    digests = [entry.digest for entry in index.artifacts]
-    for entry, (_, found, why) in zip(index.artifacts, _read(store, digests, "it was removed meanwhile"), strict=True):
+def contents_of(
+    store: Store,
+    index: Index,
+    profiles: Mapping[str, bytes],
+    kept: Mapping[str, tuple[bytes, bytes]] = MappingProxyType({}),
+) -> Iterator[bytes]:
+    """The blobs, in the index's order; those in `kept` are not read. Raises `StoreError` if an artifact has changed since the
+    index was made.
+    """
+    to_read = [entry.digest for entry in index.artifacts if entry.digest not in kept]
+    reads = _read(store, to_read, "it was removed meanwhile")
+    for entry in index.artifacts:
+        if entry.digest in kept:
+            yield from kept[entry.digest]
+            continue
+        _, found, why = next(reads)
         if found is not None and Blob.of(found[1]) != entry.manifest:
             found, why = None, "it was replaced meanwhile"
         if found is None:

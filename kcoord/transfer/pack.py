@@ -33,13 +33,14 @@ from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic
 from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_directory, packs_of, signer_of
 from kcoord.profiles.parts import forget_superfluous
-from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
+from kcoord.transfer.bundle import Bundle, Kept, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
 
 MOST_PACKED = 20_000  # artifacts
 LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
 _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
+_IN_MEMORY = 64 << 20  # bytes of artifacts that the writer keeps
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
 _TIMES_ON_DISK = 4  # of the pack's size must be free: its artifacts follow, unpacked
@@ -58,12 +59,15 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
     ones first.
 
-    Equal artifacts make one file (with one key). Each is read twice. The pack is signed if the store's `trust` has a key; it then
-    holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises `StoreError`.
+    Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. The pack is signed if the store's `trust` has
+    a key; it then holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
+    `StoreError`.
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    index = Index(tuple(sorted(_fitting(gather(store, dict.fromkeys(digests), {})), key=lambda entry: entry.digest)))
+    kept = Kept(_IN_MEMORY)
+    found = _fitting(gather(store, dict.fromkeys(digests), {}, kept=kept))
+    index = Index(tuple(sorted(found, key=lambda entry: entry.digest)))
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
     directory = packs_directory(store.root, profile)
@@ -72,7 +76,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     try:
         with staged.open("wb") as file:
             file.write(head)
-            for content in contents_of(store, index, {}):
+            for content in contents_of(store, index, {}, kept):
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())

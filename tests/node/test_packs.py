@@ -374,7 +374,7 @@ def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
 
 EAGER = """
 import kcoord.agent.early_packs as early
-early._FEWEST_AGENTS, early._SLOW, early._WORTH, early._COUNTS_EVERY = 3, 0.05, 0.1, 0.0
+early._FEWEST_AGENTS, early._WAITS, early._WORTH, early._COUNTS_EVERY = 3, 0.05, 0.1, 0.01
 """
 """For an agent: a pack is worth its writing as it is for one of hundreds of nodes."""
 

@@ -108,6 +108,11 @@ class World:
         for key in KEYS[:count]:
             self.leases.facts.hear(key, Ready("m"), ours=True)
 
+    def has_much_to_fetch(self) -> None:
+        self.ready()
+        self.fetches(1.0)
+        assert self.early.wanted()
+
     def hear(self, answer: Ready | Wait | None) -> None:
         self.leases.facts.hear(LEASE, answer)
 
@@ -253,10 +258,10 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_packs, "_READ_WITHIN", 0.2)
 
 
-def test_fetches_from_a_slow_store_wait_for_the_pack_that_is_being_written() -> None:
+def test_a_node_that_has_much_to_fetch_waits_for_the_pack_that_is_being_written() -> None:
     async def scenario() -> None:
         world = World()
-        world.fetches(0.3)
+        world.has_much_to_fetch()
         world.hear(WRITER)
         asking = [world.asks(KEYS[0]), world.asks(KEYS[1])]
         await steps()
@@ -276,6 +281,7 @@ def test_a_node_that_has_fetched_nothing_yet_waits_too() -> None:
 
     async def scenario() -> None:
         world = World()
+        world.ready()
         world.hear(WRITER)
         asking = world.asks()
         await steps()
@@ -287,10 +293,12 @@ def test_a_node_that_has_fetched_nothing_yet_waits_too() -> None:
     play(scenario)
 
 
-def test_fetches_from_a_fast_store_wait_for_nothing() -> None:
+def test_a_node_that_has_little_to_fetch_waits_for_nothing() -> None:
     async def scenario() -> None:
         world = World()
+        world.ready()
         world.fetches(0.05)
+        assert not world.early.wanted()
         world.hear(WRITER)
         asking = world.asks()
         await steps()
@@ -300,16 +308,29 @@ def test_fetches_from_a_fast_store_wait_for_nothing() -> None:
     play(scenario)
 
 
+def test_nodes_of_a_small_cluster_wait_for_nothing() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.has_much_to_fetch()
+        world.leases.followers = 7
+        world.hear(WRITER)
+        asking = world.asks()
+        await steps()
+        assert asking.done()
+
+    play(scenario)
+
+
 def test_a_writer_that_takes_long_is_waited_for_once(briefly: None) -> None:
     async def scenario() -> None:
         world = World()
-        world.fetches(0.3)
+        world.has_much_to_fetch()
         world.hear(WRITER)
         assert not await world.early.came(KEYS[0])
         asking = world.asks()
         await steps()
         assert asking.done(), "it is late already"
-        world.packs.newest = set(KEYS)
+        world.packs.newest = {KEYS[0]}
         world.hear(None)
         assert await world.early.came(KEYS[0]), "it has come after all"
         world.hear(WRITER)
@@ -323,7 +344,7 @@ def test_a_writer_that_takes_long_is_waited_for_once(briefly: None) -> None:
 def test_a_pack_is_read_although_the_next_one_is_being_written() -> None:
     async def scenario() -> None:
         world = World()
-        world.fetches(0.3)
+        world.has_much_to_fetch()
         world.hear(WRITER)
         asking = world.asks()
         await steps()
@@ -354,7 +375,7 @@ def test_a_pack_that_is_read_from_a_store_that_hangs_is_waited_for_once(briefly:
 def test_a_writer_of_whom_no_news_comes_holds_nothing_back(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world = World()
-        world.fetches(0.3)
+        world.has_much_to_fetch()
         world.hear(Wait("writer", 0.1 if fault == "the lease runs out" else 15.0))
         world.leases.reached = fault != "Redis does not answer"
         asking = world.asks()
@@ -371,7 +392,7 @@ def test_a_writer_of_whom_no_news_comes_holds_nothing_back(fault: str, monkeypat
 def test_the_end_of_the_agent_holds_nothing_back() -> None:
     async def scenario() -> None:
         world = World()
-        world.fetches(0.3)
+        world.has_much_to_fetch()
         world.hear(WRITER)
         asking = world.asks()
         await steps()
