@@ -59,7 +59,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
     ones first.
 
-    Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. The pack is signed if the store's `trust` has
+    Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. It is signed if the store's `trust` has
     a key; it then holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
     `StoreError`.
     """
