@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,18 +39,11 @@ _ROOM = 16 << 10  # bytes of each that a process may have more than the server
 _INTERPRETER = ("PYTHONHASHSEED", "LD_PRELOAD")  # the variables that only a new interpreter obeys
 
 
-class ForkServer:
-    """One server with `modules` imported under the variables `environ`. `close` ends it, and what it has started."""
+class ForkClient:
+    """Asks the server at `address`, which has the variables `environ`, for processes."""
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._environ = dict(environ)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            room = "-" * _ROOM
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *modules, room]
-            self._server = subprocess.Popen(command, env={**self._environ, "_": room}, pass_fds=[theirs.fileno()])
-        self._socket = ours
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LARGEST_REQUEST)
+    def __init__(self, address: str, environ: Mapping[str, str]) -> None:
+        self.address, self._environ = address, dict(environ)
 
     def serves(self, environ: Mapping[str, str]) -> bool:
         """False: a process with these variables needs an interpreter of its own."""
@@ -62,6 +56,7 @@ class ForkServer:
         cwd: Path | str,
         streams: Sequence[int] = (),
         pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
     ) -> Forked:
         """``python *arguments``: a program's path, or ``-c`` or ``-m`` and its operand, and what follows.
 
@@ -69,7 +64,7 @@ class ForkServer:
         rest. `pass_fds`: descriptors that it has under the same numbers.
         Raises RuntimeError or OSError if the server has ended: a module cannot be imported.
         """
-        request = json.dumps([list(arguments), dict(environ), str(cwd), list(pass_fds)]).encode()
+        request = json.dumps([list(arguments), dict(environ), str(cwd), list(pass_fds), start_new_session]).encode()
         with ExitStack() as opened:
             outputs = [] if streams else [opened.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
             null = opened.enter_context(Path(os.devnull).open("rb"))
@@ -77,7 +72,7 @@ class ForkServer:
             opened.callback(os.close, status)
             streams = streams or [each.fileno() for each in (null, *outputs)]
             try:
-                socket.send_fds(self._socket, [request], [theirs, *streams, *pass_fds])
+                self._send(request, [theirs, *streams, *pass_fds])
             finally:
                 os.close(theirs)
             forked = Forked(["python", *arguments], status, outputs)
@@ -85,29 +80,57 @@ class ForkServer:
             null.close()
             return forked
 
+    def _send(self, request: bytes, descriptors: Sequence[int]) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LARGEST_REQUEST)
+            asking.connect(self.address)
+            socket.send_fds(asking, [request], descriptors)
+
+
+class ForkServer(ForkClient):
+    """One server with `modules` imported under the variables `environ`. `close` ends it, and what it has started.
+
+    Processes that know its `address` may ask it, too, by a `ForkClient`.
+    """
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._directory = tempfile.mkdtemp(prefix="kcoord-fork-", dir="/tmp")  # a socket's path is short
+        address = str(Path(self._directory, "requests"))
+        self._life, life = socket.socketpair()
+        with life, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+            requests.bind(address)
+            room = "-" * _ROOM
+            numbers = [requests.fileno(), life.fileno()]
+            command = [sys.executable, "-m", __name__, *map(str, numbers), *modules, room]
+            self._server = subprocess.Popen(command, env={**environ, "_": room}, pass_fds=numbers)
+        super().__init__(address, environ)
+
     def close(self) -> None:
         """Another process may have inherited the socket: so it is shut down, too."""
         with suppress(OSError):  # the server has ended
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self._life.shutdown(socket.SHUT_RDWR)
+        self._life.close()
         try:
             self._server.wait(_ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
+_one_at_a_time = threading.Lock()
 
 
 def fork_server(modules: Sequence[str]) -> ForkServer:
     """This process's server of `modules`, with this process's variables but for kcoord's. It ends with this process."""
-    server = _servers.get(tuple(modules))
-    if server is None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")}
-        server = _servers[tuple(modules)] = ForkServer(modules, environ)
-        atexit.register(server.close)
-    return server
+    with _one_at_a_time:
+        server = _servers.get(tuple(modules))
+        if server is None:
+            environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")}
+            server = _servers[tuple(modules)] = ForkServer(modules, environ)
+            atexit.register(server.close)
+        return server
 
 
 class Forked:
@@ -116,6 +139,7 @@ class Forked:
     def __init__(self, args: list[str], status: int, outputs: Sequence[IO[bytes]]) -> None:
         self.args, self.returncode = args, None  # type: list[str], int | None
         self._status, self._outputs = status, outputs
+        self._waits = threading.Lock()
         self._lines = b""
         while b"\n" not in self._lines:  # the server may still import
             if not (more := os.read(status, 64)):
@@ -136,15 +160,20 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; negative: the signal that ended it. Raises `subprocess.TimeoutExpired`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.returncode is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._status], [], [], left)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            more = os.read(self._status, 64)
-            self._lines += more
-            if not more:
-                os.close(self._status)
-                self.returncode = int(self._lines or b"-9")  # without a word: the server was killed, and it with it
+        if not self._waits.acquire(timeout=-1 if timeout is None else timeout):  # another thread waits, too
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        try:
+            while self.returncode is None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not select.select([self._status], [], [], left)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                more = os.read(self._status, 64)
+                self._lines += more
+                if not more:
+                    os.close(self._status)
+                    self.returncode = int(self._lines or b"-9")  # without a word: the server was killed, and it with it
+        finally:
+            self._waits.release()
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -168,8 +197,8 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _serve(requests: socket.socket) -> list[str]:
-    """Fork a process for each request until there are no more. Returns in the child alone, with its arguments.
+def _serve(requests: socket.socket, life: socket.socket) -> list[str]:
+    """Fork a process for each request until `life` ends. Returns in the child alone, with its arguments.
 
     Invariant: `statuses` has the processes that were started and have not been waited for.
     """
@@ -180,14 +209,14 @@ def _serve(requests: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     own = os.getpid()
     while True:
-        ready, _, _ = select.select([requests.fileno(), ended], [], [])
+        ready, _, _ = select.select([requests.fileno(), life.fileno(), ended], [], [])
+        if life.fileno() in ready:
+            break
         if ended in ready:
             os.read(ended, 512)
             _wait_for_ended(statuses)
         if requests.fileno() in ready:
             request, received, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, _MOST_DESCRIPTORS)
-            if not request:
-                break
             status, *given = received
             pid = os.fork()
             if not pid:
@@ -200,6 +229,7 @@ def _serve(requests: socket.socket) -> list[str]:
                 for each in (ended, wakes, *statuses.values()):
                     os.close(each)
                 requests.close()
+                life.close()
                 return _become(request, received)
             statuses[pid] = status
             for each in given:
@@ -225,7 +255,9 @@ def _tell(status: int, word: bytes) -> None:
 
 def _become(request: bytes, received: list[int]) -> list[str]:
     """Give this child its descriptors, variables and directory, and tell its process id; returns its arguments."""
-    arguments, environ, cwd, numbers = json.loads(request)
+    arguments, environ, cwd, numbers, starts_session = json.loads(request)
+    if starts_session:
+        os.setsid()
     wanted = [0, 1, 2, *numbers]
     above = max(*wanted, *received) + 1
     status, *given = (fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in received)  # none overwrites another
@@ -292,11 +324,11 @@ def _exit_code(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the processes
-    for _name in sys.argv[2:-1]:
+    for _name in sys.argv[3:-1]:
         __import__(_name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all modules
-    _code = _exit_code(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _code = _exit_code(_serve(*(socket.socket(fileno=int(_number)) for _number in sys.argv[1:3])))
     vars(threading)["_shutdown"]()  # it waits for the threads that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()

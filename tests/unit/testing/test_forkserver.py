@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from kcoord.testing.forkserver import Forked, ForkServer
+from kcoord.testing.forkserver import ForkClient, Forked, ForkServer
 from tests.support.waiting import eventually
 
 ENDS = {
@@ -113,6 +114,44 @@ def test_a_process_shows_its_own_command_and_variables(server: ForkServer, tmp_p
     assert process.wait(60) == 0
     for each in (write_in, read_out):
         os.close(each)
+
+
+def test_a_process_is_of_the_server_s_session_or_has_its_own(server: ForkServer, tmp_path: Path) -> None:
+    program = "import os; print(os.getsid(0) == os.getpid(), os.getsid(0))"
+    for own, expected in (True, "True"), (False, f"False {os.getsid(0)}"):
+        process = server.start(["-c", program], os.environ, tmp_path, start_new_session=own)
+        assert process.communicate(60)[0].startswith(expected)
+
+
+ASKS = """
+import os, sys
+from kcoord.testing.forkserver import ForkClient
+other = ForkClient(sys.argv[1], os.environ).start(["-c", "import os; print(os.getppid())"], os.environ, "/")
+print(os.getppid(), other.communicate(60)[0])
+"""
+
+
+def test_a_process_may_ask_the_server_for_another_one(server: ForkServer, tmp_path: Path) -> None:
+    own, other = server.start(["-c", ASKS, server.address], os.environ, tmp_path).communicate(60)[0].split()
+    assert own == other, "the server has started both"
+
+
+def test_a_server_that_has_ended_starts_nothing(tmp_path: Path) -> None:
+    server = ForkServer([], os.environ)
+    server.close()
+    with pytest.raises(OSError):
+        ForkClient(server.address, os.environ).start(["-c", "pass"], os.environ, tmp_path)
+
+
+def test_two_threads_may_wait_for_a_process(server: ForkServer, tmp_path: Path) -> None:
+    process = server.start(["-c", "import time; time.sleep(600)"], os.environ, tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(process.wait) for _ in range(2)]
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        process.kill()
+        assert [each.result(60) for each in waiting] == [-signal.SIGKILL] * 2
+    process.communicate()
 
 
 def test_what_runs_ends_with_the_server(tmp_path: Path) -> None:
