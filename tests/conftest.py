@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from kcoord.testing.forkserver import fork_server
 from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
+from tests.support.forked_agents import fork_agents
 from tests.support.fuzzing import LONG, USUAL
 from tests.support.interpose import Interposer
+from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     sys.dont_write_bytecode = False
+    fork_agents(lambda: fork_server((WITH_KCOORD,)).address)
     if not hasattr(config, "workerinput"):
         toolchain.begin()
         for package in ("kcoord", "launch", "tests"):

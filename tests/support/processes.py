@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kcoord.testing.forkserver import Forked, fork_server
+from tests.support.forked_agents import naming
 
 WITH_KCOORD = "tests.support.with_kcoord"
 
@@ -22,8 +23,13 @@ def start(
     """``python *arguments``, forked if `environ` allows that. `streams`: descriptors of its input, output and errors."""
     server = fork_server((WITH_KCOORD,))
     if server.serves(environ):
-        return server.start(arguments, environ, cwd, streams, pass_fds)
+        return server.start(arguments, with_agents_forked(environ), cwd, streams, pass_fds)
     stdin, stdout, stderr = streams
     return subprocess.Popen(
         [sys.executable, *arguments], env=environ, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds
     )
+
+
+def with_agents_forked(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a forked process whose agents are to be forked, too."""
+    return naming(fork_server((WITH_KCOORD,)).address, environ)

@@ -16,7 +16,7 @@ import pytest
 from kcoord.testing.forkserver import Forked, fork_server
 from tests.support import living, toolchain
 from tests.support.environment import clean_environ
-from tests.support.processes import WITH_KCOORD
+from tests.support.processes import WITH_KCOORD, with_agents_forked
 from tests.support.waiting import eventually as eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -69,10 +69,10 @@ class Sandbox:
 
     def fork(self, *arguments: str | Path, preload: str = WITH_TORCH, **more: str | None) -> Started:
         """As `start`, but the process has `preload` imported already, if its variables allow that."""
-        server = fork_server((preload,))
-        if not server.serves(self.env(**more)):
+        server, environ = fork_server((preload,)), self.env(**more)
+        if not server.serves(environ):
             return self.start(*arguments, **more)
-        return server.start([*map(str, arguments)], self.env(**more), self.root)
+        return server.start([*map(str, arguments)], with_agents_forked(environ), self.root)
 
     def fork_kcoord(self, *arguments: str | Path, **more: str | None) -> Started:
         """As `fork`, for a program of kcoord alone."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+
+from tests.support.forked_agents import fork_agents
 
 for _name in (
     "kcoord.agent.__main__",
@@ -17,3 +20,5 @@ for _name in (
     *(f"kcoord.cli.{name}" for name in ("stats", "status", "store", "trace", "verify", "warmup")),
 ):
     importlib.import_module(_name)
+del sys.modules["kcoord.agent.__main__"]  # each agent runs it
+fork_agents()

@@ -11,3 +11,6 @@ import kcoord.backends.triton.recipes
 import kcoord.files.lock
 import kcoord.keys.function.walk
 import kcoord.rank.coordinator  # noqa: F401
+from tests.support.forked_agents import fork_agents
+
+fork_agents()
