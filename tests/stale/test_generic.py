@@ -13,6 +13,7 @@ import pytest
 from tests.stale.generic_ways import ROWS
 from tests.stale.row import Row
 from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
+from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import sandboxed
 
 TABLE = "tests.stale.generic_ways"
@@ -31,9 +32,9 @@ class Matrix:
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
     with sandboxed() as box:
-        worlds = [World(box, mode, TABLE, ROWS, STALE_MODE=mode) for mode in ("raise", "rekey", "naive")]
+        worlds = [World(box, mode, TABLE, ROWS, WITH_KCOORD, STALE_MODE=mode) for mode in ("raise", "rekey", "naive")]
         oracle, *verdicts = together(
-            lambda: consult(box, TABLE, ROWS, STALE_MODE="oracle"), *(w.verdicts for w in worlds)
+            lambda: consult(box, TABLE, ROWS, WITH_KCOORD, STALE_MODE="oracle"), *(w.verdicts for w in worlds)
         )
         yield Matrix(oracle, {"raise": verdicts[0], "rekey": verdicts[1]}, verdicts[2])
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from tests.stale.row import Row
 from tests.stale.triton_rows import ROWS
 from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
-from tests.support.sandbox import sandboxed
+from tests.support.sandbox import WITH_TRITON, sandboxed
 
 TABLE = "tests.stale.triton_ways"
 SETTINGS = {
@@ -37,9 +37,11 @@ class Matrix:
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
     with sandboxed() as box:
-        kcoord = World(box, "kcoord", TABLE, ROWS, **SETTINGS)
-        stock = World(box, "stock", TABLE, ROWS, KCOORD_DISABLE="1", **SETTINGS)
-        yield Matrix(*together(lambda: consult(box, TABLE, ROWS, **SETTINGS), kcoord.verdicts, stock.verdicts))
+        kcoord = World(box, "kcoord", TABLE, ROWS, WITH_TRITON, **SETTINGS)
+        stock = World(box, "stock", TABLE, ROWS, WITH_TRITON, KCOORD_DISABLE="1", **SETTINGS)
+        yield Matrix(
+            *together(lambda: consult(box, TABLE, ROWS, WITH_TRITON, **SETTINGS), kcoord.verdicts, stock.verdicts)
+        )
 
 
 @by_row(ROWS)

@@ -68,8 +68,10 @@ class Oracle:
 class World:
     """One cache and one tree of files, and the processes that see them one after another."""
 
-    def __init__(self, box: Sandbox, name: str, table: str, rows: Sequence[Row], **variables: str) -> None:
-        self._box, self._table, self._rows = box, table, rows
+    def __init__(
+        self, box: Sandbox, name: str, table: str, rows: Sequence[Row], preload: str, **variables: str
+    ) -> None:
+        self._box, self._table, self._rows, self._preload = box, table, rows, preload
         self._home = box.root / name
         self._stderr: list[str] = []
         self._variables = {
@@ -86,7 +88,7 @@ class World:
         for row in self._rows:
             row.write(tree, state == "after")
         arguments = ("-m", "tests.stale.child", self._table, tree, state, *steps)
-        done = finish(self._box.start(*arguments, **self._variables))
+        done = finish(self._box.fork(*arguments, preload=self._preload, **self._variables))
         assert done.returncode == 0, done.stderr
         self._stderr += [line for line in done.stderr.splitlines() if " kernels asked for, " not in line]
         return _parse(json.loads(done.stdout.splitlines()[-1]), steps.count("compile"))
@@ -105,12 +107,12 @@ def _parse(trials: dict[str, list[dict[str, Any]]], count: int) -> list[Outcomes
     ]
 
 
-def consult(box: Sandbox, table: str, rows: Sequence[Row], **variables: str) -> Oracle:
+def consult(box: Sandbox, table: str, rows: Sequence[Row], preload: str, **variables: str) -> Oracle:
     """Ask the oracle: each answer comes from a process, a tree and a cache of its own."""
     variables = {"KCOORD_DISABLE": "1", "TRITON_ALWAYS_COMPILE": "1", **variables}
 
     def fresh(name: str, state: str, *steps: str) -> Outcomes:
-        (found,) = World(box, name, table, rows, **variables).run(state, *steps)
+        (found,) = World(box, name, table, rows, preload, **variables).run(state, *steps)
         return found
 
     return Oracle(

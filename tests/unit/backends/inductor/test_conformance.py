@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from kcoord.testing.backends import BackendSuite
+from tests.support.processes import with_agents_forked
 from tests.support.sandbox import WITH_TORCH
 
 pytest.importorskip("torch._inductor")
@@ -18,3 +20,6 @@ class TestInductor(BackendSuite):
     preload = (WITH_TORCH,)
     interrupted = "InductorError"  # torch wraps what a signal's handler raises
     changes = ("a setting",)
+
+    def environment(self, root: Path) -> Mapping[str, str]:
+        return with_agents_forked({})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from kcoord.testing.backends import BackendSuite
+from tests.support.processes import with_agents_forked
 from tests.support.sandbox import WITH_TORCH
 
 pytest.importorskip("torch.utils.cpp_extension")
@@ -17,3 +19,6 @@ class TestNinja(BackendSuite):
     error = "RuntimeError"
     preload = (WITH_TORCH,)
     changes = ("a source", "a header", "a flag", "CPATH")
+
+    def environment(self, root: Path) -> Mapping[str, str]:
+        return with_agents_forked({})

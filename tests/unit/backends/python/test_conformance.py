@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from kcoord.testing.backends import BackendSuite
+from tests.support.processes import WITH_KCOORD, with_agents_forked
 
 
 class TestCompileOnce(BackendSuite):
     program = Path(__file__).with_name("subject.py")
+    preload = (WITH_KCOORD,)
     error = "CompileError"
     failure_elsewhere = "CompileFailed"
     changes = ("a global",)
+
+    def environment(self, root: Path) -> Mapping[str, str]:
+        return with_agents_forked({})

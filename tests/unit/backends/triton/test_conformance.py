@@ -10,16 +10,19 @@ import pytest
 
 from kcoord.testing.backends import BackendSuite
 from tests.support import toolchain
+from tests.support.processes import with_agents_forked
+from tests.support.sandbox import WITH_TRITON
 
 pytest.importorskip("triton")
 
 
 class TestTriton(BackendSuite):
     program = Path(__file__).with_name("subject.py")
+    preload = (WITH_TRITON,)
     error = "CompilationError"
     targets: ClassVar[tuple[Mapping[str, str], ...]] = ({"ARCH": "80"}, {"ARCH": "90"})
     changes = ("line information",)
 
     def environment(self, root: Path) -> Mapping[str, str]:
         toolchain.share(root / "local")
-        return {"TRITON_DEFAULT_FP_FUSION": "1"}  # Triton 3.9 warns without it
+        return with_agents_forked({"TRITON_DEFAULT_FP_FUSION": "1"})  # Triton 3.9 warns without it
