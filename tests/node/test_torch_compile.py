@@ -71,7 +71,7 @@ def ranks(box: Sandbox, count: int, *models: str, caches: str = "ranks", **more:
 def launched(box: Sandbox, count: int, *models: str) -> list[Outcome]:
     """The same, as a user does."""
     launch = (*LAUNCH, f"--nproc-per-node={count}", COMPILED, json.dumps({"models": models, "marks": True}))
-    return outcomes(box.run_forked(*launch, timeout=LONG, **environment(box, "ranks")))
+    return outcomes(finish(box.fork_torchrun(*launch, **environment(box, "ranks")), LONG))
 
 
 def world(box: Sandbox, count: int, *program: str | Path, caches: str, **more: str) -> list[Outcome]:
@@ -137,7 +137,7 @@ def test_ranks_that_torchrun_starts_again_load_what_was_published_before(
     arguments = json.dumps({"models": ["ddp"], "marks": True, "dies": True})
     launch = (*LAUNCH, "--nproc-per-node=2", "--max-restarts=1", COMPILED, arguments)
     fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else gloo meets the addresses of dead ranks, in stock too
-    found = outcomes(sandbox.run_forked(*launch, timeout=LONG, **fresh, **environment(sandbox, "ranks")))
+    found = outcomes(finish(sandbox.fork_torchrun(*launch, **fresh, **environment(sandbox, "ranks")), LONG))
     assert {str(result(each)) for each in found} == {str(result(true["ddp"]))}
     assert len(found) == 2
     assert 0 < work(found, "ddp")["traces"] < true["ddp"]["traces"]

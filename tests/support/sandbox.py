@@ -74,6 +74,10 @@ class Sandbox:
             return self.start(*arguments, **more)
         return server.start([*map(str, arguments)], with_agents_forked(environ), self.root)
 
+    def fork_torchrun(self, *arguments: str | Path, **more: str | None) -> Started:
+        """As `fork`, for a torchrun whose ranks are forked, too."""
+        return self.fork(*arguments, **more, FORKS_RANKS=fork_server((WITH_TORCH,)).address)
+
     def fork_kcoord(self, *arguments: str | Path, **more: str | None) -> Started:
         """As `fork`, for a program of kcoord alone."""
         return self.fork(*arguments, preload=WITH_KCOORD, **more)

@@ -37,6 +37,7 @@ from torch._inductor.codecache import torch_key  # noqa: E402
 from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
 
 from tests.support.forked_agents import fork_agents  # noqa: E402
+from tests.support.forked_ranks import fork_ranks  # noqa: E402
 
 torch_key()  # it hashes all files of torch
 with tempfile.TemporaryDirectory() as _directory:
@@ -44,3 +45,4 @@ with tempfile.TemporaryDirectory() as _directory:
     pick_vec_isa()
     del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 fork_agents()
+fork_ranks()

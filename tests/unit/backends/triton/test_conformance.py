@@ -25,4 +25,5 @@ class TestTriton(BackendSuite):
 
     def environment(self, root: Path) -> Mapping[str, str]:
         toolchain.share(root / "local")
-        return with_agents_forked({"TRITON_DEFAULT_FP_FUSION": "1"})  # Triton 3.9 warns without it
+        fusion = {"TRITON_DEFAULT_FP_FUSION": "1"}  # Triton 3.9 warns without it
+        return with_agents_forked({**fusion, "TRITON_HOME": str(root)})  # Triton asks for ~ while it is imported
