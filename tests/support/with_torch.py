@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+from contextlib import suppress
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
     os.environ[_name] = "1"  # no thread is lost at a fork
 os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else Inductor compiles programs that try what the processor can do
 
 for _name in (
+    "sympy.combinatorics",
     "torch.utils.cpp_extension",
     "torch._inductor.compile_fx",
     "torch._inductor.choices",
@@ -21,6 +23,7 @@ for _name in (
     "torch._inductor.codegen.python_wrapper_mtia",
     "torch._inductor.codegen.wrapper_fxir",
     "torch._inductor.codegen.xpu.xpu_combined_scheduling",
+    "torch._inductor.fx_passes.efficient_conv_bn_eval",
     "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.joint_graph",
     "torch._inductor.fx_passes.mkldnn_fusion",
@@ -33,13 +36,20 @@ for _name in (
 ):
     importlib.import_module(_name)
 
+import torch  # noqa: E402
 from torch._inductor.codecache import torch_key  # noqa: E402
 from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
+from torch._inductor.fx_passes import joint_graph, post_grad  # noqa: E402
+from triton.runtime.cache import triton_key  # noqa: E402
 
 from tests.support.forked_agents import fork_agents  # noqa: E402
 from tests.support.forked_ranks import fork_ranks  # noqa: E402
 
 torch_key()  # it hashes all files of torch
+triton_key()
+with suppress(TypeError):  # an older torch names no device
+    joint_graph.lazy_init(torch.device("cpu"))
+    post_grad.lazy_init()
 with tempfile.TemporaryDirectory() as _directory:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _directory
     pick_vec_isa()
