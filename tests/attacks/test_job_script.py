@@ -32,7 +32,7 @@ def test_a_script_finds_no_secret_in_its_environment_and_is_told_none_by_its_age
     if as_files:
         secrets = {f"{name}_FILE": str(private(sandbox.root / name, text)) for name, text in secrets.items()}
     command = [*KCOORD, "exec", "--", sys.executable, str(script)]
-    done = sandbox.run(*command, KCOORD_STORE=str(sandbox.root / "store"), KCOORD_JOB="job", **secrets)
+    done = sandbox.run_kcoord(*command, KCOORD_STORE=str(sandbox.root / "store"), KCOORD_JOB="job", **secrets)
     assert done.returncode == 0, done.stderr
     assert "compiled" in done.stdout
     assert "Redis cannot be used" in done.stderr, "the agent knows the URL"

@@ -27,7 +27,7 @@ SIGNED = {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "require"}
 
 def counters(sandbox: Sandbox, *command: str | Path, **settings: str | None) -> tuple[Counter[str], str]:
     """A rank's counters of one kernel, and what it told."""
-    done = sandbox.run(*(command or (RANK, "1", "0")), KCOORD_STORE=str(sandbox.root / "store"), **settings)
+    done = sandbox.run_kcoord(*(command or (RANK, "1", "0")), KCOORD_STORE=str(sandbox.root / "store"), **settings)
     assert done.returncode == 0, done.stderr
     return Counter(json.loads(done.stdout.splitlines()[-1])["counters"]), done.stderr
 

@@ -98,7 +98,7 @@ def test_agents_that_are_killed_again_and_again_cost_compiles_and_no_job(sandbox
     )
     script = shell + "for x in $p; do wait $x || exit 1; done"
     begun = sandbox.root / "begun"
-    job = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", script, BEGUN=str(begun))
+    job = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", script, BEGUN=str(begun))
     dead: set[int] = set()
     for _ in range(kills):
         eventually(begun.exists, 60, "a rank compiles")

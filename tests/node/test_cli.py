@@ -15,21 +15,21 @@ from kcoord.cli import _COMMANDS
 from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 from tests.support.waiting import pause
 
 RANK = PROGRAMS / "generic_rank.py"
 
 
 @pytest.fixture
-def agent(sandbox: Sandbox) -> Iterator[subprocess.Popen[str]]:
-    process = sandbox.start(*KCOORD, "agent")
+def agent(sandbox: Sandbox) -> Iterator[Started]:
+    process = sandbox.fork_kcoord(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or process.poll() is not None)
     sandbox.run_kcoord(*KCOORD, "status", "--json")  # it answers once it serves, and minds signals
     yield process
     if process.poll() is None:
         process.terminate()
-    finish(process)
+        finish(process)
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
@@ -56,7 +56,7 @@ def test_no_description_is_cut_off(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.smoke
-def test_the_agent_ends_on_sigterm_and_takes_its_socket_with_it(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+def test_the_agent_ends_on_sigterm_and_takes_its_socket_with_it(sandbox: Sandbox, agent: Started) -> None:
     agent.send_signal(signal.SIGTERM)
     assert finish(agent).returncode == 0
     assert not list(sandbox.local.glob("*.sock"))
@@ -85,7 +85,7 @@ main()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_second_agent_is_refused_and_stop_ends_the_first(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+def test_a_second_agent_is_refused_and_stop_ends_the_first(sandbox: Sandbox, agent: Started) -> None:
     assert "listens" in kcoord(sandbox, "agent", code=1).stderr
     kcoord(sandbox, "agent", "--stop")
     assert finish(agent).returncode == 0
@@ -100,7 +100,7 @@ def test_an_agent_with_a_store_that_cannot_be_written_does_not_start(sandbox: Sa
 
 @pytest.mark.parametrize("command", [["status"], ["agent", "--stop"]], ids=" ".join)
 def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
-    sandbox: Sandbox, agent: subprocess.Popen[str], command: list[str]
+    sandbox: Sandbox, agent: Started, command: list[str]
 ) -> None:
     pause(agent)
     said = kcoord(sandbox, *command, code=1, KCOORD_AGENT_TIMEOUT="0.5").stderr
@@ -110,7 +110,7 @@ def test_of_an_agent_that_hangs_it_is_not_said_that_there_is_none(
     assert len(said.splitlines()) == 1
 
 
-def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: subprocess.Popen[str]) -> None:
+def test_status_shows_who_compiles_and_who_waits(sandbox: Sandbox, agent: Started) -> None:
     ranks = [sandbox.fork_kcoord(RANK, "1", "600", RANK=str(r)) for r in range(3)]
     try:
         eventually(lambda: any(len(f["waiting"]) == 2 for f in as_json(sandbox, "status")["flights"]))
@@ -134,22 +134,22 @@ def test_status_without_an_agent_says_where_it_looked(sandbox: Sandbox) -> None:
 
 
 def test_exec_passes_the_exit_code_on_and_prints_a_summary(sandbox: Sandbox) -> None:
-    done = sandbox.run(*KCOORD, "exec", "--", "bash", "-c", f"{sys.executable} {RANK} 3 && exit 9")
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", "bash", "-c", f"{sys.executable} {RANK} 3 && exit 9")
     assert done.returncode == 9
     assert "3 kernels asked for, 3 compiled" in done.stderr
     assert not list(sandbox.local.glob("*.sock"))
 
 
 def test_exec_tells_a_signals_death_as_a_shell_does(sandbox: Sandbox) -> None:
-    assert sandbox.run(*KCOORD, "exec", "--", "bash", "-c", "kill -9 $$").returncode == 128 + 9
-    assert sandbox.run(*KCOORD, "exec", "--", "no-such-command").returncode == 127
-    assert sandbox.run(*KCOORD, "exec").returncode == 2
+    assert sandbox.run_kcoord(*KCOORD, "exec", "--", "bash", "-c", "kill -9 $$").returncode == 128 + 9
+    assert sandbox.run_kcoord(*KCOORD, "exec", "--", "no-such-command").returncode == 127
+    assert sandbox.run_kcoord(*KCOORD, "exec").returncode == 2
 
 
 def test_exec_forwards_signals(sandbox: Sandbox) -> None:
     up = sandbox.root / "up"
     trap = f"trap 'exit 5' TERM; touch {up}; while :; do sleep 0.05; done"
-    job = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", trap)
+    job = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", trap)
     eventually(up.exists)
     job.send_signal(signal.SIGTERM)
     assert finish(job).returncode == 5
@@ -158,10 +158,10 @@ def test_exec_forwards_signals(sandbox: Sandbox) -> None:
 def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(sandbox: Sandbox) -> None:
     gate = sandbox.root / "gate"
     wait = f"until [ -e {gate} ]; do sleep 0.05; done"
-    first = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", wait)
+    first = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", wait)
     eventually(lambda: list(sandbox.local.glob("*.sock")))
     later = f"{wait}; while kill -0 {first.pid} 2>/dev/null; do sleep 0.05; done; {sys.executable} {RANK} 2"
-    second = sandbox.start(*KCOORD, "exec", "--", "bash", "-c", later)
+    second = sandbox.fork_kcoord(*KCOORD, "exec", "--", "bash", "-c", later)
     eventually(lambda: ["bash", "-c", later] in map(words_of, sandbox.processes()))
     assert len(agents_of(sandbox.processes())) == 1
     gate.touch()
@@ -172,7 +172,7 @@ def test_a_second_launcher_on_a_node_uses_the_first_ones_agent_and_outlives_it(s
 
 
 def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
-    done = sandbox.run(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", "env", KCOORD_DISABLE="1")
     assert "TRITON_CACHE_MANAGER" not in done.stdout
     assert done.stderr == ""
     assert sandbox.is_untouched
@@ -180,7 +180,7 @@ def test_exec_disabled_is_the_command_alone(sandbox: Sandbox) -> None:
 
 def test_stats_outlast_the_agent_and_hold_the_documented_counters(sandbox: Sandbox) -> None:
     for _ in range(2):
-        sandbox.run(*KCOORD, "exec", "--job", "my job", "--", sys.executable, str(RANK), "4")
+        sandbox.run_kcoord(*KCOORD, "exec", "--job", "my job", "--", sys.executable, str(RANK), "4")
     stats = as_json(sandbox, "stats", "--job", "my job")
     assert (stats["requests"], stats["compiles"], stats["local_hits"]) == (8, 4, 4)
     assert stats["saved_seconds"] > 0
@@ -195,14 +195,14 @@ def test_stats_are_summed_over_nodes_through_redis(sandbox: Sandbox) -> None:
         shared = {"KCOORD_REDIS_URL": server.url, "KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_JOB": "j"}
         for node in (1, 2):
             local = {"KCOORD_LOCAL_DIR": str(sandbox.root / f"local{node}")}
-            done = sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "4", **shared, **local)
+            done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, str(RANK), "4", **shared, **local)
             assert done.returncode == 0
         assert "8 kernels asked for, 4 compiled" in done.stderr
         assert "4 loaded" in done.stderr
 
 
 def test_ls_lists_artifacts_and_explain_says_why_two_differ(sandbox: Sandbox) -> None:
-    sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "2")
+    sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, str(RANK), "2")
     listed = as_json(sandbox, "ls")
     assert sorted(a["name"] for a in listed) == ["k0", "k1"]
     assert all(a["bytes"] > 0 and a["files"] == ["kernel.bin"] for a in listed)
@@ -237,7 +237,7 @@ def test_a_jobs_name_that_cannot_be_shown_is_refused_where_it_is_set(sandbox: Sa
 
 def test_ls_reads_the_store_where_there_is_one(sandbox: Sandbox) -> None:
     store = {"KCOORD_STORE": str(sandbox.root / "store")}
-    sandbox.run(*KCOORD, "exec", "--", sys.executable, str(RANK), "2", **store)
+    sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, str(RANK), "2", **store)
     elsewhere = {"KCOORD_LOCAL_DIR": str(sandbox.root / "elsewhere")}
     assert len(as_json(sandbox, "ls", **store, **elsewhere)) == 2
 

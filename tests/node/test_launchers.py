@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 
 import psutil
@@ -13,17 +12,17 @@ import pytest
 from kcoord.agent.launchers import Launchers
 from tests.support.command import KCOORD
 from tests.support.living import agents_of
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 
 EXEC = (*KCOORD, "exec", "--", "bash", "-c")
 RANK = PROGRAMS / "generic_rank.py"
 
 
-def launcher(sandbox: Sandbox, name: str, then: str = "true") -> subprocess.Popen[str]:
+def launcher(sandbox: Sandbox, name: str, then: str = "true") -> Started:
     """`kcoord exec` of a command that waits until the file `name` is there; returns when the command runs."""
     up, gate = sandbox.root / f"{name}-up", sandbox.root / name
     command = f"touch {up}; until [ -e {gate} ]; do sleep 0.05; done; {then}"
-    process = sandbox.start(*EXEC, command, KCOORD_JOB="the-job")
+    process = sandbox.fork_kcoord(*EXEC, command, KCOORD_JOB="the-job")
     eventually(lambda: up.exists() or process.poll() is not None)
     return process
 
@@ -72,9 +71,9 @@ def test_a_launchers_output_ends_with_it_also_if_its_agent_goes_on(sandbox: Sand
 
 
 def test_an_agent_that_nobody_launched_does_not_end_with_launchers(sandbox: Sandbox) -> None:
-    agent = sandbox.start(*KCOORD, "agent")
+    agent = sandbox.fork_kcoord(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")) or agent.poll() is not None)
-    done = finish(sandbox.start(*EXEC, f"{_rank()} 2"))
+    done = finish(sandbox.fork_kcoord(*EXEC, f"{_rank()} 2"))
     assert "2 kernels asked for, 2 compiled" in done.stderr
     assert agent.poll() is None
     agent.terminate()
@@ -104,7 +103,7 @@ print(agent.poll())
 
 def test_an_agent_that_drains_is_not_found_any_more(sandbox: Sandbox) -> None:
     """A launcher that comes then needs one that stays. And one that is killed as it waits for its agent leaves no socket."""
-    first = sandbox.start(*EXEC, "touch up; exec sleep 600", KCOORD_JOB="the-job", KCOORD_AGENT_TIMEOUT="1")
+    first = sandbox.fork_kcoord(*EXEC, "touch up; exec sleep 600", KCOORD_JOB="the-job", KCOORD_AGENT_TIMEOUT="1")
     eventually((sandbox.root / "up").exists)
     (agent,) = (psutil.Process(pid) for pid in agents(sandbox))
     agent.suspend()  # it has much to publish
@@ -159,7 +158,7 @@ _MISSPELLED = "there is no setting KCOORD_MAX_WIAT: is KCOORD_MAX_WAIT meant?"
 
 def test_a_setting_that_does_not_exist_is_named_once_by_the_launcher(sandbox: Sandbox) -> None:
     two = f"{_rank()} 1 & {_rank()} 1; wait"
-    done = sandbox.run(*EXEC, two, KCOORD_MAX_WIAT="7", KCOORD_JOB="the-job")
+    done = sandbox.run_kcoord(*EXEC, two, KCOORD_MAX_WIAT="7", KCOORD_JOB="the-job")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("KCOORD_MAX_WIAT") == done.stderr.count(_MISSPELLED) == 1, done.stderr
 

@@ -38,7 +38,7 @@ def test_where_there_is_no_store_the_job_runs_says_so_once_and_makes_none(sandbo
     store = store_of(sandbox)
     if there == "an empty directory":  # as a mount point is
         store.mkdir(parents=True)
-    done = sandbox.run(*EXEC, f"{_RANK} 2 & {_RANK} 2; wait")
+    done = sandbox.run_kcoord(*EXEC, f"{_RANK} 2 & {_RANK} 2; wait")
     assert done.returncode == 0, done.stderr
     assert "2 compiled" in done.stderr, "the node coordinates its ranks"
     assert done.stderr.count(NO_STORE) == 1, done.stderr
@@ -50,12 +50,12 @@ def test_a_store_that_was_made_on_purpose_is_used(sandbox: Sandbox) -> None:
     made = as_json(sandbox, "store", "init")
     assert made["new"] is True
     assert as_json(sandbox, "store", "init") == {**made, "new": False}
-    assert sandbox.run(*EXEC, f"{_RANK} 2").returncode == 0
+    assert sandbox.run_kcoord(*EXEC, f"{_RANK} 2").returncode == 0
     assert len(Store(store_of(sandbox)).manifests()) == 2
 
 
 def test_a_store_that_is_made_while_the_job_runs_is_used_from_then_on(sandbox: Sandbox) -> None:
-    agent = sandbox.start(*KCOORD, "agent")
+    agent = sandbox.fork_kcoord(*KCOORD, "agent")
     eventually(lambda: list(sandbox.local.glob("*.sock")))
     assert sandbox.run_kcoord(RANK, "1").returncode == 0
     kcoord(sandbox, "store", "init")
@@ -67,7 +67,7 @@ def test_a_store_that_is_made_while_the_job_runs_is_used_from_then_on(sandbox: S
 
 
 def test_a_setting_lets_agents_make_it(sandbox: Sandbox) -> None:
-    assert sandbox.run(*EXEC, f"{_RANK} 1", KCOORD_STORE_CREATE="1").returncode == 0
+    assert sandbox.run_kcoord(*EXEC, f"{_RANK} 1", KCOORD_STORE_CREATE="1").returncode == 0
     assert (store_of(sandbox) / MARKER).exists()
 
 
@@ -102,5 +102,5 @@ def test_doctor_warns_of_a_local_disk_where_there_are_several_nodes(
 
 @pytest.mark.parametrize("command", [["doctor"], ["ls"], ["import", "nothing.kcb"], ["verify"]], ids=lambda c: c[0])
 def test_no_other_command_makes_a_store(sandbox: Sandbox, command: list[str]) -> None:
-    sandbox.run(*KCOORD, *command)
+    sandbox.run_kcoord(*KCOORD, *command)
     assert not store_of(sandbox).exists()

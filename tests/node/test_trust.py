@@ -445,7 +445,7 @@ def test_a_rank_gets_only_those_parts_of_a_profile_that_its_agent_has_verified(r
 
 def test_an_agent_that_has_to_have_a_key_and_has_none_does_not_start(sandbox: Sandbox) -> None:
     for arguments in (["agent"], ["exec", "--", "true"]):
-        done = sandbox.run(*KCOORD, *arguments, KCOORD_TRUST="require")
+        done = sandbox.run_kcoord(*KCOORD, *arguments, KCOORD_TRUST="require")
         assert done.returncode == 2
         assert "KCOORD_TRUST=require needs a signing key: set KCOORD_SIGNING_KEY_FILE" in done.stderr
         assert done.stderr.count("\n") == 1

@@ -402,7 +402,9 @@ def test_a_rank_with_a_variable_of_its_own_is_found_and_nobody_waited_for_it(san
 def test_ranks_that_agree_are_not_told(sandbox: Sandbox) -> None:
     program = f"{PROGRAMS / 'generic_rank.py'} 3 0.1"
     shell = f"for r in 0 1; do RANK=$r {sys.executable} {program} & done; wait"
-    done = sandbox.run("-c", "from kcoord.cli import main; main()", "exec", "--job", "j", "--", "bash", "-c", shell)
+    done = sandbox.run_kcoord(
+        "-c", "from kcoord.cli import main; main()", "exec", "--job", "j", "--", "bash", "-c", shell
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(run(sandbox, "report", "j", "--json").stdout)["divergences"] == []
 

@@ -76,7 +76,7 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     rank = f"{PROGRAMS / 'generic_rank.py'} 4 0.3"
     import sys
 
-    done = sandbox.run(*command, f"for r in 0 1 2; do RANK=$r {sys.executable} {rank} & done; wait")
+    done = sandbox.run_kcoord(*command, f"for r in 0 1 2; do RANK=$r {sys.executable} {rank} & done; wait")
     assert done.returncode == 0, done.stderr
     facts = json.loads(run(sandbox, "report", "j", "--json").stdout)
     stats = json.loads(run(sandbox, "stats", "--job", "j", "--json").stdout)

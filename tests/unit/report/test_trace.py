@@ -105,7 +105,7 @@ def test_a_directory_that_may_be_listed_and_not_read_hides_no_other_file(sandbox
 
 def test_a_jobs_trace_holds_what_its_ranks_did_in_chromes_format(sandbox: Sandbox) -> None:
     ranks = "for r in 0 1 2; do RANK=$r %s %s 4 0.2 & done; wait" % (sys.executable, RANK)  # noqa: UP031
-    closing = sandbox.run(*KCOORD, "exec", "--job", "my job", "--", "bash", "-c", ranks).stderr
+    closing = sandbox.run_kcoord(*KCOORD, "exec", "--job", "my job", "--", "bash", "-c", ranks).stderr
     assert "4 compiled" in closing
     assert "kcoord report 'my job'" in closing
     done = run(sandbox, "trace", "my job")

@@ -256,7 +256,7 @@ def test_a_node_that_cannot_keep_spans_keeps_counters_and_the_job_goes_on(sandbo
     (sandbox.local / "traces").write_text("in the way")
     done = finish(rank(sandbox, 0, "3"))
     assert done.returncode == 0
-    stats = sandbox.run("-c", "from kcoord.cli import main; main()", "stats", "--json").stdout
+    stats = sandbox.run_kcoord("-c", "from kcoord.cli import main; main()", "stats", "--json").stdout
     assert '"compiles": 3' in stats
 
 

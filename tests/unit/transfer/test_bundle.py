@@ -335,7 +335,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def kcoord(sandbox: Sandbox) -> Run:
-    return functools.partial(sandbox.run, "-c", "from kcoord.cli import main; main()")
+    return functools.partial(sandbox.run_kcoord, "-c", "from kcoord.cli import main; main()")
 
 
 def test_a_profile_moves_from_one_store_to_another_with_what_its_jobs_needed(

@@ -148,7 +148,7 @@ def recorded(sandbox: Sandbox, published: Path) -> Path:
 def _record(sandbox: Sandbox) -> Path:
     store = sandbox.root / "store"
     here = {"KCOORD_STORE": str(store), "KCOORD_PROFILE": "job", "KCOORD_LOCAL_DIR": str(sandbox.root / "first")}
-    agent = sandbox.start(*KCOORD, "agent", **here)
+    agent = sandbox.fork_kcoord(*KCOORD, "agent", **here)
     eventually(lambda: list((sandbox.root / "first").glob("*.sock")))
     ranks = [sandbox.fork_kcoord(PROGRAMS / "generic_rank.py", "5", "0", RANK=str(n), **here) for n in range(2)]
     for rank in ranks:
@@ -168,7 +168,7 @@ def settings_of(sandbox: Sandbox, store: Path, **more: str) -> Settings:
 def fetch(sandbox: Sandbox, *arguments: str, **more: str | None) -> subprocess.CompletedProcess[str]:
     """As an init container does."""
     store = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_PROFILE": "job"}
-    done = sandbox.run(*KCOORD, "agent", "--prefetch", *arguments, **{**store, **more})
+    done = sandbox.run_kcoord(*KCOORD, "agent", "--prefetch", *arguments, **{**store, **more})
     assert done.returncode == 0, done.stderr
     return done
 
