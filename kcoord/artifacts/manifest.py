@@ -48,16 +48,14 @@ class FileEntry(NamedTuple):
     relocatable: bool = False
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """The one file of the store that holds all others."""
 
     size: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """The process that compiled, its device, and the time (Unix seconds)."""
 
     host: str = ""
@@ -116,16 +114,10 @@ class Manifest:
             "digest": self.key.digest,
             "key": replace(self.key, details=()).to_wire(),
             "details": details,
-            "files": [[f.name, f.size, f.sha256, f.relocatable] for f in self.files],
+            "files": self.files,
             "compile_seconds": self.compile_seconds,
-            "origin": [
-                self.origin.host,
-                self.origin.pid,
-                self.origin.rank,
-                self.origin.device,
-                self.origin.created,
-            ],
-            "payload": [self.payload.size, self.payload.sha256] if self.payload else None,
+            "origin": self.origin,
+            "payload": self.payload,
             "targets": list(self.targets),
         }
         if self.unvouched:
