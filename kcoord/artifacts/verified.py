@@ -14,7 +14,6 @@ written past the file system, or through a mapping that this user had made befor
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
+from kcoord.deferred import Deferred
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -56,7 +56,7 @@ class Verified:
     def forget_after_fork(self) -> None:
         """The parent saves its own."""
         self._new: dict[bytes, _Entry] = {}
-        self._timer: threading.Timer | None = None
+        self._saving = Deferred(_SAVED_AFTER, self.save)
 
     def open(self, home: Path, key: CacheKey) -> Artifact | None:
         """As `open_artifact`, but one that is listed is not read, and its manifest is without details."""
@@ -96,19 +96,18 @@ class Verified:
         return Artifact(home, manifest)
 
     def _add(self, entries: dict[bytes, _Entry], artifact: Artifact) -> None:
-        manifest, origin, payload = artifact.manifest, artifact.manifest.origin, artifact.manifest.payload
+        manifest = artifact.manifest
         try:
             packed = msgpack.packb([
-                manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds,
-                [origin.host, origin.pid, origin.rank, origin.device, origin.created],
-                payload and [payload.size, payload.sha256], manifest.targets, manifest.unvouched, manifest.made_here,
+                manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
+                manifest.payload, manifest.targets, manifest.unvouched, manifest.made_here,
             ])  # fmt: skip
         except OverflowError:  # a time of after the year 2554 has no encoding
             return
         entry = int(time.time()), packed
         home = os.fsencode(artifact.path)
         entries[home] = self._new[home] = entry
-        self._save_later()
+        self._saving.begin()
 
     def save(self) -> None:
         """Add this process's artifacts to the list that the others read."""
@@ -124,11 +123,7 @@ class Verified:
         keep(self._local_dir, _NAME, [boot, newest])
 
     def close(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None and timer is not threading.current_thread():
-            timer.cancel()
-            if timer.is_alive():
-                timer.join(_SAVED_WITHIN)  # a save that the interpreter's end stops leaves its part behind
+        self._saving.end(_SAVED_WITHIN)  # a save that the interpreter's end stops leaves its part behind
         self.save()
 
     def _read(self) -> dict[bytes, _Entry]:
@@ -140,22 +135,6 @@ class Verified:
         except _UNUSABLE as error:
             let_through(error)
             return {}
-
-    def _save_later(self) -> None:
-        if self._timer is None:
-            timer = self._timer = threading.Timer(_SAVED_AFTER, self._save_now)
-            timer.daemon = True
-            try:
-                timer.start()
-            except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
-                let_through(error)
-                self._timer = None
-
-    def _save_now(self) -> None:
-        try:
-            self.save()
-        finally:
-            self._timer = None  # not before: `close` waits for a save
 
 
 def _counts(verified: float) -> bool:

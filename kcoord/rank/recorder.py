@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.interruption import let_through
+from kcoord.deferred import Deferred
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
@@ -62,7 +62,7 @@ class Recorder:
         self._delivering = threading.Lock()  # protects a sum, or a span, from being delivered twice
         self._early, self._deliver_at = _FIRST, 0.0
         self._answered = True  # the last delivery; while none is, a hung agent must hold up no request
-        self._timer: threading.Timer | None = None
+        self._later = Deferred(_EVERY, self.deliver)
         self._process, self._number = uuid.uuid4().hex, 0
         self._unanswered: _Delivery | None = None  # sent, and perhaps received
 
@@ -75,7 +75,7 @@ class Recorder:
         is_due = many or self._early > 0 or time.monotonic() >= self._deliver_at
         self._early -= 1
         if not (is_due and self._answered and self.deliver()):
-            self._deliver_later()
+            self._later.begin()
 
     def found_in_memory(self, backend: str) -> None:
         """A request ended with a handle in memory."""
@@ -83,7 +83,7 @@ class Recorder:
         if self._early > 0:
             self._early -= 1
             if not (self._answered and self.deliver()):
-                self._deliver_later()
+                self._later.begin()
 
     def waited(
         self, outcome: str, key: CacheKey, counters: Counters, begun: float, took: float, note: str = ""
@@ -146,28 +146,9 @@ class Recorder:
             self._unanswered = _Delivery(self._number, counters, spans, dropped)
             yield self._unanswered
 
-    def _deliver_later(self) -> None:
-        if self._timer is None:
-            timer = self._timer = threading.Timer(_EVERY, self._deliver_now)
-            timer.daemon = True
-            try:
-                timer.start()
-            except RuntimeError as error:  # this user may have no more threads, or the interpreter ends
-                let_through(error)
-                self._timer = None
-
-    def _deliver_now(self) -> None:
-        try:
-            self.deliver()
-        finally:
-            self._timer = None
-
     def close(self) -> None:
         """Deliver everything, or keep it on this node."""
-        timer = self._timer
-        if timer is not None and timer is not threading.current_thread():
-            timer.cancel()
-            timer.join(self._settings.agent_timeout)  # it may be delivering
+        self._later.end(self._settings.agent_timeout)
         if not self.deliver():
             self._keep()
         if not self.outbox.deliver():

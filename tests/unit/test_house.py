@@ -27,6 +27,7 @@ FLOORS = (
     (
         "cgroups",
         "default_dir",
+        "deferred",
         "errors",
         "fork",
         "interruption",

@@ -304,8 +304,8 @@ def test_a_process_that_was_closed_saves_again_later(tier: Tier, monkeypatch: py
     for _ in range(2):
         process._entries = {}
         assert process.open(tier.home, KEY) is not None
-        assert process._timer is not None
-        assert process._timer.is_alive()
+        assert process._saving._timer is not None
+        assert process._saving._timer.is_alive()
         process.close()
 
 
