@@ -58,6 +58,16 @@ class Recipe:
         if self.size > LARGEST_RECIPE:
             raise ValueError(f"the recipe of {self.qualname[:80]} has {self.size} bytes; it may have {LARGEST_RECIPE}")
 
+    @classmethod
+    def of(
+        cls, backend: str, module: str, qualname: str, call: Any, target: str, seconds: float, order: int
+    ) -> Recipe | None:
+        """As the constructor; None for a call that no recipe can hold."""
+        try:
+            return cls(backend, module, qualname, call, target, seconds, order)
+        except ValueError:
+            return None
+
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of all fields but `seconds` and `order`."""

@@ -23,10 +23,7 @@ def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recip
     """None for a module that is too large."""
     text = zstandard.ZstdCompressor(_LEVEL).compress(request.ir.encode())
     call = {"ir": text, "pipeline": request.pipeline}
-    try:
-        return Recipe("cutedsl", "cutlass", request.name, call, target, seconds, order)
-    except ValueError:
-        return None
+    return Recipe.of("cutedsl", "cutlass", request.name, call, target, seconds, order)
 
 
 @contextmanager

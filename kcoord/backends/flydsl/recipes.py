@@ -24,10 +24,7 @@ def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recip
         "arch": request.arch,
         "hints": dict(request.hints),
     }
-    try:
-        return Recipe("flydsl", "flydsl", request.function, call, target, seconds, order)
-    except ValueError:
-        return None
+    return Recipe.of("flydsl", "flydsl", request.function, call, target, seconds, order)
 
 
 @contextmanager

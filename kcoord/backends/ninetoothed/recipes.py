@@ -6,7 +6,8 @@ import sys
 import tempfile
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from kcoord.profiles.recipe import Recipe
 
@@ -23,10 +24,7 @@ def recipe_of(request: Library, target: str, seconds: float) -> Recipe | None:
     if module == "__main__":
         return None
     call = {name: request.given[name] for name in _CALL}
-    try:
-        return Recipe("ninetoothed", module, qualname, call, target, seconds, time.monotonic_ns())
-    except ValueError:  # also for a function within a function
-        return None
+    return Recipe.of("ninetoothed", module, qualname, call, target, seconds, time.monotonic_ns())
 
 
 def replay(backend: NineToothedBackend, recipe: Recipe, waits: bool) -> str:
@@ -35,12 +33,10 @@ def replay(backend: NineToothedBackend, recipe: Recipe, waits: bool) -> str:
 
     from kcoord.backends.ninetoothed import hooks
 
-    found: Any = import_module(recipe.module)
-    for name in recipe.qualname.split("."):
-        found = getattr(found, name)
+    premake = attrgetter(recipe.qualname)(import_module(recipe.module))
     with tempfile.TemporaryDirectory(prefix="kcoord-ninetoothed-") as place:
         native = sys.modules["ninetoothed.build"].build.__wrapped__
-        request = hooks.library_of(native, found, output_dir=place, **recipe.call)
+        request = hooks.library_of(native, premake, output_dir=place, **recipe.call)
         if request is None:
             raise ValueError(f"{recipe.qualname} cannot be built here: kcoord is off")
         return backend.prepare(request, waits)

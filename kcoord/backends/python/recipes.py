@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from kcoord.errors import KcoordError
@@ -17,18 +18,13 @@ def recipe_of(
     module, qualname = function.__module__, function.__qualname__
     if module == "__main__" or "<locals>" in qualname:
         return None
-    try:
-        return Recipe("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds, order)
-    except ValueError:
-        return None
+    return Recipe.of("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds, order)
 
 
 def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
     """Compile it for `target`, or for the current device. Raises the exceptions of the import and of the compile."""
-    found: Any = import_module(recipe.module)
-    for name in recipe.qualname.split("."):
-        found = getattr(found, name)
-    return replay_call(found, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
+    function = attrgetter(recipe.qualname)(import_module(recipe.module))
+    return replay_call(function, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
 
 
 def replay_call(

@@ -25,10 +25,7 @@ def recipe_of(request: Kernel, label: str, target: str, seconds: float, order: i
         "pass_configs": json.dumps(request.pass_configs),
         "flags": json.dumps(request.flags),
     }
-    try:
-        return Recipe("tilelang", "tilelang", label, call, target, seconds, order)
-    except ValueError:
-        return None
+    return Recipe.of("tilelang", "tilelang", label, call, target, seconds, order)
 
 
 def request_of(recipe: Recipe) -> Kernel:

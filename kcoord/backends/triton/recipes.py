@@ -70,10 +70,7 @@ def recipe_of(source: Any, target: Any, options: Any, seconds: float, order: int
         "attributes": [[list(path), value] for path, value in source.attrs.items()],
         "options": chosen,
     }
-    try:
-        return Recipe("triton", module, qualname, call, f"{target.backend}:{target.arch}", seconds, order)
-    except ValueError:
-        return None
+    return Recipe.of("triton", module, qualname, call, f"{target.backend}:{target.arch}", seconds, order)
 
 
 def replay(recipe: Recipe, target: GPUTarget, waits: bool) -> str:
