@@ -255,7 +255,11 @@ class Coordinator:
         device = current_device() if target is None else replace(current_device(), target=target)
         key = key.on(device, scope)
         handle = self.in_memory(key, device)
-        return self.serve(key, device, compile, load) if handle is ABSENT else handle
+        if handle is not ABSENT:
+            return handle
+        artifact = self.ensure(key, device, compile)
+        assert not isinstance(artifact, Busy)  # the answer of a claim that does not wait
+        return self.keep_in_memory(key, device, load(artifact) if load else artifact)
 
     def in_memory(self, key: CacheKey, device: DeviceKey) -> Any:
         """The handle of `key` for `device`, or `ABSENT`; the key holds as much of the device as its scope says."""
@@ -265,34 +269,16 @@ class Coordinator:
         self._recorder.found_in_memory(key.backend)
         return None if handle is _NONE else handle
 
-    def serve(
-        self,
-        key: CacheKey,
-        device: DeviceKey,
-        compile: Callable[[Path], Any],
-        load: Callable[[Artifact], T] | None = None,
-    ) -> Any:
-        """As `get_or_compile`, for a key that holds its device, and is not in memory."""
-        artifact = self.ensure(key, device, compile)
-        assert not isinstance(artifact, Busy)  # the answer of a claim that does not wait
-        return self.keep_in_memory(key, device, load(artifact) if load else artifact)
-
     def keep_in_memory(self, key: CacheKey, device: DeviceKey, handle: T) -> T:
         """Keep `handle` for `in_memory`; returns the handle that is kept, the first one of two threads."""
         kept = self._memory.put(key.digest, device, _NONE if handle is None else handle)
         return handle if kept is _NONE else kept
 
     def ensure(
-        self,
-        key: CacheKey,
-        device: DeviceKey,
-        compile: Callable[[Path], Any],
-        *,
-        wait: bool = True,
-        loads: bool = True,
+        self, key: CacheKey, device: DeviceKey, compile: Callable[[Path], Any], *, wait: bool = True
     ) -> Artifact | Busy:
-        """As `serve`, but the artifact is not loaded. Without `wait`: `BUSY` if another rank compiles it."""
-        asked = Request(key, self.home(key.digest), str(device), device.target, loads=loads)
+        """The artifact of a `key` that holds its `device`, unloaded. Without `wait`: `BUSY` if another rank compiles it."""
+        asked = Request(key, self.home(key.digest), str(device), device.target)
         found = self.request(asked) if wait else self.attempt(asked)
         if not isinstance(found, Compilation):
             return found

@@ -54,7 +54,3 @@ class MemoryTier(Generic[T]):
     def forget_after_fork(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()

@@ -27,7 +27,6 @@ from typing import Any
 
 from kcoord.telemetry.spans import plain_text
 
-FORMATS = ("text", "json")
 FIELDS = ("job", "rank", "pid", "key", "backend", "name")
 """The fields of a request. A record's `extra` may have them, too, but for ``name``, which is the logger's there."""
 _LONGEST = 64 << 10  # characters of a message or a traceback

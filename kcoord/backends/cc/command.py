@@ -64,9 +64,8 @@ class Dependencies:
 
 @dataclass(frozen=True)
 class Command:
-    """`line` is what the user typed. `canonical` are the commands for each source, without outputs and rules for make."""
+    """`canonical` are the commands for each source, without outputs and rules for make."""
 
-    line: tuple[str, ...]
     canonical: tuple[tuple[str, ...], ...]
     sources: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -130,7 +129,6 @@ def understood(line: Sequence[str]) -> Command | None:
     if wants_rule and not _is_a_file_to_be(file):
         return None
     return Command(
-        line=tuple(line),
         canonical=tuple((line[0], *options, source) for source in sources),
         sources=tuple(sources),
         outputs=tuple(outputs),

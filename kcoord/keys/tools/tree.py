@@ -26,26 +26,26 @@ _LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP)
 Listed = tuple[bytes, bytes, "Stamp | None"]
 """A relative name, the path of a file and its stamp; or a text for a name that is no file, and None."""
 
-_known: dict[tuple[str, tuple[str, ...]], tuple[list[Listed], str]] = {}
+_known: dict[str, tuple[list[Listed], str]] = {}
 """The last listing of a root and its fingerprint, if none of its files may still change unseen."""
 
 
-def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tuple[str, ...] = ("*",)) -> str:
+def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path) -> str:
     """The SHA-256, in hex, of the files below `root`, or of the one file `root`; equal wherever an equal tree lies.
 
-    `patterns` are of file names (``*.h``). Left out are hidden directories, ``__pycache__``, compiled Python and special
-    files. A symbolic link counts as its target; loops end. `local_dir` is `Settings.local_dir`.
+    Left out are hidden directories, ``__pycache__``, compiled Python and special files. A symbolic link counts as its target;
+    loops end. `local_dir` is `Settings.local_dir`.
 
     Raises `KeyFactorError` if `root` is missing or a part of it cannot be read. Not guaranteed: that all files are looked at in
     one moment.
     """
     root = os.path.abspath(root)  # noqa: PTH100 - what follows is about names by the thousand
-    known = _known.get((root, patterns))
+    known = _known.get(root)
     try:
-        listing = listing_of(root, patterns)
+        listing = listing_of(root)
         if known is not None and known[0] == listing:
             return known[1]
-        hashes, settled = _hashes(root, patterns, listing, local_dir)
+        hashes, settled = _hashes(root, listing, local_dir)
     except OSError as error:
         raise KeyFactorError(_unreadable(error, root)) from error
     digest = hashlib.sha256()
@@ -54,7 +54,7 @@ def tree_fingerprint(root: str | os.PathLike[str], local_dir: Path, patterns: tu
         digest.update(b"%d:%b%d:%b" % (len(name), name, len(value), value))
     fingerprint = digest.hexdigest()
     if settled:
-        _known[root, patterns] = listing, fingerprint
+        _known[root] = listing, fingerprint
     return fingerprint
 
 
@@ -74,8 +74,8 @@ def by_name(trees: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def listing_of(root: str, patterns: tuple[str, ...]) -> list[Listed]:
-    """The entries that `tree_fingerprint` hashes, in the order of names. Raises OSError."""
+def listing_of(root: str, patterns: tuple[str, ...] = ("*",)) -> list[Listed]:
+    """The entries that `tree_fingerprint` hashes, in the order of names. `patterns` are of file names. Raises OSError."""
     found = os.stat(root)  # noqa: PTH116
     if stat.S_ISREG(found.st_mode):
         return [(b"", os.fsencode(root), stamp_of(found))]
@@ -116,9 +116,7 @@ def _walk(
             yield name, entry.path, stamp_of(status)
 
 
-def _hashes(
-    root: str, patterns: tuple[str, ...], listing: list[Listed], local_dir: Path
-) -> tuple[dict[bytes, str], bool]:
+def _hashes(root: str, listing: list[Listed], local_dir: Path) -> tuple[dict[bytes, str], bool]:
     """Each file's SHA-256 by name, and whether each file's next change gives it a new stamp. Raises OSError."""
 
     def hash_in(entry: Any, name: bytes, stamp: Stamp) -> str | None:
@@ -144,7 +142,7 @@ def _hashes(
                 keep[name] = (settled, sha256)
         return (hashes, len(keep) == len(hashes)), keep
 
-    entry_name = hashlib.sha256(os.fsencode("\0".join((root, *patterns)))).hexdigest()[:32]
+    entry_name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
     return cached(local_dir, f"tree-{entry_name}", load, compute)
 
 
@@ -152,4 +150,4 @@ def _unreadable(error: OSError, root: str) -> str:
     path = os.fsdecode(error.filename or root)
     if error.errno == errno.ENOENT:
         return f"{path} is missing: name a directory or file that exists when the key is made"
-    return f"{path} cannot be read ({error.strerror}): let this user read it, or leave it out with patterns=…"
+    return f"{path} cannot be read ({error.strerror}): let this user read it"

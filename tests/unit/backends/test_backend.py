@@ -68,7 +68,7 @@ def told() -> str:
 def test_the_leader_keeps_the_handle_that_it_built_and_others_load() -> None:
     toy = Toy()
     assert [toy.obtain("a", never) for _ in range(2)] == ["built a", "built a"]
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Toy().obtain("a", never) == "loaded a"
     assert toy.compiled == ["a"]
 
@@ -114,10 +114,10 @@ def test_an_artifact_that_does_not_load_is_compiled_for_this_rank_and_stays() ->
             raise OSError("undefined symbol")
 
     Toy().obtain("a", never)
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Unloadable().obtain("a", never) == "built a"
     assert "does not load: OSError: undefined symbol" in told()
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Toy().obtain("a", never) == "loaded a"
 
 
@@ -143,10 +143,10 @@ def test_an_artifact_that_lacks_a_file_is_neither_published_nor_loaded() -> None
             return ("code", "host")
 
     assert Two().obtain("a", never) == "built a"
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     toy = Toy()
     assert toy.obtain("a", never) == "built a", "what Two made is not there"
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Two().obtain("a", never) == "built a"
     assert "it has no host" in told()
 
@@ -167,7 +167,7 @@ def test_inputs_that_moved_during_the_compile_are_not_shared() -> None:
             return False
 
     assert Moving().obtain("a", never) == "built a"
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Toy().obtain("a", never) == "built a"
 
 
@@ -207,7 +207,7 @@ def test_behind_an_alias_the_trace_is_made_once() -> None:
             return {"ir": request.upper()}
 
     assert Traced().obtain("a", never) == "built a"
-    kcoord.connect()._memory.clear()
+    kcoord.connect()._memory._entries.clear()
     assert Traced().obtain("a", never) == "loaded a"
     assert traced == ["a"]
 

@@ -56,14 +56,6 @@ def test_the_least_recently_used_handle_goes_first() -> None:
     assert [memory.get(f"d{n}", H100) for n in range(4)] == [0, None, 2, 3]
 
 
-def test_clear_forgets_everything() -> None:
-    memory: MemoryTier[int] = MemoryTier(3)
-    memory.put("d", H100, 1)
-    memory.clear()
-    assert memory.get("d", H100) is None
-    assert len(memory) == 0
-
-
 @pytest.fixture
 def hasty_switching() -> Iterator[None]:
     interval = sys.getswitchinterval()
