@@ -14,13 +14,10 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from kcoord.errors import SettingsError
 from kcoord.secret_files import read_secret
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SIGNATURE_SIZES = (hashlib.sha256().digest_size, 64)  # bytes, of the two kinds
@@ -39,17 +36,17 @@ class Ed25519Key:
 
     @classmethod
     def of_private(cls, private: bytes) -> Ed25519Key:
-        return cls(_private(private).public_key().public_bytes_raw(), private)
+        return cls(_ed25519().Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw(), private)
 
     def sign(self, message: bytes) -> bytes:
         assert self.private is not None  # `signs` is asked first
-        return _private(self.private).sign(message)
+        return bytes(_ed25519().Ed25519PrivateKey.from_private_bytes(self.private).sign(message))
 
     def verifies(self, message: bytes, signature: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
 
         try:
-            _public(self.public).verify(signature, message)
+            _ed25519().Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except InvalidSignature:
             return False
         return True
@@ -148,7 +145,7 @@ def parse_key(text: str) -> Key:
         return Ed25519Key.of_private(_half(text.removeprefix(_PRIVATE)))
     if text.startswith(_PUBLIC):
         key = Ed25519Key(_half(text.removeprefix(_PUBLIC)))
-        _public(key.public)
+        _ed25519().Ed25519PublicKey.from_public_bytes(key.public)
         return key
     try:
         secret = bytes.fromhex(text)
@@ -172,20 +169,9 @@ def _half(text: str) -> bytes:
     return half
 
 
-def _private(raw: bytes) -> Ed25519PrivateKey:
+def _ed25519() -> Any:
     try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise ValueError(_MISSING) from None
-    return Ed25519PrivateKey.from_private_bytes(raw)
-
-
-def _public(raw: bytes) -> Ed25519PublicKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError:
-        raise ValueError(_MISSING) from None
-    return Ed25519PublicKey.from_public_bytes(raw)
-
-
-_MISSING = "an Ed25519 key needs the package cryptography: pip install 'kcoord[signing]'"
+        raise ValueError("an Ed25519 key needs the package cryptography: pip install 'kcoord[signing]'") from None
+    return ed25519

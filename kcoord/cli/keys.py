@@ -63,11 +63,11 @@ def new(file: Path, ed25519: bool, key_id: str | None) -> None:
     key = new_key(ed25519=ed25519)
     for path, half in zip(pair, (key, public_half(key)), strict=False):
         _write(path, {key_id: half}, replaces=False)
-    _say(f"{file}: the key {key_id} ({kind_of(key)}) signs and verifies: {variable('signing_key_file')}={file}")
+    click.echo(f"{file}: the key {key_id} ({kind_of(key)}) signs and verifies: {variable('signing_key_file')}={file}")
     if ed25519:
-        _say(f"{pair[1]}: its public half verifies alone: for every node that is not to sign")
+        click.echo(f"{pair[1]}: its public half verifies alone: for every node that is not to sign")
     else:
-        _say("every node that has it can sign: copy it to all of them, for this user alone (chmod 600)")
+        click.echo("every node that has it can sign: copy it to all of them, for this user alone (chmod 600)")
 
 
 @command.command("list")
@@ -114,17 +114,17 @@ def rotate(file: Path | None, key_id: str | None) -> None:
         _write(verifiers, {i: public_half(k) for i, k in public.items() if isinstance(k, Ed25519Key)}, replaces=True)
     _write(file, {key_id: key, **{i: public_half(k) for i, k in keys.items()}}, replaces=True)
     earlier = ", ".join(keys)
-    _say(f"{file}: {key_id} ({kind_of(key)}) signs; {earlier} verify")
+    click.echo(f"{file}: {key_id} ({kind_of(key)}) signs; {earlier} verify")
     if ed25519:
-        _say(
+        click.echo(
             f"1. copy {verifiers} to the nodes that verify, then {file} to those that sign; agents read it within a minute"
         )
     else:
-        _say(
+        click.echo(
             f"1. copy {file} to every node; agents read it within a minute, and leave alone what a key signed that they lack"
         )
-    _say("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
-    _say(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
+    click.echo("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
+    click.echo(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
 
 
 def _given(file: Path | None) -> Path:
@@ -163,7 +163,3 @@ def _write(path: Path, keys: dict[str, Key], *, replaces: bool) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _say(line: str) -> None:
-    click.echo(line)
