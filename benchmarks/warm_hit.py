@@ -14,14 +14,15 @@ from benchmarks.result import Result
 
 _KERNELS = 60
 _ROUNDS = 7
-_PROGRAMS = Path(__file__).parents[1] / "tests" / "support" / "programs"
 
-_PROGRAM = f"""
-import json, sys, time
+BEGINNING = f"""
+import json, resource, sys, time
 if "installed" in sys.argv:
     import kcoord; kcoord.install()
-sys.path.insert(0, {str(_PROGRAMS)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "tests" / "support" / "programs")!r})
 import triton, kernels
+"""
+_PROGRAM = f"""{BEGINNING}
 def seconds(work):
     begun = time.perf_counter(); work(); return time.perf_counter() - begun
 each = [seconds(lambda: kernels.build_scale(n + 2)) for n in range({_KERNELS})]
@@ -33,14 +34,7 @@ def run() -> Result:
     title = f"A warm hit: {_KERNELS} kernels in a new process"
     result = Result(title, ["cache", "first kernel ms", "every other kernel ms", "ratio to stock"])
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
-        stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
-        ours = {
-            **stock,
-            "TRITON_CACHE_DIR": f"{directory}/local/triton",
-            "KCOORD_LOCAL_DIR": f"{directory}/local",
-            "KCOORD_IDLE_TIMEOUT": "2",
-            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
-        }
+        stock, ours = caches(directory)
         runs: dict[str, list[tuple[float, float]]] = {"Triton": [], "kcoord by environment": [], "kcoord-torchrun": []}
         for environment in (stock, ours):
             _once(environment)  # cold
@@ -61,6 +55,18 @@ def run() -> Result:
         "under kcoord-torchrun"
     )
     return result
+
+
+def caches(directory: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The environments in which a process uses Triton's own cache, and kcoord's local tier."""
+    stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
+    return stock, {
+        **stock,
+        "TRITON_CACHE_DIR": f"{directory}/local/triton",
+        "KCOORD_LOCAL_DIR": f"{directory}/local",
+        "KCOORD_IDLE_TIMEOUT": "2",
+        "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
+    }
 
 
 def _once(environment: dict[str, str], *arguments: str) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -13,18 +12,13 @@ import time
 from pathlib import Path
 
 from benchmarks.result import Result
+from benchmarks.warm_hit import BEGINNING, caches
 
 _KERNELS, _PROCESSES, _ROUNDS = 500, 4, 3
 _FEW = 100
-_PROGRAMS = Path(__file__).parents[1] / "tests" / "support" / "programs"
 _SETTLED = 3.0  # seconds after which a file's identity shows each change
 
-_PROGRAM = f"""
-import json, resource, sys
-if "installed" in sys.argv:
-    import kcoord; kcoord.install()
-sys.path.insert(0, {str(_PROGRAMS)!r})
-import triton, kernels
+_PROGRAM = f"""{BEGINNING}
 kernels.build_scale(2)
 before = resource.getrusage(resource.RUSAGE_SELF)
 count = int(sys.argv[1])
@@ -47,14 +41,7 @@ def run() -> Result:
     ]
     result = Result(title, columns)
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
-        stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
-        ours = {
-            **stock,
-            "TRITON_CACHE_DIR": f"{directory}/local/triton",
-            "KCOORD_LOCAL_DIR": f"{directory}/local",
-            "KCOORD_IDLE_TIMEOUT": "2",
-            "TRITON_CACHE_MANAGER": "kcoord.backends.triton.cache_manager:TritonCacheManager",
-        }
+        stock, ours = caches(directory)
         strict = ours | {"KCOORD_TRUST": "require", "KCOORD_SIGNING_KEY": f"k:{'0' * 64}"}
         kinds: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
             "Triton": (stock, ()),

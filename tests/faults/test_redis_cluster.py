@@ -222,15 +222,19 @@ def told_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "RECHECK", 10 * BOUND)
 
 
+@asynccontextmanager
+async def a_waiter(cluster: RedisCluster) -> AsyncIterator[tuple[RedisLeases, int, Lease, asyncio.Task[object]]]:
+    """An agent, the slot of its keys, another agent's lease of one, and the agent's wait for that."""
+    async with agents(cluster.url) as found:
+        one, other = found
+        yield other, slot_of_all(found), await won(one, "k"), await waiting(other, "k", "b")
+
+
 @pytest.mark.usefixtures("told_or_never")
 @pytest.mark.parametrize("all_of_it", [True, False], ids=["has moved", "is half way"])
 def test_a_waiter_is_told_when_its_slot(cluster: RedisCluster, all_of_it: bool) -> None:
     async def scenario() -> None:
-        async with agents(cluster.url) as found:
-            one, other = found
-            slot = slot_of_all(found)
-            lease = await won(one, "k")
-            waiter = await waiting(other, "k", "b")
+        async with a_waiter(cluster) as (_, slot, lease, waiter):
             with ExitStack() as stack:
                 stack.enter_context(cluster.migrating(slot, cluster.another_master(cluster.owner(slot))))
                 if all_of_it:
@@ -246,11 +250,7 @@ def test_news_is_heard_at_the_new_master_though_no_command_was_refused(cluster: 
     """The old one may leave the cluster. Its connection for commands was closed while it was idle."""
 
     async def scenario() -> None:
-        async with agents(cluster.url) as found:
-            one, other = found
-            slot = slot_of_all(found)
-            lease = await won(one, "k")
-            waiter = await waiting(other, "k", "b")
+        async with a_waiter(cluster) as (other, slot, lease, waiter):
             source = cluster.owner(slot)
             target = cluster.another_master(source)
             cluster.migrate(slot, target)
