@@ -7,6 +7,7 @@ enough to wait for.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 import uuid
@@ -23,6 +24,7 @@ BOUND = 8.0  # seconds; no scenario takes longer, unless something hangs
 AT_ONCE = 0.2  # seconds; far below `await_turn`'s re-check, so only a wake-up is this fast
 
 Open = Callable[..., AbstractAsyncContextManager[LeaseService]]
+Scenario = Callable[[Any, LeaseService], Coroutine[Any, Any, None]]
 
 
 def bounded(scenario: Coroutine[Any, Any, None], seconds: float = 60.0) -> None:
@@ -60,532 +62,465 @@ async def waiting(service: LeaseService, key: str, token: str) -> asyncio.Task[L
     return task
 
 
+def with_times(**times: float) -> Callable[[Scenario], Callable[[LeaseConformance], None]]:
+    """Makes a test of a scenario, which gets a fresh service with these times, in seconds."""
+
+    def decorate(scenario: Scenario) -> Callable[[LeaseConformance], None]:
+        def test(self: LeaseConformance) -> None:
+            async def opened() -> None:
+                async with self.open_service(**{"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0, **times}) as service:
+                    await scenario(self, service)
+
+            bounded(opened())
+
+        functools.update_wrapper(test, scenario)
+        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would take its parameters for fixtures
+        return test
+
+    return decorate
+
+
 class LeaseConformance:
     """Scenarios. ``open_service(ttl=…, limit=…, failure_ttl=…)`` is an async context manager for a fresh service with these
     times, in seconds."""
 
     open_service: Open
 
-    def run(self, scenario: Callable[[LeaseService], Coroutine[Any, Any, None]], **times: float) -> None:
-        async def opened() -> None:
-            async with self.open_service(**{"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0, **times}) as service:
-                await scenario(service)
+    @with_times()
+    async def test_a_free_key_is_won_and_a_second_claim_waits_for_its_holder(self, service: LeaseService) -> None:
+        key = some_key()
+        await won(service, key)
+        answer = await service.acquire(key, "b", "host-b")
+        assert isinstance(answer, Wait)
+        assert answer.holder == "host-a"
+        assert 20 < answer.ttl <= 30
 
-        bounded(opened())
+    @with_times()
+    async def test_keys_do_not_touch_each_other(self, service: LeaseService) -> None:
+        one, other = some_key(), some_key()
+        a = await won(service, one)
+        await won(service, other, "b")
+        await a.ready("m")
+        assert isinstance(await service.acquire(other, "c", "host-c"), Wait)
 
-    def test_a_free_key_is_won_and_a_second_claim_waits_for_its_holder(self) -> None:
-        async def scenario(service: LeaseService) -> None:
+    @with_times()
+    async def test_asking_again_with_the_same_token_gives_the_same_lease(self, service: LeaseService) -> None:
+        key = some_key()
+        first = await won(service, key)
+        assert await service.acquire(key, "a", "host-a") == first
+
+    @with_times()
+    async def test_ready_is_told_to_everybody(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.ready("manifest-1")
+        for token in ("a", "b", "c"):
+            assert await service.acquire(key, token, "host") == Ready("manifest-1")
+
+    @with_times()
+    async def test_ready_may_be_said_twice(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.ready("manifest-1")
+        await a.ready("manifest-1")
+        await service.ready(key, "manifest-1")
+        assert await service.acquire(key, "b", "host") == Ready("manifest-1")
+
+    @with_times()
+    async def test_an_untrue_ready_is_forgotten_by_the_claim_that_found_out(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.ready("gone")
+        await won(service, key, "b", void="gone")
+        assert isinstance(await service.acquire(key, "c", "host-c"), Wait)
+
+    @with_times()
+    async def test_voiding_one_manifest_leaves_another_that_was_announced_meanwhile(
+        self, service: LeaseService
+    ) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.ready("new")
+        assert await service.acquire(key, "b", "host-b", void="old") == Ready("new")
+
+    @with_times(failure_ttl=FAILURE_TTL)
+    async def test_a_failure_is_told_with_its_log_and_then_forgotten(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        assert await a.fail("ptxas: no", "host-a, rank 3")
+        assert await service.acquire(key, "b", "host-b") == Failed("ptxas: no", "host-a, rank 3")
+        await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+
+    @with_times(failure_ttl=FAILURE_TTL)
+    async def test_a_failure_is_remembered_for_its_whole_time(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.fail("log", "where")
+        began = time.monotonic()
+        await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+        assert time.monotonic() - began > 0.7 * FAILURE_TTL
+
+    @with_times()
+    async def test_a_log_of_any_characters_and_length_comes_through(self, service: LeaseService) -> None:
+        for log in ("", "\0\r\n", "ünïcödé → 編譯", "x" * 100_000 + "the end"):
             key = some_key()
-            await won(service, key)
+            a = await won(service, key)
+            assert await a.fail(log, "w")
             answer = await service.acquire(key, "b", "host-b")
-            assert isinstance(answer, Wait)
-            assert answer.holder == "host-a"
-            assert 20 < answer.ttl <= 30
+            assert isinstance(answer, Failed)
+            assert answer.log[-7:] == log[-7:]
 
-        self.run(scenario)
+    @with_times()
+    async def test_a_released_lease_is_free(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        assert await a.release()
+        await won(service, key, "b")
 
-    def test_keys_do_not_touch_each_other(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            one, other = some_key(), some_key()
-            a = await won(service, one)
-            await won(service, other, "b")
-            await a.ready("m")
-            assert isinstance(await service.acquire(other, "c", "host-c"), Wait)
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_a_lease_that_is_not_renewed_is_free_after_its_ttl(self, service: LeaseService) -> None:
+        key = some_key()
+        began = time.monotonic()
+        await won(service, key)
+        await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+        assert time.monotonic() - began > 0.7 * TTL
 
-        self.run(scenario)
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_a_waiter_takes_over_when_the_holder_dies_silently(self, service: LeaseService) -> None:
+        key = some_key()
+        await won(service, key)
+        answer = await asyncio.wait_for(await_turn(service, key, "b", "host-b"), BOUND)
+        assert isinstance(answer, Lease)
 
-    def test_asking_again_with_the_same_token_gives_the_same_lease(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            first = await won(service, key)
-            assert await service.acquire(key, "a", "host-a") == first
-
-        self.run(scenario)
-
-    def test_ready_is_told_to_everybody(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.ready("manifest-1")
-            for token in ("a", "b", "c"):
-                assert await service.acquire(key, token, "host") == Ready("manifest-1")
-
-        self.run(scenario)
-
-    def test_ready_may_be_said_twice(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.ready("manifest-1")
-            await a.ready("manifest-1")
-            await service.ready(key, "manifest-1")
-            assert await service.acquire(key, "b", "host") == Ready("manifest-1")
-
-        self.run(scenario)
-
-    def test_an_untrue_ready_is_forgotten_by_the_claim_that_found_out(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.ready("gone")
-            await won(service, key, "b", void="gone")
-            assert isinstance(await service.acquire(key, "c", "host-c"), Wait)
-
-        self.run(scenario)
-
-    def test_voiding_one_manifest_leaves_another_that_was_announced_meanwhile(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.ready("new")
-            assert await service.acquire(key, "b", "host-b", void="old") == Ready("new")
-
-        self.run(scenario)
-
-    def test_a_failure_is_told_with_its_log_and_then_forgotten(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            assert await a.fail("ptxas: no", "host-a, rank 3")
-            assert await service.acquire(key, "b", "host-b") == Failed("ptxas: no", "host-a, rank 3")
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
-
-        self.run(scenario, failure_ttl=FAILURE_TTL)
-
-    def test_a_failure_is_remembered_for_its_whole_time(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.fail("log", "where")
-            began = time.monotonic()
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
-            assert time.monotonic() - began > 0.7 * FAILURE_TTL
-
-        self.run(scenario, failure_ttl=FAILURE_TTL)
-
-    def test_a_log_of_any_characters_and_length_comes_through(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            for log in ("", "\0\r\n", "ünïcödé → 編譯", "x" * 100_000 + "the end"):
-                key = some_key()
-                a = await won(service, key)
-                assert await a.fail(log, "w")
-                answer = await service.acquire(key, "b", "host-b")
-                assert isinstance(answer, Failed)
-                assert answer.log[-7:] == log[-7:]
-
-        self.run(scenario)
-
-    def test_a_released_lease_is_free(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            assert await a.release()
-            await won(service, key, "b")
-
-        self.run(scenario)
-
-    def test_a_lease_that_is_not_renewed_is_free_after_its_ttl(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            began = time.monotonic()
-            await won(service, key)
-            await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
-            assert time.monotonic() - began > 0.7 * TTL
-
-        self.run(scenario, ttl=TTL, limit=300.0)
-
-    def test_a_waiter_takes_over_when_the_holder_dies_silently(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            await won(service, key)
-            answer = await asyncio.wait_for(await_turn(service, key, "b", "host-b"), BOUND)
-            assert isinstance(answer, Lease)
-
-        self.run(scenario, ttl=TTL, limit=300.0)
-
-    def test_renewing_keeps_a_lease_beyond_its_ttl(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            began = time.monotonic()
-            while time.monotonic() - began < 1.7 * TTL:
-                assert await a.renew()
-                assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-                await asyncio.sleep(TTL / 10)
-
-        self.run(scenario, ttl=TTL, limit=300.0)
-
-    def test_a_lease_that_is_kept_alive_is_renewed_until_it_is_given_up(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key, before = some_key(), asyncio.all_tasks()
-            a = await won(service, key)
-            began = time.monotonic()
-            a.keep_alive(TTL)
-            while time.monotonic() - began < 1.7 * TTL:
-                assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-                await asyncio.sleep(TTL / 10)
-            renewing = asyncio.all_tasks() - before
-            await a.release()
-            assert all(task.done() for task in renewing if task.get_coro().__name__ == "_keep")  # type: ignore[union-attr]
-            await won(service, key, "b")
-
-        self.run(scenario, ttl=TTL, limit=300.0)
-
-    def test_a_lease_is_given_up_at_once_however_seldom_it_is_renewed(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            lease = await won(service, some_key())
-            lease.keep_alive(10 * BOUND)
-            await asyncio.sleep(0)  # its renewals begin
-            assert await asyncio.wait_for(lease.release(), BOUND)
-
-        self.run(scenario)
-
-    def test_the_loss_of_a_lease_ends_its_renewals_and_nothing_else(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key, renewed = some_key(), []
-            a = await won(service, key)
-            renew = service.renew
-
-            async def counted(lease: Lease) -> bool:
-                renewed.append(await renew(lease))
-                return renewed[-1]
-
-            service.renew = counted  # type: ignore[method-assign]
-            a.keep_alive(0.06)
-            await service.ready(key, "m")
-            deadline = time.monotonic() + BOUND
-            while False not in renewed:
-                assert time.monotonic() < deadline, "it does not hear that it is lost"
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)  # time for several renewals
-            assert renewed.count(False) == 1
-            assert await service.acquire(key, "b", "host") == Ready("m")
-
-        self.run(scenario)
-
-    def test_the_hard_limit_ends_a_lease_that_is_renewed_for_ever(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            began = time.monotonic()
-            a = await won(service, key)
-            while await a.renew():
-                assert time.monotonic() - began < BOUND, "the limit is not enforced"
-                await asyncio.sleep(TTL / 10)
-            assert time.monotonic() - began > 0.7 * LIMIT
-            assert not await a.renew()
-            # it may last for the rest of a millisecond
-            assert isinstance(await await_turn(service, key, "b", "host-b"), Lease)
-            assert not await a.renew()
-
-        self.run(scenario, ttl=TTL, limit=LIMIT)
-
-    def test_the_fence_grows_with_every_lease_of_a_key(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key, fences = some_key(), []
-            for n in range(30):
-                lease = await won(service, key, f"t{n}")
-                fences.append(lease.fence)
-                if n % 3:
-                    await lease.ready(f"m{n}")
-                    lease = await won(service, key, f"u{n}", void=f"m{n}")
-                    fences.append(lease.fence)
-                await lease.release()
-            assert fences == sorted(set(fences))
-
-        self.run(scenario)
-
-    def test_the_fence_grows_when_a_lease_ran_out(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            first = await won(service, key)
-            await asyncio.sleep(1.2 * TTL)  # what is tested is what happens when nobody does anything
-            again = await won(service, key)
-            assert again.fence > first.fence
-
-        self.run(scenario, ttl=TTL, limit=300.0)
-
-    def test_the_same_token_gets_a_new_lease_after_the_hard_limit(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            first = await won(service, key)
-            while await first.renew():
-                await asyncio.sleep(TTL / 10)
-            await asyncio.sleep(0.002)  # it may last for the rest of a millisecond
-            again = await won(service, key)
-            assert again.fence > first.fence
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_renewing_keeps_a_lease_beyond_its_ttl(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        began = time.monotonic()
+        while time.monotonic() - began < 1.7 * TTL:
+            assert await a.renew()
             assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-            assert await again.renew()
+            await asyncio.sleep(TTL / 10)
 
-        self.run(scenario, ttl=TTL, limit=TTL)
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_a_lease_that_is_kept_alive_is_renewed_until_it_is_given_up(self, service: LeaseService) -> None:
+        key, before = some_key(), asyncio.all_tasks()
+        a = await won(service, key)
+        began = time.monotonic()
+        a.keep_alive(TTL)
+        while time.monotonic() - began < 1.7 * TTL:
+            assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
+            await asyncio.sleep(TTL / 10)
+        renewing = asyncio.all_tasks() - before
+        await a.release()
+        assert all(task.done() for task in renewing if task.get_coro().__name__ == "_keep")  # type: ignore[union-attr]
+        await won(service, key, "b")
 
-    def test_a_late_token_changes_nothing(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            late = await won(service, key, "late")
-            b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
-            assert not await late.renew()
-            assert not await late.fail("log", "where")
-            assert not await late.release()
-            answer = await service.acquire(key, "c", "host-c")
-            assert isinstance(answer, Wait)
-            assert answer.holder == "host-b"
-            assert await b.renew()
+    @with_times()
+    async def test_a_lease_is_given_up_at_once_however_seldom_it_is_renewed(self, service: LeaseService) -> None:
+        lease = await won(service, some_key())
+        lease.keep_alive(10 * BOUND)
+        await asyncio.sleep(0)  # its renewals begin
+        assert await asyncio.wait_for(lease.release(), BOUND)
 
-        self.run(scenario, ttl=TTL, limit=300.0)
+    @with_times()
+    async def test_the_loss_of_a_lease_ends_its_renewals_and_nothing_else(self, service: LeaseService) -> None:
+        key, renewed = some_key(), []
+        a = await won(service, key)
+        renew = service.renew
 
-    def test_ready_from_a_token_that_lost_its_lease_is_accepted(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            late = await won(service, key, "late")
-            b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
-            await late.ready("m")
-            assert await service.acquire(key, "c", "host-c") == Ready("m")
-            assert not await b.renew()
-            assert not await b.fail("log", "where")
-            assert await service.acquire(key, "c", "host-c") == Ready("m")
+        async def counted(lease: Lease) -> bool:
+            renewed.append(await renew(lease))
+            return renewed[-1]
 
-        self.run(scenario, ttl=TTL, limit=300.0)
+        service.renew = counted  # type: ignore[method-assign]
+        a.keep_alive(0.06)
+        await service.ready(key, "m")
+        deadline = time.monotonic() + BOUND
+        while False not in renewed:
+            assert time.monotonic() < deadline, "it does not hear that it is lost"
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # time for several renewals
+        assert renewed.count(False) == 1
+        assert await service.acquire(key, "b", "host") == Ready("m")
 
-    def test_a_renewal_that_comes_after_the_release_takes_nothing(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            await a.release()
-            await a.renew()
-            await won(service, key, "b")
+    @with_times(ttl=TTL, limit=LIMIT)
+    async def test_the_hard_limit_ends_a_lease_that_is_renewed_for_ever(self, service: LeaseService) -> None:
+        key = some_key()
+        began = time.monotonic()
+        a = await won(service, key)
+        while await a.renew():
+            assert time.monotonic() - began < BOUND, "the limit is not enforced"
+            await asyncio.sleep(TTL / 10)
+        assert time.monotonic() - began > 0.7 * LIMIT
+        assert not await a.renew()
+        # it may last for the rest of a millisecond
+        assert isinstance(await await_turn(service, key, "b", "host-b"), Lease)
+        assert not await a.renew()
 
-        self.run(scenario)
+    @with_times()
+    async def test_the_fence_grows_with_every_lease_of_a_key(self, service: LeaseService) -> None:
+        key, fences = some_key(), []
+        for n in range(30):
+            lease = await won(service, key, f"t{n}")
+            fences.append(lease.fence)
+            if n % 3:
+                await lease.ready(f"m{n}")
+                lease = await won(service, key, f"u{n}", void=f"m{n}")
+                fences.append(lease.fence)
+            await lease.release()
+        assert fences == sorted(set(fences))
 
-    def test_a_lease_is_recorded_until_it_is_given_up(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            one, other, third = [await won(service, some_key()) for _ in range(3)]
-            assert {id(lease) for lease in service.held.values()} == {id(one), id(other), id(third)}
-            await one.ready("m")
-            await other.fail("log", "where")
-            await third.release()
-            assert not service.held
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_the_fence_grows_when_a_lease_ran_out(self, service: LeaseService) -> None:
+        key = some_key()
+        first = await won(service, key)
+        await asyncio.sleep(1.2 * TTL)  # what is tested is what happens when nobody does anything
+        again = await won(service, key)
+        assert again.fence > first.fence
 
-        self.run(scenario)
+    @with_times(ttl=TTL, limit=TTL)
+    async def test_the_same_token_gets_a_new_lease_after_the_hard_limit(self, service: LeaseService) -> None:
+        key = some_key()
+        first = await won(service, key)
+        while await first.renew():
+            await asyncio.sleep(TTL / 10)
+        await asyncio.sleep(0.002)  # it may last for the rest of a millisecond
+        again = await won(service, key)
+        assert again.fence > first.fence
+        assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
+        assert await again.renew()
 
-    def test_a_claim_that_is_cancelled_as_it_is_won_holds_nothing(self) -> None:
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_a_late_token_changes_nothing(self, service: LeaseService) -> None:
+        key = some_key()
+        late = await won(service, key, "late")
+        b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+        assert not await late.renew()
+        assert not await late.fail("log", "where")
+        assert not await late.release()
+        answer = await service.acquire(key, "c", "host-c")
+        assert isinstance(answer, Wait)
+        assert answer.holder == "host-b"
+        assert await b.renew()
+
+    @with_times(ttl=TTL, limit=300.0)
+    async def test_ready_from_a_token_that_lost_its_lease_is_accepted(self, service: LeaseService) -> None:
+        key = some_key()
+        late = await won(service, key, "late")
+        b = await eventually(lambda: service.acquire(key, "b", "host-b"), Lease)
+        await late.ready("m")
+        assert await service.acquire(key, "c", "host-c") == Ready("m")
+        assert not await b.renew()
+        assert not await b.fail("log", "where")
+        assert await service.acquire(key, "c", "host-c") == Ready("m")
+
+    @with_times()
+    async def test_a_renewal_that_comes_after_the_release_takes_nothing(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        await a.release()
+        await a.renew()
+        await won(service, key, "b")
+
+    @with_times()
+    async def test_a_lease_is_recorded_until_it_is_given_up(self, service: LeaseService) -> None:
+        one, other, third = [await won(service, some_key()) for _ in range(3)]
+        assert {id(lease) for lease in service.held.values()} == {id(one), id(other), id(third)}
+        await one.ready("m")
+        await other.fail("log", "where")
+        await third.release()
+        assert not service.held
+
+    @with_times()
+    async def test_a_claim_that_is_cancelled_as_it_is_won_holds_nothing(self, service: LeaseService) -> None:
         """Its answer is on the way, and nobody hears it."""
+        key, take = some_key(), service.take
+        given = asyncio.Event()
 
-        async def scenario(service: LeaseService) -> None:
-            key, take = some_key(), service.take
-            given = asyncio.Event()
+        async def unheard(lease: Lease, void: str | None) -> Any:
+            answer = await take(lease, void)
+            given.set()
+            await asyncio.sleep(60)
+            return answer
 
-            async def unheard(lease: Lease, void: str | None) -> Any:
-                answer = await take(lease, void)
-                given.set()
-                await asyncio.sleep(60)
-                return answer
+        service.take = unheard  # type: ignore[method-assign]
+        claim = asyncio.create_task(service.acquire(key, "a", "host-a"))
+        await asyncio.wait_for(given.wait(), BOUND)
+        claim.cancel()
+        await asyncio.gather(claim, return_exceptions=True)
+        assert claim.cancelled()
+        service.take = take  # type: ignore[method-assign]
+        await won(service, key, "b")
 
-            service.take = unheard  # type: ignore[method-assign]
-            claim = asyncio.create_task(service.acquire(key, "a", "host-a"))
-            await asyncio.wait_for(given.wait(), BOUND)
-            claim.cancel()
-            await asyncio.gather(claim, return_exceptions=True)
-            assert claim.cancelled()
-            service.take = take  # type: ignore[method-assign]
-            await won(service, key, "b")
+    @with_times()
+    async def test_a_look_says_what_a_claim_would_be_told_and_takes_nothing(self, service: LeaseService) -> None:
+        key = some_key()
+        assert await service.look(key) is None
+        a = await won(service, key)
+        found = await service.look(key)
+        assert isinstance(found, Wait)
+        assert found.holder == "host-a"
+        assert 20 < found.ttl <= 30
+        await a.fail("log", "where")
+        assert await service.look(key) == Failed("log", "where")
+        await service.ready(key, "m")
+        assert await service.look(key) == Ready("m")
+        await (await won(service, key, "b", void="m")).release()
+        assert await service.look(key) is None
 
-        self.run(scenario)
-
-    def test_a_look_says_what_a_claim_would_be_told_and_takes_nothing(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            assert await service.look(key) is None
-            a = await won(service, key)
-            found = await service.look(key)
-            assert isinstance(found, Wait)
-            assert found.holder == "host-a"
-            assert 20 < found.ttl <= 30
-            await a.fail("log", "where")
-            assert await service.look(key) == Failed("log", "where")
-            await service.ready(key, "m")
-            assert await service.look(key) == Ready("m")
-            await (await won(service, key, "b", void="m")).release()
-            assert await service.look(key) is None
-
-        self.run(scenario)
-
-    def test_every_end_of_a_lease_wakes_its_waiter_at_once(self) -> None:
+    @with_times()
+    async def test_every_end_of_a_lease_wakes_its_waiter_at_once(self, service: LeaseService) -> None:
         ends: list[tuple[Callable[[Lease], Awaitable[object]], type[Answer]]] = [
             (lambda lease: lease.release(), Lease),
             (lambda lease: lease.ready("m"), Ready),
             (lambda lease: lease.fail("log", "where"), Failed),
         ]
-
-        async def scenario(service: LeaseService) -> None:
-            for end, kind in ends:
-                took = []
-                for _ in range(5):
-                    key = some_key()
-                    a = await won(service, key)
-                    waiter = await waiting(service, key, "b")
-                    began = time.monotonic()
-                    await end(a)
-                    assert isinstance(await asyncio.wait_for(waiter, BOUND), kind)
-                    took.append(time.monotonic() - began)
-                assert min(took) < AT_ONCE, f"woken after {took} s"
-
-        self.run(scenario)
-
-    def test_a_hundred_waiters_of_one_key_hear_that_it_is_ready(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            a = await won(service, key)
-            waiters = [await waiting(service, key, f"w{n}") for n in range(100)]
-            await a.ready("m")
-            answers = await asyncio.wait_for(asyncio.gather(*waiters), BOUND)
-            assert set(answers) == {Ready("m")}
-
-        self.run(scenario)
-
-    def test_of_many_simultaneous_claims_one_is_won(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key = some_key()
-            answers = await asyncio.gather(*(service.acquire(key, f"t{n}", "host") for n in range(300)))
-            assert sum(isinstance(a, Lease) for a in answers) == 1
-            assert sum(isinstance(a, Wait) for a in answers) == 299
-
-        self.run(scenario)
-
-    def test_waiters_lead_one_after_the_other_and_never_two_at_once(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            key, leading, led = some_key(), 0, []
-
-            async def claim(token: str) -> None:
-                nonlocal leading
-                lease = await await_turn(service, key, token, token)
-                assert isinstance(lease, Lease)
-                leading += 1
-                assert leading == 1, "two leaders at once"
-                await asyncio.sleep(random.uniform(0, 0.003))
-                leading -= 1
-                led.append(token)
-                await lease.release()
-
-            await asyncio.gather(*(claim(f"t{n}") for n in range(20)))
-            assert len(led) == 20
-
-        self.run(scenario)
-
-    def test_no_wake_up_is_lost_whenever_the_lease_ends(self) -> None:
-        """Ends at random moments around the waiter's check; a lost wake-up costs 1.8 s, which nothing else here does."""
-
-        async def scenario(service: LeaseService) -> None:
-            randomness = random.Random(7)
-
-            async def trial() -> float:
+        for end, kind in ends:
+            took = []
+            for _ in range(5):
                 key = some_key()
                 a = await won(service, key)
-                waiter = asyncio.create_task(await_turn(service, key, "b", "host-b"))
-                for _ in range(randomness.randrange(12)):  # steps of the event loop, not seconds
-                    await asyncio.sleep(0)
-                await asyncio.sleep(randomness.choice((0, 0, 0.0003, 0.001, 0.003)) * randomness.random())
-                if randomness.random() < 0.5:
-                    await a.release()
-                else:
-                    await a.ready("m")
-                ended = time.monotonic()
-                assert isinstance(await asyncio.wait_for(waiter, BOUND), (Lease, Ready))
-                return time.monotonic() - ended
-
-            for _ in range(40):
-                took = await asyncio.gather(*(trial() for _ in range(10)))
-                assert max(took) < 1.5, f"a wake-up was lost: {max(took):.2f} s"
-
-        self.run(scenario)
-
-    def test_cancelled_claims_leave_nothing_behind(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            randomness = random.Random(11)
-            key = some_key()
-            a = await won(service, key)
-            for n in range(150):
-                waiter = asyncio.create_task(await_turn(service, key, f"w{n}", "host-w"))
-                for _ in range(randomness.randrange(8)):
-                    await asyncio.sleep(0)
-                await asyncio.sleep(randomness.choice((0, 0.0005, 0.002)) * randomness.random())
-                waiter.cancel()
-                await asyncio.gather(waiter, return_exceptions=True)
-            waiter = await waiting(service, key, "b")
-            began = time.monotonic()
-            await a.release()
-            b = await asyncio.wait_for(waiter, BOUND)
-            assert isinstance(b, Lease)
-            assert time.monotonic() - began < 1.5
-            assert list(service.held.values()) == [b]
-            await b.release()
-            assert not service.held
-
-        self.run(scenario)
-
-    def test_a_cancelled_claim_costs_the_others_nothing(self) -> None:
-        """The first of two claims subscribes for both; it is cancelled half-way."""
-
-        async def scenario(service: LeaseService) -> None:
-            randomness = random.Random(13)
-            for _ in range(60):
-                key = some_key()
-                a = await won(service, key)
-                first = asyncio.create_task(await_turn(service, key, "b", "host-b"))
-                second = asyncio.create_task(await_turn(service, key, "c", "host-c"))
-                for _ in range(randomness.randrange(25)):
-                    await asyncio.sleep(0)
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
+                waiter = await waiting(service, key, "b")
                 began = time.monotonic()
-                await a.ready("m")
-                assert await asyncio.wait_for(second, BOUND) == Ready("m")
-                assert time.monotonic() - began < 1.5
+                await end(a)
+                assert isinstance(await asyncio.wait_for(waiter, BOUND), kind)
+                took.append(time.monotonic() - began)
+            assert min(took) < AT_ONCE, f"woken after {took} s"
 
-        self.run(scenario)
+    @with_times()
+    async def test_a_hundred_waiters_of_one_key_hear_that_it_is_ready(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        waiters = [await waiting(service, key, f"w{n}") for n in range(100)]
+        await a.ready("m")
+        answers = await asyncio.wait_for(asyncio.gather(*waiters), BOUND)
+        assert set(answers) == {Ready("m")}
 
-    def test_cancelled_commands_do_not_mix_up_the_answers_of_others(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            randomness = random.Random(17)
-            for n in range(20):
-                await service.ready(f"{n}", f"manifest-{n}")
+    @with_times()
+    async def test_of_many_simultaneous_claims_one_is_won(self, service: LeaseService) -> None:
+        key = some_key()
+        answers = await asyncio.gather(*(service.acquire(key, f"t{n}", "host") for n in range(300)))
+        assert sum(isinstance(a, Lease) for a in answers) == 1
+        assert sum(isinstance(a, Wait) for a in answers) == 299
 
-            async def ask(n: int) -> None:
-                task = asyncio.create_task(service.acquire(f"{n}", "t", "host"))
-                if randomness.random() < 0.5:
-                    for _ in range(randomness.randrange(10)):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                found = (await asyncio.gather(task, return_exceptions=True))[0]
-                assert isinstance(found, asyncio.CancelledError) or found == Ready(f"manifest-{n}")
+    @with_times()
+    async def test_waiters_lead_one_after_the_other_and_never_two_at_once(self, service: LeaseService) -> None:
+        key, leading, led = some_key(), 0, []
 
-            for _ in range(15):
-                await asyncio.gather(*(ask(randomness.randrange(20)) for _ in range(20)))
+        async def claim(token: str) -> None:
+            nonlocal leading
+            lease = await await_turn(service, key, token, token)
+            assert isinstance(lease, Lease)
+            leading += 1
+            assert leading == 1, "two leaders at once"
+            await asyncio.sleep(random.uniform(0, 0.003))
+            leading -= 1
+            led.append(token)
+            await lease.release()
 
-        self.run(scenario)
+        await asyncio.gather(*(claim(f"t{n}") for n in range(20)))
+        assert len(led) == 20
 
-    def test_a_watch_times_out_when_nothing_changes(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            async with service.watch(some_key()) as watch:
-                deadline = time.monotonic() + BOUND
-                while await watch.changed(0.05):  # a subscription may report itself
-                    assert time.monotonic() < deadline, "it reports changes that nobody made"
+    @with_times()
+    async def test_no_wake_up_is_lost_whenever_the_lease_ends(self, service: LeaseService) -> None:
+        """Ends at random moments around the waiter's check; a lost wake-up costs 1.8 s, which nothing else here does."""
+        randomness = random.Random(7)
 
-        self.run(scenario)
-
-    def test_a_watch_hears_a_change_that_came_before_it_was_asked(self) -> None:
-        async def scenario(service: LeaseService) -> None:
+        async def trial() -> float:
             key = some_key()
             a = await won(service, key)
-            async with service.watch(key) as watch:
-                while await watch.changed(0.1):
-                    pass
+            waiter = asyncio.create_task(await_turn(service, key, "b", "host-b"))
+            for _ in range(randomness.randrange(12)):  # steps of the event loop, not seconds
+                await asyncio.sleep(0)
+            await asyncio.sleep(randomness.choice((0, 0, 0.0003, 0.001, 0.003)) * randomness.random())
+            if randomness.random() < 0.5:
                 await a.release()
-                assert await watch.changed(BOUND)
+            else:
+                await a.ready("m")
+            ended = time.monotonic()
+            assert isinstance(await asyncio.wait_for(waiter, BOUND), (Lease, Ready))
+            return time.monotonic() - ended
 
-        self.run(scenario)
+        for _ in range(40):
+            took = await asyncio.gather(*(trial() for _ in range(10)))
+            assert max(took) < 1.5, f"a wake-up was lost: {max(took):.2f} s"
 
-    def test_a_healthy_service_answers_a_ping(self) -> None:
-        async def scenario(service: LeaseService) -> None:
-            await service.ping()
+    @with_times()
+    async def test_cancelled_claims_leave_nothing_behind(self, service: LeaseService) -> None:
+        randomness = random.Random(11)
+        key = some_key()
+        a = await won(service, key)
+        for n in range(150):
+            waiter = asyncio.create_task(await_turn(service, key, f"w{n}", "host-w"))
+            for _ in range(randomness.randrange(8)):
+                await asyncio.sleep(0)
+            await asyncio.sleep(randomness.choice((0, 0.0005, 0.002)) * randomness.random())
+            waiter.cancel()
+            await asyncio.gather(waiter, return_exceptions=True)
+        waiter = await waiting(service, key, "b")
+        began = time.monotonic()
+        await a.release()
+        b = await asyncio.wait_for(waiter, BOUND)
+        assert isinstance(b, Lease)
+        assert time.monotonic() - began < 1.5
+        assert list(service.held.values()) == [b]
+        await b.release()
+        assert not service.held
 
-        self.run(scenario)
+    @with_times()
+    async def test_a_cancelled_claim_costs_the_others_nothing(self, service: LeaseService) -> None:
+        """The first of two claims subscribes for both; it is cancelled half-way."""
+        randomness = random.Random(13)
+        for _ in range(60):
+            key = some_key()
+            a = await won(service, key)
+            first = asyncio.create_task(await_turn(service, key, "b", "host-b"))
+            second = asyncio.create_task(await_turn(service, key, "c", "host-c"))
+            for _ in range(randomness.randrange(25)):
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            began = time.monotonic()
+            await a.ready("m")
+            assert await asyncio.wait_for(second, BOUND) == Ready("m")
+            assert time.monotonic() - began < 1.5
+
+    @with_times()
+    async def test_cancelled_commands_do_not_mix_up_the_answers_of_others(self, service: LeaseService) -> None:
+        randomness = random.Random(17)
+        for n in range(20):
+            await service.ready(f"{n}", f"manifest-{n}")
+
+        async def ask(n: int) -> None:
+            task = asyncio.create_task(service.acquire(f"{n}", "t", "host"))
+            if randomness.random() < 0.5:
+                for _ in range(randomness.randrange(10)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            found = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(found, asyncio.CancelledError) or found == Ready(f"manifest-{n}")
+
+        for _ in range(15):
+            await asyncio.gather(*(ask(randomness.randrange(20)) for _ in range(20)))
+
+    @with_times()
+    async def test_a_watch_times_out_when_nothing_changes(self, service: LeaseService) -> None:
+        async with service.watch(some_key()) as watch:
+            deadline = time.monotonic() + BOUND
+            while await watch.changed(0.05):  # a subscription may report itself
+                assert time.monotonic() < deadline, "it reports changes that nobody made"
+
+    @with_times()
+    async def test_a_watch_hears_a_change_that_came_before_it_was_asked(self, service: LeaseService) -> None:
+        key = some_key()
+        a = await won(service, key)
+        async with service.watch(key) as watch:
+            while await watch.changed(0.1):
+                pass
+            await a.release()
+            assert await watch.changed(BOUND)
+
+    @with_times()
+    async def test_a_healthy_service_answers_a_ping(self, service: LeaseService) -> None:
+        await service.ping()
