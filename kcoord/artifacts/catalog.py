@@ -15,6 +15,7 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.private import check_tier
 from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import written_at
 from kcoord.settings import Settings
 
 
@@ -38,7 +39,7 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
         check_is_store(root)
         with store_errors(root):
             stored = [(status.st_mtime, home.name) for home, status in homes_of(root)]
-    local = [(_modified(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
+    local = [(written_at(path.parent), str(path.parent)) for path in local_manifests(settings.local_dir)]
     return _each(Store(root) if root is not None else None, {name for _, name in stored}, [*stored, *local])
 
 
@@ -85,13 +86,6 @@ def _from_store(store: Store, digest: str) -> Manifest | None:
         return None if encoded is None else Manifest.decode(encoded)
     except ArtifactInvalid:
         return None
-
-
-def _modified(home: Path) -> float:
-    try:
-        return home.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _is_ours(cache: Path, local_dir: Path) -> bool:

@@ -124,16 +124,13 @@ class StoreRoot:
 
 def check_is_store(path: Path, *, or_new: bool = False) -> None:
     """Raises `StoreError` unless a store of our format is at `path`, or, with `or_new`, nothing. Makes nothing."""
-    try:
-        is_store = stat.S_ISREG((path / MARKER).stat().st_mode)
-    except FileNotFoundError:
-        if or_new:
-            return
-        is_store = False
-    except NotADirectoryError:
-        is_store = False
-    except OSError as error:
-        raise store_error(error, path) from error
+    is_store = False
+    with store_errors(path), suppress(NotADirectoryError):
+        try:
+            is_store = stat.S_ISREG((path / MARKER).stat().st_mode)
+        except FileNotFoundError:
+            if or_new:
+                return
     if not is_store:
         raise StoreError(f"{path}: {NO_STORE}", NO_STORE)
     StoreRoot(path).uuid()

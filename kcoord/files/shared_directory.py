@@ -26,6 +26,14 @@ def paths_of(directory: Path, suffix: str) -> list[Path]:
         return []
 
 
+def written_at(path: Path) -> float:
+    """Seconds of the file system's clock; 0.0 for a file that is gone: its writer has just replaced it by a larger one."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def read_all(paths: Callable[[], list[Path]], read: Callable[[Path], bool]) -> list[Path] | None:
     """Call ``read(path)``, which returns False if the file is gone, for each of ``paths()``, until two listings agree.
 

@@ -27,6 +27,7 @@ from kcoord.files import beneath
 from kcoord.files.faults import store_error
 from kcoord.files.reading import read_plain
 from kcoord.files.rename import sync_directory
+from kcoord.files.shared_directory import written_at
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import Trash
 from kcoord.profiles.parts import PARTS, decode_part, save_part
@@ -40,7 +41,6 @@ from kcoord.profiles.requested import (
     requested_directory,
     requested_name,
     save_requested,
-    written_at,
 )
 
 Merged = tuple[Path, list[Path]]  # a durable file, and the files whose content it holds

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.files import beneath
-from kcoord.files.shared_directory import paths_of
+from kcoord.files.shared_directory import paths_of, written_at
 from kcoord.profiles.automatic import is_automatic, nearest
 from kcoord.profiles.profile_files import times_of_profiles
 
@@ -44,7 +44,7 @@ def signer_of(path: Path) -> str:
 def packs_of(store: Path, profile: str) -> list[Path]:
     """The packs of `profile`, the newest first; none if there is none. Raises OSError."""
     found = paths_of(packs_directory(store, profile), SUFFIX)
-    return sorted(found, key=_written_at, reverse=True) if len(found) > 1 else found
+    return sorted(found, key=lambda path: (written_at(path), path.name), reverse=True) if len(found) > 1 else found
 
 
 def usable_packs(store: Path, profile: str, trust: Trust) -> list[Path]:
@@ -80,11 +80,3 @@ def all_packs(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 for name, found in list(beneath.listed(root / profile, store)):
                     if _NAME.fullmatch(name) and stat.S_ISREG(found.st_mode):
                         yield root / profile / name, found
-
-
-def _written_at(path: Path) -> tuple[float, str]:
-    """Seconds of the file system's clock; and the name, for two of one moment."""
-    try:
-        return path.stat().st_mtime, path.name
-    except OSError:
-        return 0.0, path.name  # its successor's writer has just moved it

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.shared_directory import paths_of
 from kcoord.settings import is_profile_name
@@ -92,10 +92,7 @@ def times_of_profiles(root: Path) -> dict[str, float]:
 
 def profiles_in(root: Path, *, follow_symlinks: bool = False) -> list[str]:
     """The names of the profiles that have a directory in `root`, sorted; none if there is no `root`. Raises `StoreError`."""
-    try:
+    names: list[str] = []
+    with store_errors(root), suppress(FileNotFoundError):
         names = [p.name for p in root.iterdir() if p.is_dir() and (follow_symlinks or not p.is_symlink())]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise store_error(error, root) from error
     return sorted(filter(is_profile_name, names))

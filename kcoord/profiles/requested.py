@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.errors import StoreError
-from kcoord.files.faults import store_error
-from kcoord.files.shared_directory import read_all, save
+from kcoord.files.faults import store_errors
+from kcoord.files.shared_directory import read_all, save, written_at
 from kcoord.profiles.profile_files import FileFormat, profiles_in
 
 MOST_REQUESTED = 100_000  # artifacts of a profile
@@ -109,14 +109,6 @@ def requested_name(artifacts: Collection[RequestedArtifact]) -> str:
     return REQUESTED.name("\n".join(sorted(f"{artifact.digest} {artifact.place}" for artifact in artifacts)))
 
 
-def written_at(path: Path) -> float:
-    """Seconds of the file system's clock; 0.0 for a file that is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0  # its writer has just replaced it by a larger one
-
-
 def save_requested(
     directory: Path,
     artifacts: Collection[RequestedArtifact],
@@ -156,10 +148,8 @@ def _read_all(directory: Path, *, complete: bool = False) -> dict[Path, list[Req
         ]
         return artifacts is not None
 
-    try:
+    with store_errors(directory):
         present = read_all(paths, read)
-    except OSError as error:
-        raise store_error(error, directory) from error
     if present is not None:
         return {path: found[path] for path in present}
     if complete:

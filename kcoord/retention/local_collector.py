@@ -23,7 +23,7 @@ from kcoord.artifacts.catalog import tiers
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks
@@ -50,7 +50,7 @@ def collect_local(
     """
     tidying = tidying or Tidying()
     found = Collected()
-    try:
+    with store_errors(local_dir):
         existing = tiers(local_dir)
         if not dry_run:
             for tier in existing:
@@ -69,8 +69,6 @@ def collect_local(
         for doomed in plan.doomed[:most]:
             if dry_run or _take(Path(doomed.entry.name), doomed.entry.used):
                 found.removed.append(doomed)
-    except OSError as error:
-        raise store_error(error, local_dir) from error
     return found
 
 

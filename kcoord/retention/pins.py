@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
 from kcoord.settings import profile_name
@@ -37,7 +37,7 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
     very moment of the rename lasts.
     """
     path = _path(store, profile)
-    try:
+    with store_errors(path.parent):
         with suppress(FileExistsError):
             path.parent.mkdir()
         held = _read(path) if path.name in _names(path.parent) else set()
@@ -48,36 +48,29 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
             content = _FORMAT + hashlib.sha256(body).digest() + body
             replace_file(path, content, store / "v1" / "staging", store, durable=True, create=anew)
-    except OSError as error:
-        raise store_error(error, path.parent) from error
     return wanted
 
 
 def unpin(store: Path, profile: str) -> bool:
     """False: it was not pinned. Raises `StoreError`."""
     path = _path(store, profile)
-    try:
+    with store_errors(path), suppress(FileNotFoundError):
         beneath.unlink(path, store)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise store_error(error, path) from error
-    return True
+        return True
+    return False
 
 
 def load_pins(store: Path) -> dict[str, set[str]]:
     """The digests that each pinned profile holds. Raises `StoreError` if any of it cannot be read."""
     directory = store / "v1" / "pins"
     found, left = {}, _MOST_HELD
-    try:
+    with store_errors(directory):
         for name in sorted(_names(directory)):
             with suppress(FileNotFoundError):  # unpinned in this very moment
                 found[name[: -len(_SUFFIX)]] = held = _read(directory / name)
                 left -= len(held)
             if left < 0:
                 raise StoreError(f"{directory}: its pins hold more than {_MOST_HELD:,} artifacts: unpin some")
-    except OSError as error:
-        raise store_error(error, directory) from error
     return found
 
 

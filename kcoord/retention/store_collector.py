@@ -25,7 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
 from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.profiles.packs import all_packs
@@ -65,7 +65,7 @@ def collect(
     """
     tidying = tidying or Tidying()
     check_is_store(store)
-    try:
+    with store_errors(store):
         now = time.time() if dry_run else beneath.touched(store / "v1", store)
         found = Collected()
         if not dry_run:
@@ -74,8 +74,6 @@ def collect(
             _collect(store, limits, pinned, now, found, dry_run, most)
             if not dry_run:
                 _note(store, found)
-    except OSError as error:
-        raise store_error(error, store) from error
     return found
 
 
@@ -83,10 +81,8 @@ def count(store: Path) -> None:
     """Note what `store` holds, and remove nothing. Raises `StoreError`."""
     check_is_store(store)
     found = Collected()
-    try:
+    with store_errors(store):
         found.add_found(entries_of(store, {}))
-    except OSError as error:
-        raise store_error(error, store) from error
     _note(store, found)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_error, store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
 
@@ -56,13 +56,11 @@ def note_uses(store: Path, prefixes: Collection[bytes]) -> None:
     chosen = sorted(prefixes)[:MOST_USES]
     name = hashlib.sha256(b"".join(chosen)).hexdigest() + _SUFFIX
     directory = _directory(store)
-    try:
+    with store_errors(directory):
         try:
             os.utime(directory / name, follow_symlinks=False)
         except FileNotFoundError:
             _write(store, name, ((prefix, 0.0) for prefix in chosen))
-    except OSError as error:
-        raise store_error(error, directory) from error
 
 
 def load_uses(store: Path) -> dict[bytes, float]:
@@ -91,15 +89,13 @@ def merge_uses(store: Path, now: float) -> int:
     body = sorted(sorted(kept, key=lambda use: -use[1])[:_MOST_MERGED])
     name = hashlib.sha256(b"".join(_RECORD.pack(prefix, int(at)) for prefix, at in body)).hexdigest() + _SUFFIX
     removed = 0
-    try:
+    with store_errors(_directory(store)):
         _write(store, name, body)
         for path, touched in settled.items():
             with suppress(FileNotFoundError):
                 if path.name != name and path.lstat().st_mtime == touched:
                     beneath.unlink(path, store)
                     removed += 1
-    except OSError as error:
-        raise store_error(error, _directory(store)) from error
     return removed
 
 

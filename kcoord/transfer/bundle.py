@@ -32,7 +32,7 @@ from kcoord.artifacts.payload import check_sizes, unpack
 from kcoord.artifacts.signing import BUNDLE, MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
-from kcoord.files.faults import store_error
+from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import open_unwaiting
 from kcoord.files.sweep import sweep_beside
@@ -238,15 +238,11 @@ class Bundle:
         self._path, self._trust, self._largest_index = path, trust, largest_index
         self.doubt: ArtifactDistrusted | None = None
         self.vouched = False
-        try:
+        with store_errors(path):
             self._file: BinaryIO = file or open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
-        except OSError as error:
-            raise store_error(error, path) from error
         try:
-            self.index, self._start = self._read_index()
-        except OSError as error:
-            self.close()
-            raise store_error(error, path) from error
+            with store_errors(path):
+                self.index, self._start = self._read_index()
         except BaseException:
             self.close()
             raise
@@ -370,19 +366,15 @@ class Bundle:
             progress(done, size)
 
     def _blob(self, label: str, blob: Blob) -> bytes:
-        try:
+        with store_errors(self._path):
             content = self._file.read(blob.size)
-        except OSError as error:
-            raise store_error(error, self._path) from error
         if Blob.of(content) != blob:
             raise BundleInvalid(f"{self._path}: {label} is not what the index states: copy the file again")
         return content
 
     def _seek(self, position: int) -> None:
-        try:
+        with store_errors(self._path):
             self._file.seek(position)
-        except OSError as error:
-            raise store_error(error, self._path) from error
 
     def _resealed(self, encoded: bytes) -> bytes:
         """The manifest's file `encoded`, signed anew if its own signature is not ours."""

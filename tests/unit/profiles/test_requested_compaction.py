@@ -14,6 +14,7 @@ import pytest
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import written_at
 from kcoord.files.trash import Trash
 from kcoord.profiles import compaction
 from kcoord.profiles.compaction import compact_requested
@@ -24,7 +25,6 @@ from kcoord.profiles.requested import (
     load_requested,
     requested_directory,
     save_requested,
-    written_at,
 )
 from kcoord.retention.pinned import pin_profile, pinned_digests
 from tests.support.agents import Node, until
