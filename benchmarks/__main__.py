@@ -68,12 +68,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
     parser.add_argument(
-        "--nodes",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="N",
-        help="of cluster, cluster_nfs and lease_herd",
+        "--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster, cluster_nfs and lease_herd"
     )
     parser.add_argument("--keys", type=int, nargs="+", default=[], metavar="N", help="of cluster_nfs: 300, 3000")
     parser.add_argument("--ways", nargs="+", default=[], choices=scale.WAYS, help="of cluster_nfs; default: all")

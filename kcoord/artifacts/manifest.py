@@ -165,11 +165,7 @@ class Manifest:
             files=files,
             compile_seconds=_seconds(document["compile_seconds"]),
             origin=Origin(
-                str(host),
-                _whole(pid),
-                None if rank is None else _whole(rank),
-                str(device),
-                _moment(created),
+                str(host), _whole(pid), None if rank is None else _whole(rank), str(device), _moment(created)
             ),
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),

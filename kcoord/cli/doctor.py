@@ -247,10 +247,7 @@ async def _try_lease(leases: LeaseService) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-_FIXED = {
-    "": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
-}
+_FIXED = {"": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}, "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4}}
 
 
 def _is_vulnerable(version: str) -> bool:

@@ -10,11 +10,7 @@ from kcoord.cli.options import ALL, settings_flags
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--record",
-    metavar="NAME",
-    help="The same as --profile.",
-)
+@click.option("--record", metavar="NAME", help="The same as --profile.")
 @settings_flags(*ALL)
 @click.argument("arguments", metavar="-- COMMAND [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...], record: str | None, **flags: str | None) -> None:

@@ -38,11 +38,7 @@ _SIZE, _TIME = Parsed("size", parse_bytes), Parsed("time", parse_span)
               "this long: 14d.")  # fmt: skip
 @click.option("--least-age", type=_TIME, default=LEAST_AGE, help="Never remove younger artifacts. Default: 1h.")
 @click.option(
-    "--pin",
-    "pins",
-    type=PROFILE,
-    multiple=True,
-    help="Keep the artifacts that this profile's jobs asked for.",
+    "--pin", "pins", type=PROFILE, multiple=True, help="Keep the artifacts that this profile's jobs asked for."
 )
 @click.option("--unpin", "unpins", type=PROFILE, multiple=True, help="Let go of a pinned profile.")
 @click.option("--pins", "list_pins", is_flag=True, help="List the pinned profiles.")

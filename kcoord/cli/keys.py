@@ -11,16 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kcoord.artifacts.signing import Trust
-from kcoord.artifacts.signing_keys import (
-    Ed25519Key,
-    Key,
-    kind_of,
-    new_key,
-    parse_id,
-    public_half,
-    read_keys,
-    text_of,
-)
+from kcoord.artifacts.signing_keys import Ed25519Key, Key, kind_of, new_key, parse_id, public_half, read_keys, text_of
 from kcoord.cli.options import Parsed, json_flag, print_json
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.faults import store_errors

@@ -54,11 +54,7 @@ class _Owner:
 
 
 def sweep(
-    staging: Path,
-    root: Path | None = None,
-    *,
-    here_after: float = HERE_AFTER,
-    elsewhere_after: float = ELSEWHERE_AFTER,
+    staging: Path, root: Path | None = None, *, here_after: float = HERE_AFTER, elsewhere_after: float = ELSEWHERE_AFTER
 ) -> int:
     """Remove stale entries of `staging`, in bounded work; returns their number. Safe in many processes at once.
 

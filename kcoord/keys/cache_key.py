@@ -137,12 +137,7 @@ class CacheKey:
         if not (isinstance(wire["backend"], str) and isinstance(wire["name"], str)):
             raise TypeError("a key's backend and name are strings")
         factors = tuple(Factor.from_wire(f) for f in wire["factors"])
-        return cls(
-            wire["backend"],
-            wire["name"],
-            factors,
-            tuple(Factor.from_wire(f) for f in wire["details"]),
-        )
+        return cls(wire["backend"], wire["name"], factors, tuple(Factor.from_wire(f) for f in wire["details"]))
 
 
 def digest_of(backend: str, name: str, /, **factors: Any) -> str:

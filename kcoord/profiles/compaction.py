@@ -69,11 +69,7 @@ def compact_requested(store: Path, most: int | None = None) -> int:
 
 
 def _compact(
-    store: Path,
-    profiles: Path,
-    files: FileFormat,
-    merge: Callable[[Path, list[Path]], Merged | None],
-    most: int | None,
+    store: Path, profiles: Path, files: FileFormat, merge: Callable[[Path, list[Path]], Merged | None], most: int | None
 ) -> int:
     """Raises `StoreError`."""
     trash = Trash(store / "v1" / "trash", store)

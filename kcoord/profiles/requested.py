@@ -110,10 +110,7 @@ def requested_name(artifacts: Collection[RequestedArtifact]) -> str:
 
 
 def save_requested(
-    directory: Path,
-    artifacts: Collection[RequestedArtifact],
-    earlier: Path | None = None,
-    at: float | None = None,
+    directory: Path, artifacts: Collection[RequestedArtifact], earlier: Path | None = None, at: float | None = None
 ) -> Path:
     """Write `artifacts`, in their order, as one file, atomically and durably; returns its path. Raises `StoreError`.
 

@@ -115,13 +115,7 @@ class AgentClient:
         raise AssertionError("unreachable")
 
     def publish(
-        self,
-        lead: Lead | None,
-        key: CacheKey,
-        staging: Path,
-        home: Path,
-        compile_seconds: float,
-        device: str,
+        self, lead: Lead | None, key: CacheKey, staging: Path, home: Path, compile_seconds: float, device: str
     ) -> bool:
         """Hand staged files in; True once the artifact is at `home`. False: the agent refused or is gone.
 

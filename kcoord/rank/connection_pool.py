@@ -126,8 +126,7 @@ class ConnectionPool:
         self.close()
         if first and not quietly:
             self._notices.tell(
-                f"no agent ({error}); kernels are compiled without coordination until there is one",
-                about="no agent",
+                f"no agent ({error}); kernels are compiled without coordination until there is one", about="no agent"
             )
 
     def forget_after_fork(self) -> None:

@@ -63,8 +63,7 @@ def early_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add kcoord's own flags."""
     group = parser.add_argument_group(
-        "kcoord",
-        "Each flag is also an environment variable, KCOORD_…; KCOORD_DISABLE=1 turns everything off.",
+        "kcoord", "Each flag is also an environment variable, KCOORD_…; KCOORD_DISABLE=1 turns everything off."
     )
     for spec in FIELDS:
         if spec.name in FLAGS:

@@ -15,14 +15,7 @@ from kcoord_launch.console import say
 from kcoord_launch.environment import job_name, with_variables
 from kcoord_launch.supervise import supervised
 
-_FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(settings: Settings, command: list[str]) -> int:

@@ -118,12 +118,7 @@ def test_a_name_that_somebody_else_may_point_here_is_refused(address: str, host:
 
 @pytest.mark.parametrize(
     ("method", "path", "code"),
-    [
-        ("POST", "/", 405),
-        ("DELETE", "/status.json", 405),
-        ("HEAD", "/", 200),
-        ("GET", "/metrics", 404),
-    ],
+    [("POST", "/", 405), ("DELETE", "/status.json", 405), ("HEAD", "/", 200), ("GET", "/metrics", 404)],
 )
 def test_it_is_only_read(address: str, method: str, path: str, code: int) -> None:
     found, _, text = ask(address, path, method)

@@ -503,11 +503,7 @@ if __name__ == "__main__":
 def test_ranks_without_a_key_warm_up_a_signed_profile(sandbox: Sandbox) -> None:
     pytest.importorskip("torch")
     (sandbox.root / "program.py").write_text(_PROGRAM)
-    given = {
-        "KCOORD_STORE": str(sandbox.root / "store"),
-        "PYTHONPATH": str(sandbox.root),
-        "KCOORD_SIGNING_KEY": OURS,
-    }
+    given = {"KCOORD_STORE": str(sandbox.root / "store"), "PYTHONPATH": str(sandbox.root), "KCOORD_SIGNING_KEY": OURS}
     command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "1", "--kcoord-profile", "p", "program.py"]
     done = sandbox.run_forked(*command, **given)
     assert "3 compiled" in done.stderr, done.stderr

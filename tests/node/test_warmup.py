@@ -348,18 +348,7 @@ def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
     sandbox: Sandbox, profile: list[Recipe]
 ) -> None:
     give(sandbox, profile, "six")
-    arguments = [
-        *KCOORD,
-        "warmup",
-        "six",
-        "--json",
-        "--workers",
-        "2",
-        "--target",
-        "cuda:90",
-        "--target",
-        "hip:gfx942",
-    ]
+    arguments = [*KCOORD, "warmup", "six", "--json", "--workers", "2", "--target", "cuda:90", "--target", "hip:gfx942"]
     done = sandbox.run(*arguments, PYTHONPATH=path(PROGRAMS))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

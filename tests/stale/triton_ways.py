@@ -24,11 +24,7 @@ class StandIn:
     """What Triton asks of a driver before it launches."""
 
     def __init__(self) -> None:
-        self.targets = {
-            0: GPUTarget("cuda", 90, 32),
-            1: GPUTarget("cuda", 80, 32),
-            2: GPUTarget("hip", "gfx942", 64),
-        }
+        self.targets = {0: GPUTarget("cuda", 90, 32), 1: GPUTarget("cuda", 80, 32), 2: GPUTarget("hip", "gfx942", 64)}
         self.device = 0
 
     def get_current_device(self) -> int:

@@ -19,11 +19,7 @@ def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recip
 
     if llvm_options.factors():
         return None
-    call = {
-        "ir": zlib.compress(request.ir.encode()),
-        "arch": request.arch,
-        "hints": dict(request.hints),
-    }
+    call = {"ir": zlib.compress(request.ir.encode()), "arch": request.arch, "hints": dict(request.hints)}
     return Recipe.of("flydsl", "flydsl", request.function, call, target, seconds, order)
 
 

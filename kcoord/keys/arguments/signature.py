@@ -62,11 +62,7 @@ class Arguments:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        dynamic: Collection[str] = (),
-        functions: Callable[[Any], Any] | None = None,
+        self, names: Sequence[str], *, dynamic: Collection[str] = (), functions: Callable[[Any], Any] | None = None
     ) -> None:
         unknown = sorted(set(dynamic) - set(names))
         if unknown:

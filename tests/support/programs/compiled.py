@@ -224,11 +224,7 @@ def meeting() -> dict[str, Any]:
 def main() -> None:
     counted(compile_fx, "fx_codegen_and_compile", lambda *_: "codegens", before_code_generation)
     counted(aot_autograd, "aot_stage1_graph_capture", lambda *_: "traces")
-    counted(
-        CppBuilder,
-        "build",
-        kind_of_build,
-    )
+    counted(CppBuilder, "build", kind_of_build)
     settings = {
         "cpp_cache_precompile_headers": False,
         **wanted.get("settings", {}),

@@ -203,8 +203,7 @@ def _a_pipe(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [_other_boot, _a_day_later, _of_the_future, _torn, _altered, _others_may_write, _foreign, _gone, _a_pipe],
+    "fault", [_other_boot, _a_day_later, _of_the_future, _torn, _altered, _others_may_write, _foreign, _gone, _a_pipe]
 )
 def test_a_list_that_does_not_count_costs_the_verification_and_is_renewed(
     tier: Tier, fault: Callable[[Tier], None]
