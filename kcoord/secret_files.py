@@ -22,9 +22,8 @@ def read_secret(name: str, path: Path) -> bytes:
     Raises `SettingsError`, which begins with `name` and never holds the content.
     """
     try:
-        with open(
-            path, "rb", opener=_open
-        ) as file:  # `open` closes a descriptor that it cannot use, such as a directory's
+        # `open` closes a descriptor that it cannot use, such as a directory's
+        with open(path, "rb", opener=_open) as file:
             _check_owner(name, os.fstat(file.fileno()))  # the file that is read, not the path
             content = file.read(LARGEST + 1)
     except PermissionError as error:

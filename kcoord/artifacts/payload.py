@@ -93,9 +93,8 @@ def with_payload(manifest: Manifest, payload: bytes) -> Manifest:
 def _decompress(payload: bytes, most: int) -> bytes:
     with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(payload) as reader:
         plain = bytearray()
-        while chunk := reader.read(
-            min(_CHUNK, most + 1 - len(plain))
-        ):  # `read` allocates the size that it is asked for
+        # `read` allocates the size that it is asked for
+        while chunk := reader.read(min(_CHUNK, most + 1 - len(plain))):
             plain += chunk
     if len(plain) > most:
         raise ArtifactInvalid("the payload unpacks to more than its manifest states")

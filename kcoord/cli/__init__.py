@@ -64,9 +64,8 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    if (
-        os.getpid() == 1
-    ):  # of a container: it ignores signals that it does not handle, and its pod would wait for SIGKILL
+    # of a container: it ignores signals that it does not handle, and its pod would wait for SIGKILL
+    if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         cli(prog_name="kcoord")

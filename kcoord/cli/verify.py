@@ -73,12 +73,8 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
                 check()
             except ArtifactDistrusted as error:
                 bad[place] = f"{error.fault}: {error.remedy}"
-            except (
-                ArtifactInvalid,
-                BundleInvalid,
-                StoreError,
-            ) as error:  # a bad sector of a disk leaves the other artifacts
-                bad[place] = str(error)
+            except (ArtifactInvalid, BundleInvalid, StoreError) as error:
+                bad[place] = str(error)  # a bad sector of a disk leaves the other artifacts
             progress(number, None)
     for digest in sorted(missing):
         bad[digest] = f"it is not in {where}"
@@ -162,16 +158,8 @@ def _stated(manifest: Path) -> str:
 
 def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "whole": seen.whole,
-                "packs": seen.packs,
-                "signed": seen.signed,
-                "bytes": seen.size,
-                "bad": bad,
-                "where": str(where),
-            }
-        )
+        counts = {"whole": seen.whole, "packs": seen.packs, "signed": seen.signed, "bytes": seen.size}
+        print_json({**counts, "bad": bad, "where": str(where)})
         return
     for place, fault in list(bad.items())[:_MOST_SHOWN]:
         click.echo(f"bad: {place}: {fault}", err=True)

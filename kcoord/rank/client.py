@@ -30,9 +30,8 @@ from kcoord.telemetry.events import Notices
 A = TypeVar("A", bound=messages.Answer)
 
 _LONGEST_SHOWN = 200  # characters of a kernel's name
-_LONGEST_ANSWER = (
-    60.0  # seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
-)
+# seconds, of a request that waits for no other rank; heartbeats say meanwhile that the agent lives
+_LONGEST_ANSWER = 60.0
 _ATTEMPTS = (1, 2, 3)  # one connection was idle since an agent that is gone, the next one's agent is ending just now
 
 

@@ -47,16 +47,8 @@ def _slowest(found: Findings, keys: dict[int, int]) -> str:
     if not compiled:
         return ""
     heads = (
-        "kernel",
-        "backend",
-        "#compile time",
-        "compiled by",
-        "#ranks waited",
-        "#longest wait",
-        "#loads",
-        "#saved",
-        "key",
-    )
+        "kernel", "backend", "#compile time", "compiled by", "#ranks waited", "#longest wait", "#loads", "#saved", "key",
+    )  # fmt: skip
     rows = [
         (
             _button(kernel, keys), escape(kernel.backend), seconds(kernel.seconds), escape(places(kernel.compiles)),

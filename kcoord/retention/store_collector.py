@@ -38,10 +38,8 @@ from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
 _REST_EVERY, _REST = 256, 0.002  # artifacts, seconds: others want the file server, too
-_TOOLCHAIN = (
-    "torch",
-    "compilers",
-)  # beside the factor that is named after the key's compiler, and versions of packages
+# beside the factor that is named after the key's compiler, and versions of packages
+_TOOLCHAIN = ("torch", "compilers")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
@@ -117,9 +115,8 @@ def _collect(
             elif _is_there(objects, doomed.entry):
                 found.refused += 1
         _rest(number)
-    keep = (
-        pinned() if taken else keep
-    )  # a profile may have been pinned meanwhile, and its user was told that it is kept
+    # a profile may have been pinned meanwhile, and its user was told that it is kept
+    keep = pinned() if taken else keep
     for doomed, in_trash in taken:
         if doomed.entry.name not in keep or not trash.put_back(in_trash, _home(objects, doomed.entry)):
             found.removed.append(doomed)

@@ -29,9 +29,8 @@ from kcoord.files.replace import replace_file
 PREFIX = 8  # bytes of a digest
 MOST_USES = 100_000  # of one agent
 _MOST_MERGED = 4_000_000
-_RECORD = struct.Struct(
-    f">{PREFIX}sQ"
-)  # and when, in Unix seconds of the file system; 0: when the file was last touched
+# a prefix, and its time in Unix seconds of the file system; 0: when the file was last touched
+_RECORD = struct.Struct(f">{PREFIX}sQ")
 _FORMAT = b"kcoord-used-1\n"
 _CHECK = hashlib.sha256().digest_size
 _SUFFIX = ".used"

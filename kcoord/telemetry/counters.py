@@ -28,9 +28,8 @@ class Counters:
     """Thread-safe sums. Not guaranteed: that two counters are of one moment."""
 
     def __init__(self) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # protects both; reentrant, since a signal handler may count while its thread holds it
+        # protects both; reentrant, since a signal handler may count while its thread holds it
+        self._lock = threading.RLock()
         self._sums: dict[str, float] = {}
         self._delivered: dict[str, float] = {}
 

@@ -28,9 +28,8 @@ def run(settings: Settings, command: list[str]) -> int:
     if settings.disable:
         return _run(command, dict(os.environ))
     if settings.profile is None:
-        settings = replace(
-            settings, profile=of_command(command, ranks_of().world or 0)
-        )  # None: each process finds its own
+        # None: each process finds its own
+        settings = replace(settings, profile=of_command(command, ranks_of().world or 0))
     with supervised(settings, job_name(settings)) as extra:
         return _run(command, with_variables(extra))
 

@@ -44,9 +44,8 @@ _ours = st.sampled_from(
         {**_numbers, "state": b"F", "text": b"log", "where": b"where"},
     ]
 )
-_one_change = st.sampled_from(sorted(_field)).flatmap(
-    lambda name: st.tuples(st.just(name), st.none() | _field[name])  # None: it lacks the field
-)
+# None: it lacks the field
+_one_change = st.sampled_from(sorted(_field)).flatmap(lambda name: st.tuples(st.just(name), st.none() | _field[name]))
 
 
 def _changed(fields: dict[str, bytes], changes: list[tuple[str, bytes | None]]) -> dict[str, bytes]:

@@ -270,9 +270,8 @@ def test_every_fault_of_a_store_is_told_once_and_so_is_its_end(interposed: Clust
         until(lambda call=call: made.holds(f"after {call}"))
     for log in made.logs():
         assert [log.count(remedy) for _, _, remedy in _ERRORS] == [1] * len(_ERRORS), log
-        assert log.count(BACK) == len(_ERRORS), (
-            log
-        )  # a time line may meet a fault first, and tell of it in its own words
+        # a time line may meet a fault first, and tell of it in its own words
+        assert log.count(BACK) == len(_ERRORS), log
     assert made.left_in_staging() == []
 
 

@@ -145,9 +145,8 @@ def test_a_claim_that_does_not_wait_is_busy_while_another_rank_compiles(node: No
     assert hurried.claim(key_of("k"), home, wait=False) is BUSY
     waiter.tell()
     waiter.expect("done")
-    until(
-        lambda: isinstance(hurried.claim(key_of("k"), home, wait=False), Ready)
-    )  # its lease is given back a moment later
+    # its lease is given back a moment later
+    until(lambda: isinstance(hurried.claim(key_of("k"), home, wait=False), Ready))
 
 
 def test_of_many_that_do_not_wait_one_leads_and_it_is_waited_for(node: Node) -> None:

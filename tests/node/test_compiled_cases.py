@@ -62,8 +62,7 @@ def test_who_compiles_and_who_loads_have_the_results_of_stock(cases: list[Any]) 
         first, second = run(box, "first", cases), run(box, "second", cases)
         for case, expected, compiled, loaded in zip(cases, true, first, second, strict=True):
             assert loaded[0] == compiled[0], case
-            refused = (
-                case["retain"] and expected[0] == "RuntimeError"
-            )  # stock, of a graph whose buffers it has given away
+            # stock, of a graph whose buffers it has given away
+            refused = case["retain"] and expected[0] == "RuntimeError"
             assert refused or compiled[0] == expected[0], case
         assert sum(traces for _, traces in second) <= sum(traces for _, traces in first) // 2

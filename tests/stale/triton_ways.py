@@ -40,9 +40,8 @@ class StandIn:
 _gpus = StandIn()
 driver.set_active(_gpus)
 for _arch in (80, 90):
-    make_backend(
-        GPUTarget("cuda", _arch, 32)
-    ).hash()  # asks ptxas for its version, once per process: before any row does
+    # asks ptxas for its version, once per process: before any row does
+    make_backend(GPUTarget("cuda", _arch, 32)).hash()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 SOON = 20.0  # seconds: the bound of every wait for something that is to happen at once
-_FIRST_LOOK, _LAST_LOOK = (
-    0.005,
-    0.05,
-)  # seconds between two looks: a look may cost as much as the work that it waits for
+# seconds between two looks: a look may cost as much as the work that it waits for
+_FIRST_LOOK, _LAST_LOOK = 0.005, 0.05
 
 
 def eventually(condition: Callable[[], object], timeout: float = SOON, what: str = "") -> float:

@@ -23,12 +23,8 @@ from kcoord.keys.device import DeviceKey, Scope
 from kcoord.keys.host import cpu_features, host_abi
 
 _LOCKED_FOR = 600  # seconds; torch's own bound
-_MOVED = (
-    "_output_dir",
-    "_target_file",
-    "_output",
-    "_sources_args",
-)  # a builder's attributes that hold what it reads and makes
+# a builder's attributes that hold what it reads and makes
+_MOVED = ("_output_dir", "_target_file", "_output", "_sources_args")
 
 
 @dataclass(frozen=True)

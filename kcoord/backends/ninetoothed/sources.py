@@ -42,9 +42,8 @@ def hook(generation: Any, jit: Any, tensor: Any, symbol: Any) -> None:
         path = _canonical_file(Path(file_path))
         if path is None:
             return load(module_name, file_path)
-        return load(
-            f"ninetoothed:{path.stem}", str(path)
-        )  # the name is in Triton's key, and the home is not in the name
+        # the name is in Triton's key, and the home is not in the name
+        return load(f"ninetoothed:{path.stem}", str(path))
 
     cache_source.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     generation.cache_source, jit.import_from_path = cache_source, import_from_path

@@ -77,9 +77,8 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             artifact = self._coordinator.find(key, kernel.home, _kernels.target(kernel)) if usable else None
             found = artifact or self._coordinator.private(key, kernel.home)
         elif replaying.active and not isinstance(found, Compilation):
-            raise triton_recipes.Settled(
-                "busy" if isinstance(found, Busy) else "loaded"
-            )  # it is loaded when it is used
+            # it is loaded when it is used
+            raise triton_recipes.Settled("busy" if isinstance(found, Busy) else "loaded")
         if isinstance(found, Artifact):
             return _kernels.load(kernel, found)
         assert isinstance(found, Compilation)

@@ -51,9 +51,8 @@ class Inductor(Subject):
 
         torch.compile(product)(x)
         code = "\n".join(self.codes)
-        return "\n".join(
-            line for line in code.splitlines() if not line.startswith("# AOT ID")
-        ).encode()  # it counts compiles
+        # it counts compiles
+        return "\n".join(line for line in code.splitlines() if not line.startswith("# AOT ID")).encode()
 
     def refuse(self) -> None:
         self.refuses = True
