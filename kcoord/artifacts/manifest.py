@@ -143,13 +143,8 @@ class Manifest:
             if manifest.key.digest != document["digest"]:
                 raise ValueError("its key does not have the digest that it states")
         except (
-            ValueError,
-            TypeError,
-            LookupError,
-            ArithmeticError,
+            *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, msgpack.exceptions.UnpackException),
             RecursionError,  # a deeply nested value, when it is printed
-            AttributeError,
-            msgpack.exceptions.UnpackException,
         ) as error:
             raise ArtifactInvalid(f"not a manifest: {error}") from error
         return manifest

@@ -31,12 +31,8 @@ from kcoord.keys.packages import identity_of
 _FORMAT = 1
 _PASS_CONFIGS = "__pass_configs__"  # TileLang's name for what it passes to the compile beside the arguments
 METHODS = (
-    "generate_cache_key",
-    "_load_result_from_disk",
-    "run",
-    "_resolve_grouped_compile_mode",
-    "_ensure_jit_functions",
-)
+    "generate_cache_key", "_load_result_from_disk", "run", "_resolve_grouped_compile_mode", "_ensure_jit_functions",
+)  # fmt: skip
 _environment = Environment(TOOLCHAIN_VARIABLES)
 
 

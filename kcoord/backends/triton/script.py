@@ -20,21 +20,8 @@ from kcoord.errors import KcoordError
 from kcoord.ranks import POOL_SCRIPT
 
 _CALLED = (
-    "range",
-    "len",
-    "min",
-    "max",
-    "int",
-    "float",
-    "bool",
-    "str",
-    "list",
-    "tuple",
-    "dict",
-    "sorted",
-    "zip",
-    "enumerate",
-)
+    "range", "len", "min", "max", "int", "float", "bool", "str", "list", "tuple", "dict", "sorted", "zip", "enumerate",
+)  # fmt: skip
 _PARTS = (
     ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Name,
     ast.Attribute, ast.Subscript, ast.Slice, ast.Starred, ast.Call, ast.keyword, ast.ListComp, ast.GeneratorExp, ast.DictComp,

@@ -13,16 +13,9 @@ from kcoord.keys.packages import Owner, module_of, owner_of
 
 _OF_CLASSES = frozenset(
     (
-        *(
-            "__dict__",
-            "__weakref__",
-            "__doc__",
-            "__module__",
-            "__qualname__",
-            "__firstlineno__",
-            "__static_attributes__",
-            "__slotnames__",  # since one was copied or pickled
-        ),
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
+        *("__firstlineno__", "__static_attributes__"),
+        "__slotnames__",  # since one was copied or pickled
         *("__annotations_cache__", "__annotate_func__", "__abstractmethods__", "_abc_impl", "__annotations__"),
         *("__dataclass_fields__", "__dataclass_params__", "__type_params__", "__protocol_attrs__"),
         "__non_callable_proto_members__",
