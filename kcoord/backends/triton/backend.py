@@ -108,7 +108,7 @@ class TritonBackend(Backend[Kernel, dict[str, str]]):
         return request.name
 
     def key(self, request: Kernel) -> CacheKey:
-        """Triton's own key, with the inputs that it leaves open folded in by `kcoord.backends.triton.inputs`."""
+        """Triton's own key, with the inputs that it leaves open folded in by `kcoord.backends.triton.folding`."""
         return CacheKey.of(self.name, request.name, **{_OWN_KEY: request.digest})
 
     def target(self, request: Kernel) -> GPUTarget | None:

@@ -25,7 +25,7 @@ from kcoord.artifacts.manifest import HOME_PLACEHOLDER
 from kcoord.backends import abandoned
 from kcoord.backends.base import Bypassed
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.triton import inputs as triton_inputs
+from kcoord.backends.triton import folding
 from kcoord.backends.triton import launchers as triton_launchers
 from kcoord.backends.triton import own_key as triton_key
 from kcoord.backends.triton import recipes as triton_recipes
@@ -54,7 +54,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._cache = knobs.cache.dir
         self._coordinator = None if override or dump else _coordinator_of(self._cache)
         if self._coordinator is None:
-            name = triton_inputs.stock_name(key) if override or dump else key
+            name = folding.stock_name(key) if override or dump else key
             super().__init__(name, override=override, dump=dump)
             return
         # not the stock constructor: it makes an empty directory at the final name
@@ -91,7 +91,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         source, made_of = compile_locals.get("src"), compile_locals.get("key")
         target, options = compile_locals.get("target"), compile_locals.get("options")
         name = filename.removesuffix(".json")
-        found = triton_inputs.true_text(made_of, source) if isinstance(made_of, str) else None
+        found = folding.true_text(made_of, source) if isinstance(made_of, str) else None
         if found is None:
             problem = "its key cannot be completed"
             return Kernel(name, self.key, Path(self.cache_dir), source, target, options, problem)
@@ -205,7 +205,7 @@ def hook() -> None:
     for namespace in (triton.compiler.compiler, triton.compiler, triton):
         if not abandoned.is_wrapped(namespace.compile):
             namespace.compile = abandoned.wrap(namespace.compile)
-    triton_inputs.hook()
+    folding.hook()
     triton_key.hook(coordinator.settings.local_dir)
     triton_key.hook_libraries(coordinator.settings.local_dir)
     from kcoord.backends.triton import autotune as triton_autotune  # not before `supported`

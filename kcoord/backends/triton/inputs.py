@@ -1,48 +1,42 @@
-"""The inputs of a Triton kernel that Triton's own key leaves open, folded into the hash of its source.
+"""The inputs of a Triton kernel that Triton's own key leaves open, as they are now, and kernels in memory that follow them.
 
 Left open are: constants read through a module or an object (``hp.TILE``), globals that are no constexpr, helpers and values that
 are exchanged in mid-process, variables of the environment that a kernel in memory was not compiled under, the content of
 ptxas and its like, types of constants (``1`` and ``"1"``), and a kernel's name.
 
-Two places are hooked. ``ASTSource.hash`` gets these inputs as a suffix, so that all of Triton and of Inductor, which look for the
-kernel's files under its hash, agree. ``JITFunction.device_caches``, where a launch looks its kernel up, drops kernels when
-an input of theirs, or the device's target, has changed: the launch compiles under a new key. That makes a dictionary look-up 0.4
-to 0.7 µs longer; nothing else is added to a launch.
+`kcoord.backends.triton.folding` puts them into the key. ``JITFunction.device_caches``, where a launch looks its kernel up, drops
+kernels when an input of theirs, or the device's target, has changed: the launch compiles under a new key. That makes a dictionary
+look-up 0.4 to 0.7 µs longer; nothing else is added to a launch.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import time
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from triton.compiler.compiler import ASTSource, IRSource
 from triton.runtime import jit
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kcoord.backends.fail_open import fails_open, notices
-from kcoord.backends.triton.backend import base32, hexadecimal
 from kcoord.backends.triton.own_key import libraries_moved
 from kcoord.backends.triton.tools import TOOL_VARIABLES, tool_factors
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError, SettingsError
-from kcoord.keys.cache_key import CacheKey, digest_of
+from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.environment import Environment, variables
-from kcoord.keys.function.lookup import wrapped_by
 from kcoord.keys.function.walk import Content, content_of, content_of_value
-from kcoord.keys.packages import Owner, module_of, owner_of
 from kcoord.rank.connect import connect
 
 JITCallable = getattr(jit, "JITCallable", JITFunction)  # from 3.5: functions of the host as well
-_CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
+CODE = (JITCallable, types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _LOOK_AT_TOOLS = 0.05  # seconds: a tool replaced on disk in mid-process is noticed by then
 _ENVIRONMENT = Environment(VARIABLES)
 _changes = [0]
@@ -50,13 +44,8 @@ _changes = [0]
 _last: dict[str, Any] = {}
 _others: dict[int, tuple[Any, Inputs]] = {}
 """Inputs of constants that are no JITFunction, by id: few, and they live as long as the kernels."""
-_TEXTS: frozenset[type] = frozenset((int, bool, float, complex, str, bytes, type(None)))
-"""Types of constants that their text identifies, so that nothing about them need be looked up."""
-_KINDS = {kind: (kind.__qualname__, "NoneType") for kind in _TEXTS - {str}}
 _watched_variables = VARIABLES.keys() | TOOL_VARIABLES
 _OFTEN = 16  # launches of a kernel, after which making a class for it pays
-_stock_hashes: dict[str, str] = {}
-"""Triton's own hash of a source, by the folded one; both in hex."""
 _due = [0.0]
 """When a launch looks at the tools' files again (monotonic seconds)."""
 
@@ -73,13 +62,13 @@ class Inputs:
         self.content = Content()
         self.functions: list[Any] = []
         try:
-            self.content = (content_of if isinstance(function, _CODE) else content_of_value)(function, skip=is_triton)
+            self.content = (content_of if isinstance(function, CODE) else content_of_value)(function, skip=is_triton)
             self.functions = self.content.jit_functions
             named = _repr(function)
         except KeyFactorError as error:
             self.problem, named = str(error), None
         _watched_variables.update(self.content.variables)
-        self.surroundings = _surroundings(self.content.variables)
+        self.surroundings = surroundings(self.content.variables)
         factors = self.content.factors() | {"repr": named, "surroundings": self.surroundings.digest}
         self.key = CacheKey.of("triton", "inputs", **factors)
         self._unchanged = self.content.watch.unchanged()
@@ -92,7 +81,7 @@ class Inputs:
         """True if they are unchanged."""
         if self._seen != _changes[0] or time.monotonic() > _due[0]:
             changes = _changes[0]
-            if _surroundings(self.content.variables).digest != self.surroundings.digest:
+            if surroundings(self.content.variables).digest != self.surroundings.digest:
                 return False
             self._seen = changes
         return self._unchanged()
@@ -180,6 +169,17 @@ class _Caches(defaultdict[Any, Any]):
         return defaultdict, (self.default_factory,), None, None, iter(self.items())
 
 
+def watch_kernels(function: Any, passed: Collection[Any]) -> None:
+    """Drop the JITFunction's kernels from now on when an input of theirs has changed; `passed` are constants of one of them."""
+    if type(function.device_caches) is defaultdict:
+        caches = _Caches(function.device_caches.default_factory, function.device_caches)
+        caches.watch(function)
+        function.device_caches = caches
+    if isinstance(function.device_caches, _Caches):
+        for constant in passed:
+            function.device_caches.passed(constant)
+
+
 _stored = dict.__getitem__
 _HAS_ACTIVE = hasattr(driver, "_active")  # 3.4 has a proxy, until a driver is set
 _constant: list[Any] = [None]
@@ -235,25 +235,6 @@ def inputs_of(function: Any) -> Inputs:
     return inputs
 
 
-def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
-    """The constants that their text does not identify: functions, classes and objects."""
-    for constant in constants:
-        if type(constant) in _TEXTS:
-            continue
-        if type(constant) in (tuple, list, set, frozenset):
-            yield from _with_content(constant)
-        elif type(constant).__name__ == "constexpr":
-            yield from _with_content([constant.value])
-        elif isinstance(constant, _CODE) or wrapped_by(constant) is not None or not _is_its_text(type(constant)):
-            yield constant
-
-
-def _is_its_text(kind: type) -> bool:
-    """True if the text of such a constant, which is in Triton's key, identifies it."""
-    module = module_of(kind)
-    return owner_of(module) is Owner.PYTHON or module.partition(".")[0] in ("numpy", "torch", "triton")
-
-
 def is_triton(module: str) -> bool:
     """Triton's own code is in its key."""
     return module.partition(".")[0] in ("triton", "builtins", "math")
@@ -273,7 +254,7 @@ class _Surroundings:
     factors: dict[str, Any]
 
 
-def _surroundings(read: Collection[str] = ()) -> _Surroundings:
+def surroundings(read: Collection[str] = ()) -> _Surroundings:
     """As they are now, with the variables that host functions `read`. After a change of the tools all kernels look closely."""
     tools, known, moved = _tools(), _last.get("tools"), _libraries_moved()
     _due[0] = time.monotonic() + _LOOK_AT_TOOLS
@@ -309,100 +290,7 @@ def _libraries_moved() -> bool:
         return False
 
 
-class Folded(NamedTuple):
-    """A source's hash with its open inputs folded in, and these inputs as they were then: of the kernel, and of functions and
-    objects that are passed to it as constants.
-    """
-
-    hash: str
-    inputs: tuple[Inputs, ...]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """It hangs on Triton's source, which others pickle: another process folds anew."""
-        return type(None), ()
-
-
-def _folded(stock: Callable[[Any], str]) -> Callable[[Any], str]:
-    """`ASTSource.hash`, with the source's open inputs."""
-
-    @functools.wraps(stock)
-    def hash(self: Any) -> str:
-        suffix, inputs = _suffix(self)
-        found = stock(self)
-        if not suffix:
-            self._kcoord_folded = None
-            return found
-        folded = hashlib.sha256(f"{found}-{suffix}".encode()).hexdigest()
-        self._kcoord_folded = Folded(folded, inputs)
-        _stock_hashes[folded] = found
-        return folded
-
-    hash.__kcoord_stock__ = stock  # type: ignore[attr-defined]
-    return hash
-
-
-@fails_open(lambda source: ("", ()))
-def _suffix(source: Any) -> tuple[str, tuple[Inputs, ...]]:
-    function = getattr(source, "fn", None)
-    if not isinstance(function, JITFunction):  # IR that was read from a file
-        return _surroundings().digest, ()
-    passed = list(_with_content(source.constants.values()))
-    inputs = tuple(map(inputs_of, (function, *passed)))
-    if type(function.device_caches) is defaultdict:
-        caches = _Caches(function.device_caches.default_factory, function.device_caches)
-        caches.watch(function)
-        function.device_caches = caches
-    if isinstance(function.device_caches, _Caches):
-        for constant in passed:
-            function.device_caches.passed(constant)
-    types_of = tuple((str(path), _type(constant)) for path, constant in source.constants.items())
-    return _suffix_of(source.name, tuple(each.key.digest for each in inputs), types_of), inputs
-
-
-@functools.lru_cache(maxsize=1024)
-def _suffix_of(name: str, inputs: tuple[str, ...], types_of: tuple[tuple[str, Any], ...]) -> str:
-    types_by_path = {path: _listed(kinds) for path, kinds in types_of}
-    return digest_of("triton", name, inputs=list(inputs), types=types_by_path)
-
-
-def _listed(kinds: Any) -> Any:
-    return [_listed(each) for each in kinds] if isinstance(kinds, tuple) else kinds
-
-
-def _type(constant: Any) -> Any:
-    """Triton has the texts of constants in its key, in a row: ``1`` and ``"1"`` are one, and so are "a-b", "c" and "a", "b-c"."""
-    if (known := _KINDS.get(type(constant))) is not None:
-        return known
-    if isinstance(constant, (tuple, list)):
-        return tuple(map(_type, constant))
-    if isinstance(constant, str):
-        return type(constant).__qualname__, str(constant)
-    return type(constant).__qualname__, type(getattr(constant, "value", None)).__qualname__
-
-
-def stock_name(name: str) -> str:
-    """The directory that Triton without kcoord dumps a source to, and looks for overrides in: people fill it by hand."""
-    stock = _stock_hashes.get(hexadecimal(name))
-    return name if stock is None else base32(stock)
-
-
-def true_text(text: str, source: Any) -> tuple[str, tuple[Inputs, ...]] | None:
-    """The text of Triton's key with the inputs folded in, and the inputs; None if they cannot be had.
-
-    It is `text` itself unless that was made before kcoord was imported, as the very first one is by ``TRITON_CACHE_MANAGER``.
-    """
-    if vars(source).get("_kcoord_folded") is None:
-        source.hash()
-    folded: Folded | None = vars(source).get("_kcoord_folded")
-    if folded is None:
-        return None  # its inputs could not be read
-    if folded.hash in text:
-        return text, folded.inputs
-    stock = type(source).hash.__kcoord_stock__(source)
-    return (text.replace(stock, folded.hash, 1), folded.inputs) if stock in text else None
-
-
-def _count_changes_of_the_environment() -> None:
+def count_changes_of_the_environment() -> None:
     """`os.environ` writes through these two; the wrappers call them, and count."""
     for name in ("putenv", "unsetenv"):
         original = getattr(os, name)
@@ -431,11 +319,3 @@ def _look_closely() -> None:
 def _known_caches() -> list[_Caches]:
     """Other threads go on compiling: the list is of one moment."""
     return [caches for reference in _all_caches.valuerefs() if (caches := reference()) is not None]
-
-
-def hook() -> None:
-    """Fold the open inputs into every source's hash from now on. Idempotent."""
-    _count_changes_of_the_environment()
-    for kind in (ASTSource, IRSource):
-        if not hasattr(kind.hash, "__kcoord_stock__"):
-            kind.hash = _folded(kind.hash)

@@ -30,11 +30,11 @@ def scale(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     sys.modules.pop("kernels", None)
     kernel = importlib.import_module("kernels").scale
-    from kcoord.backends.triton.inputs import _Caches, _count_changes_of_the_environment
+    from kcoord.backends.triton.inputs import _Caches, count_changes_of_the_environment
 
     for name in ("putenv", "unsetenv"):
         monkeypatch.setattr(os, name, getattr(os, name))  # put back at the end
-    _count_changes_of_the_environment()
+    count_changes_of_the_environment()
     kernel.device_caches = caches = _Caches(dict, {0: "kernels of device 0"})
     caches.watch(kernel)
     return kernel
@@ -203,21 +203,21 @@ def test_a_kernel_whose_inputs_cannot_be_read_is_shared_with_nobody(
     """Under Triton's own key it could be stale."""
     from triton.compiler import ASTSource
 
-    from kcoord.backends.triton import inputs as triton_inputs
+    from kcoord.backends.triton import folding
 
     def fails(function: Any) -> Any:
         raise AttributeError("nobody foresaw this")
 
-    for kind in (triton_inputs.ASTSource, triton_inputs.IRSource):
+    for kind in (folding.ASTSource, folding.IRSource):
         monkeypatch.setattr(kind, "hash", kind.hash)  # put back at the end
-    triton_inputs.hook()
+    folding.hook()
     source = ASTSource(
         fn=scale, signature={"x": "*fp32", "y": "*fp32", "n": "i32"}, constexprs={"BLOCK": 1, "FACTOR": 2}
     )
     stock = ASTSource.hash.__kcoord_stock__(source)
-    monkeypatch.setattr(triton_inputs, "inputs_of", fails)
+    monkeypatch.setattr(folding, "inputs_of", fails)
     assert source.hash() == stock
-    assert triton_inputs.true_text(f"key-{stock}-backend", source) is None
+    assert folding.true_text(f"key-{stock}-backend", source) is None
 
 
 _EDITS = """
