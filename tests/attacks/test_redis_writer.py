@@ -15,7 +15,7 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis_script import VERSION
-from kcoord.rank.client import Failed, Lead, Ready
+from kcoord.rank.client import Failed, Ready
 from tests.support.agents import Node, key_of, until
 from tests.support.redis_server import RedisServer, find_redis_server
 from tests.support.signing import OURS
@@ -84,8 +84,7 @@ def test_a_forged_ready_for_what_nobody_compiled_is_compiled(store: Path, server
     with _node(store, server) as node:
         _forge(server, "new", state="R", text=_announced(store, "other"))
         client = node.client()
-        lead = node.claim(client, "new")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "new")
         assert node.publish(client, lead, "new")
         until(lambda: Store(store).fetch(key_of("new").digest) is not None)
 

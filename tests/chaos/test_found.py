@@ -94,8 +94,7 @@ def test_an_agent_that_ends_lets_its_clients_go_before_it_waits_for_a_slow_store
         slow = interposer.stall("rename", below=store / "v1" / "objects", seconds=4, times=1)
         assert node.publish(client, lead, "k1")  # here; on its way to the store
         until(lambda: slow.hits)
-        leads = node.claim(client, "k2")
-        assert isinstance(leads, Lead)
+        leads = node.lead(client, "k2")
         digest, home = key_of("k2").digest, str(node.home("k2"))
         with node.wire() as waiter, watching(agent.pid) as ended:
             waiter.hello()
@@ -126,8 +125,7 @@ def test_an_agent_that_is_killed_as_it_starts_is_started_again(monkeypatch: pyte
     monkeypatch.setattr(spawn, "start_process", start_and_kill_the_first)
     with Node() as node:
         client = node.client()
-        lead = node.claim(client, "k1")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "k1")
         assert node.publish(client, lead, "k1")
         assert len(started) == 2
 

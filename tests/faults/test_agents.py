@@ -69,8 +69,7 @@ def is_whole(node: Node, name: str) -> bool:
 def test_an_agent_that_is_killed_while_it_publishes_loses_nothing(node: Node) -> None:
     agent = node.start()
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     waiting = node.claiming(node.client(), "k")
     node.until_waiting("k", 1)
     staging = large(node, "k")
@@ -157,8 +156,7 @@ def test_a_paused_agent_holds_up_nobody_for_longer_than_the_time_out_and_is_used
     """Those who wait, who lead, who ask, and who publish."""
     agent = node.start()
     leader, waiter, asker = node.client(), node.client(), node.client()
-    lead = node.claim(leader, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(leader, "k")
     waiting = node.claiming(waiter, "k")
     node.until_waiting("k", 1)
     staging = large(node, "k")
@@ -308,8 +306,7 @@ def test_a_client_that_never_reads_its_answers_is_cut_off_and_blocks_nobody(node
         ended = in_thread(lambda: ask_for_ever(wire.socket))
         served = 0
         while not ended.done():
-            lead = node.claim(other, f"k{served}")
-            assert isinstance(lead, Lead)
+            lead = node.lead(other, f"k{served}")
             assert node.publish(other, lead, f"k{served}")
             served += 1
         assert ended.result(0) > 1000, "it was cut off before it had done anything"
@@ -332,8 +329,7 @@ def ask_for_ever(connection: socket.socket) -> int:
 def test_a_client_that_asks_for_ever_more_before_it_is_answered_is_refused(node: Node) -> None:
     node.start()
     leader, other = node.client(), node.client()
-    lead = node.claim(leader, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(leader, "k")
     claim = {"op": "claim", "digest": key_of("k").digest, "backend": "b", "name": "n", "home": str(node.home("k"))}
     with node.wire() as wire:
         wire.hello()
@@ -355,8 +351,7 @@ def test_two_agents_at_one_path_serve_whoever_reached_them(node: Node) -> None:
     """As after somebody removed the socket's file: the first one's ranks stay with it, later ones find the second."""
     first = node.start()
     early = node.client()
-    lead = node.claim(early, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(early, "k")
     waiting = node.claiming(node.client(), "k")
     node.until_waiting("k", 1)
     second = node.start()
@@ -400,8 +395,7 @@ def test_an_agent_whose_log_is_on_a_full_disk_serves_and_ends_in_order(node: Nod
         "and has something to say of it"
     )
     assert any("wrote no file" in line for line in node.status()["notices"])
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     assert node.publish(client, lead, "k")
     end_agent(pid)
     assert not node.path.exists()
@@ -433,8 +427,7 @@ def test_a_node_s_directory_that_vanishes_lets_its_agent_end_and_its_ranks_go_on
         (pid,) = node.agent_pids()
         with watching(pid) as ended:
             shutil.rmtree(node.directory)
-            answer = node.claim(client, "k")
-            assert isinstance(answer, Lead)
+            answer = node.lead(client, "k")
             assert node.publish(client, answer, "k"), "it is made again"
             client.close()
             assert ended(20)

@@ -46,8 +46,7 @@ def leads() -> Iterator[Leads]:
     with contextlib.ExitStack() as stack:
 
         def lead(node: Node, name: str) -> Lead:
-            answer = node.claim(node.client(), name)
-            assert isinstance(answer, Lead)
+            answer = node.lead(node.client(), name)
             stack.callback(answer.connection.close)
             return answer
 

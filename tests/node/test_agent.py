@@ -85,8 +85,7 @@ def test_one_leads_and_the_others_wait_until_it_is_ready(node: Node) -> None:
 
 def test_what_is_there_already_is_ready_for_a_later_claim(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     assert node.publish(client, lead, "k")
     assert isinstance(node.claim(client, "k"), Ready)
 
@@ -173,8 +172,7 @@ def test_the_death_of_a_leader_that_did_not_wait_is_no_different(node: Node) -> 
 
 def test_a_failure_a_moment_ago_is_told_to_a_claim_that_does_not_wait(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     client.fail(lead, key_of("k"), "out of registers")
     assert isinstance(client.claim(key_of("k"), node.home("k"), wait=False), Failed)
 
@@ -245,8 +243,7 @@ def test_every_waiter_leads_in_turn_if_all_before_it_die(node: Node) -> None:
 @pytest.mark.serial
 def test_a_failure_is_told_to_all_at_once(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     others = [node.claiming(node.client(), "k") for _ in range(4)]
     node.until_waiting("k", 4)
     client.fail(lead, key_of("k"), "out of registers")
@@ -259,8 +256,7 @@ def test_a_failure_is_told_to_all_at_once(node: Node) -> None:
 
 def test_a_long_log_with_odd_bytes_arrives_as_its_end(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     client.fail(lead, key_of("k"), "x" * (8 << 20) + "\udcff the end")
     answer = node.claim(client, "k")
     assert isinstance(answer, Failed)
@@ -270,8 +266,7 @@ def test_a_long_log_with_odd_bytes_arrives_as_its_end(node: Node) -> None:
 
 def test_a_leader_that_gives_up_is_followed_by_the_next(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     other = node.client()
     waiting = node.claiming(other, "k")
     node.until_waiting("k", 1)
@@ -284,8 +279,7 @@ def test_a_leader_that_gives_up_is_followed_by_the_next(node: Node) -> None:
 def test_a_publish_that_is_refused_frees_the_waiters_and_leaves_the_files(node: Node) -> None:
     (node.directory / "file").write_text("no directory")
     client = node.client()
-    lead = node.claim(client, "k", "file")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k", "file")
     waiting = node.claiming(node.client(), "k", "file")
     node.until_waiting("k", 1)
     staging = stage(node.home("k"))
@@ -297,8 +291,7 @@ def test_a_publish_that_is_refused_frees_the_waiters_and_leaves_the_files(node: 
 
 def test_a_publish_of_nothing_is_refused(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     empty = local.new_staging(node.home("k"))
     assert not client.publish(lead, key_of("k"), empty, node.home("k"), 0.5, "")
     assert any("wrote no file" in line for line in node.status()["notices"])
@@ -307,8 +300,7 @@ def test_a_publish_of_nothing_is_refused(node: Node) -> None:
 @pytest.mark.serial
 def test_a_publish_that_goes_wrong_in_an_unforeseen_way_keeps_nobody_waiting(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     waiting = node.claiming(node.client(), "k")
     node.until_waiting("k", 1)
     staging = stage(node.home("k"))
@@ -394,8 +386,7 @@ def test_without_a_successor_those_who_wait_go_on_alone() -> None:
     with Node(spawn="0", agent_timeout="1") as node:
         agent = node.start()
         client = node.client()
-        lead = node.claim(client, "k")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "k")
         waiting = [node.claiming(node.client(), "k") for _ in range(3)]
         node.until_waiting("k", 3)
         agent.kill()
@@ -613,8 +604,7 @@ def test_an_agent_is_small() -> None:
 def test_an_idle_daemon_ends_and_removes_its_socket() -> None:
     with Node(idle_timeout="0.5") as node:
         client = node.client()
-        lead = node.claim(client, "k")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "k")
         (pid,) = node.agent_pids()
         with watching(pid) as ended:
             assert not ended(2), "it ended while a rank was connected"
@@ -647,8 +637,7 @@ def test_an_agent_that_is_told_to_stop_lets_everybody_go(number: signal.Signals)
     with Node(spawn="0") as node:
         agent = node.start()
         client = node.client()
-        lead = node.claim(client, "k")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "k")
         waiting = node.claiming(node.client(), "k")
         node.until_waiting("k", 1)
         agent.send_signal(number)
@@ -671,8 +660,7 @@ def test_an_agent_that_is_told_to_stop_finishes_what_is_being_published() -> Non
     with Node(spawn="0") as node:
         agent = node.start()
         client = node.client()
-        lead = node.claim(client, "k")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "k")
         staging = stage(node.home("k"))
         for number in range(40):
             (staging / f"{number}.bin").write_bytes(os.urandom(1 << 20))

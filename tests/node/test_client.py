@@ -70,8 +70,7 @@ def test_threads_that_claim_different_keys_all_lead(node: Node) -> None:
     client = node.client()
 
     def compile(number: int) -> bool:
-        lead = node.claim(client, f"k{number}")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, f"k{number}")
         return node.publish(client, lead, f"k{number}")
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -142,8 +141,7 @@ listen()
 
 def test_a_wait_that_was_interrupted_is_not_led_to(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     interrupted = node.rank(INTERRUPTED)
     node.until_waiting("k", 1)
     heir = node.claiming(node.client(), "k")
@@ -368,8 +366,7 @@ def test_a_key_that_fits_no_frame_is_compiled_alone_and_nobody_waits_for_it(node
 
 def test_an_explanation_that_fits_no_frame_is_left_out_and_who_waits_has_the_kernel(node: Node) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     waiting = node.claiming(node.client(), "k")
     node.until_waiting("k", 1)
     explained = key_of("k").with_details(LARGE)
@@ -382,8 +379,7 @@ def test_a_publish_that_cannot_be_carried_is_no_failed_compile_and_the_next_rank
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = node.client()
-    lead = node.claim(client, "k")
-    assert isinstance(lead, Lead)
+    lead = node.lead(client, "k")
     waiting = node.claiming(heir := node.client(), "k")
     node.until_waiting("k", 1)
     monkeypatch.setattr(fields, "LARGEST_KEY", -1)
@@ -413,8 +409,7 @@ def test_a_sidecars_agent_that_is_started_again_is_waited_for(monkeypatch: pytes
     with Node(spawn="0", agent_timeout="20") as node:
         first = node.start()
         client = node.client()
-        lead = node.claim(client, "a")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "a")
         lead.connection.close()
         end_agent(first.pid)
         client.close()
@@ -437,8 +432,7 @@ def test_an_agent_that_does_not_come_back_is_waited_for_no_second_time(monkeypat
     with Node(spawn="0", agent_timeout="2") as node:
         first = node.start()
         client = node.client()
-        lead = node.claim(client, "a")
-        assert isinstance(lead, Lead)
+        lead = node.lead(client, "a")
         lead.connection.close()
         end_agent(first.pid)
         node.path.unlink()

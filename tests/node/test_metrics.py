@@ -25,7 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from kcoord.agent.metrics.exporter import Exporter
 from kcoord.agent.metrics.prometheus import ANSWERS, BUCKETS, METRICS, OTHER, Page, Tally
 from kcoord.artifacts.store import Store
-from kcoord.rank.client import Lead
 from kcoord.retention.holdings import note_holdings
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -81,8 +80,7 @@ def test_the_loss_of_redis_is_seen(job: Job) -> None:
 def test_a_claim_that_is_under_way_is_seen_while_it_is(node: Node) -> None:
     address = address_of(node)
     leader, waiter = node.client(), node.client()
-    lead = node.claim(leader, "slow")
-    assert isinstance(lead, Lead)
+    lead = node.lead(leader, "slow")
     waiting = node.claiming(waiter, "slow")
     until(lambda: Scraped(address).value("kcoord_waiting_claims") == 1)
     seen = Scraped(address)

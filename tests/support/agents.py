@@ -300,6 +300,12 @@ class Node:
     def claim(self, client: AgentClient, name: str, tier: str = "homes") -> Answer:
         return client.claim(key_of(name), self.home(name, tier))
 
+    def lead(self, client: AgentClient, name: str, tier: str = "homes") -> Lead:
+        """The answer to a claim that nobody else leads."""
+        answer = self.claim(client, name, tier)
+        assert isinstance(answer, Lead)
+        return answer
+
     def claiming(self, client: AgentClient, name: str, tier: str = "homes") -> Future[Answer]:
         """`claim` in a thread of its own."""
         return in_thread(lambda: self.claim(client, name, tier))
