@@ -236,9 +236,7 @@ def _check_names(files: tuple[FileEntry, ...]) -> None:
             raise ValueError(f"{_shown(name)} lies below a file")
 
 
-def _shown(value: Any) -> str:
-    """Beginning and end of a value that may be huge."""
-    return reprlib.repr(value)
+_shown = reprlib.repr  # beginning and end of a value that may be huge
 
 
 def home_token(home: Path) -> bytes:

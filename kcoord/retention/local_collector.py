@@ -41,7 +41,6 @@ def collect_local(
     tidying: Tidying | None = None,
     dry_run: bool = False,
     most: int | None = None,
-    least_unused: float = LEAST_UNUSED,
 ) -> Collected:
     """One pass, which removes at most `most` artifacts; `pinned` are places below `local_dir`. `dry_run`: only look, and write
     nothing.
@@ -63,7 +62,7 @@ def collect_local(
         if limits.any:
             _check_access_times(existing, dry_run)
         now = time.time() if dry_run else max(beneath.touched(tier) for tier in existing)
-        used_lately = {e.name for e in entries if now - e.used < least_unused}
+        used_lately = {e.name for e in entries if now - e.used < LEAST_UNUSED}
         plan = choose(entries, limits, now, keep | used_lately)
         found.over = plan.over
         for doomed in plan.doomed[:most]:

@@ -8,12 +8,14 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import UNLOADED, Backend
-from kcoord.backends.python.recipes import recipe_of, replay
+from kcoord.backends.python.recipes import recipe_of, replay_call
 from kcoord.errors import CompileFailed, KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
@@ -157,7 +159,8 @@ class PythonBackend(Backend[_Request, Any]):
         return recipe_of(request.of.function, request.args, request.kwargs, chosen, seconds, time.monotonic_ns())
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        return replay(recipe, target, waits)
+        function = attrgetter(recipe.qualname)(import_module(recipe.module))
+        return replay_call(function, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
 
 
 _BACKEND = PythonBackend()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from operator import attrgetter
 from typing import Any
 
 from kcoord.errors import KcoordError
@@ -19,12 +17,6 @@ def recipe_of(
     if module == "__main__" or "<locals>" in qualname:
         return None
     return Recipe.of("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds, order)
-
-
-def replay(recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-    """Compile it for `target`, or for the current device. Raises the exceptions of the import and of the compile."""
-    function = attrgetter(recipe.qualname)(import_module(recipe.module))
-    return replay_call(function, tuple(recipe.call["args"]), recipe.call["kwargs"], waits, target)
 
 
 def replay_call(
