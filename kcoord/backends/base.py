@@ -242,7 +242,8 @@ class Backend(ABC, Generic[R, H]):
             handle = self._loaded(request, begun)
             if handle is not ABSENT:
                 return self._kept(asked, handle)
-            begun = self._private(asked, begun)
+            private = fails_open(lambda *arguments: None)(asked.coordinator.private)
+            begun = private(begun.key, begun.path, str(asked.device or ""))
         if not isinstance(begun, Compilation):
             return native()
         handle = self._compiled(request, begun)
@@ -264,7 +265,7 @@ class Backend(ABC, Generic[R, H]):
         Raises nothing unless the backend is `explicit`; then `ArtifactInvalid`.
         """
         try:
-            publish = self._published if self.explicit else self._published_openly
+            publish = self._published if self.explicit else fails_open(lambda *arguments: None)(self._published)
             return publish(request, compilation)
         finally:
             if not self.explicit and not compilation.ended:
@@ -379,10 +380,6 @@ class Backend(ABC, Generic[R, H]):
             )
             return ABSENT
 
-    @fails_open(lambda self, *arguments: None)
-    def _private(self, asked: _Asked, artifact: Artifact) -> Compilation | None:
-        return asked.coordinator.private(artifact.key, artifact.path, str(asked.device or ""))
-
     def _compiled(self, request: R, compilation: Compilation, loads: bool = True) -> Any:
         """The handle; `ABSENT` if there is none and nothing to load it from."""
         handle: Any = UNLOADED
@@ -395,12 +392,8 @@ class Backend(ABC, Generic[R, H]):
         artifact = compilation.run(compile, lambda _: self.finish(request, compilation))
         if handle is not UNLOADED or not loads:
             return handle
-        artifact = artifact or self._adopted(compilation)
+        artifact = artifact or fails_open(lambda: None)(compilation.adopted)()
         return ABSENT if artifact is None else self._loaded(request, artifact)
-
-    @fails_open(lambda self, compilation: None)
-    def _adopted(self, compilation: Compilation) -> Artifact | None:
-        return compilation.adopted()
 
     def _kept(self, asked: _Asked, handle: H) -> H:
         if not self.keeps_handles or asked.device is None:
@@ -418,10 +411,6 @@ class Backend(ABC, Generic[R, H]):
             return compilation.publish(strict=self.explicit)
         compilation.keep()
         return None
-
-    @fails_open(lambda self, *arguments: None)
-    def _published_openly(self, request: R, compilation: Compilation) -> Artifact | None:
-        return self._published(request, compilation)
 
     @fails_open(lambda self, request: None)
     def _recipe_digest(self, request: R) -> str | None:
