@@ -102,11 +102,13 @@ class Packs:
 
     async def renew(self, profile: str) -> None:
         """Read the profile's newest pack, unless it serves already. The one that serves does so until then."""
-        before = self._reads.get(profile)
-        if before is None or not before.done():
+        before, begins = self._reads.get(profile), profile not in self._reads
+        if begins:
             self.begin(profile, asked=True)
-            if profile in self._reads:
-                await asyncio.wait({self._reads[profile]})
+            before = self._reads.get(profile)
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        if before is None or begins:
             return
         old = _result(before)
 

@@ -188,15 +188,16 @@ class Store:
                 raise error.why from error
         return None if found is None else (found.manifest, found.contents, found.digest)
 
-    def files(self, digest: str) -> tuple[Manifest, bytes, bytes] | None:
+    def files(self, digest: str, largest: int | None = None) -> tuple[Manifest, bytes, bytes] | None:
         """The artifact's manifest and its two files as they are, verified; None if there is none. Nothing is quarantined.
 
-        Raises `StoreError` and `ArtifactInvalid` as `fetch` does.
+        One that is larger than `largest` bytes is not read, and raises `ArtifactUnreadable`. Raises `StoreError` and
+        `ArtifactInvalid` as `fetch` does.
         """
         final = self.home(digest)
         with store_errors(final):
             try:
-                found = self._verified(final)
+                found = self._verified(final, None, largest)
             except _Torn as error:
                 raise error.why from error
         return None if found is None else (found.manifest, found.encoded, found.payload)
@@ -259,13 +260,13 @@ class Store:
             with suppress(FileNotFoundError):
                 refresh_names(bucket)
 
-    def _verified(self, final: Path, announced: str | None = None) -> _Verified | None:
+    def _verified(self, final: Path, announced: str | None = None, largest: int | None = None) -> _Verified | None:
         """None if it is missing. Raises `_Torn` if it is not whole, `ArtifactInvalid` if this node cannot tell, and OSError."""
         seen = []
         for afresh in (False, True):
             read: list[bytes] = []
             try:
-                return self._read(final, announced, afresh, read)
+                return self._read(final, announced, largest, afresh, read)
             except (_NotAnnounced, ArtifactUnreadable):
                 raise
             except ArtifactInvalid as error:
@@ -277,7 +278,9 @@ class Store:
             raise ArtifactInvalid(f"{final} is read differently each time: check this node's memory, network and mount")
         raise _Torn(why)
 
-    def _read(self, final: Path, announced: str | None, afresh: bool, read: list[bytes]) -> _Verified | None:
+    def _read(
+        self, final: Path, announced: str | None, largest: int | None, afresh: bool, read: list[bytes]
+    ) -> _Verified | None:
         """The artifact; None if it is missing. What was read is in `read`, also if it does not verify.
 
         The manifest is judged before anything that it states is obeyed: the payload of one that is not trusted is not read.
@@ -288,6 +291,8 @@ class Store:
                 raise ArtifactInvalid(f"{final} is no directory")
             read.append(encoded := self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh))
             manifest = self._judged(final, encoded, announced)
+            if largest is not None and manifest.size > largest:
+                raise ArtifactUnreadable(f"{final}: {manifest.size} bytes are more than {largest}")
             read.append(payload := self._read_file(final, _PAYLOAD, check_sizes(manifest).size, afresh))
         except OSError as error:
             if error.errno in _GONE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcoord.leases.base import RECHECK, Failed, Heard, Ready, Wait, Won
 
@@ -79,6 +79,12 @@ class Facts:
     def ready_keys(self) -> list[str]:
         """The keys that are READY, and that a job of this agent's profile asked for."""
         return [key for key, fact in self._facts.items() if fact.ours and isinstance(fact.answer, Ready)]
+
+    def asked(self, key: str) -> None:
+        """A job of this agent's profile asks for the key, of which there is a fact."""
+        fact = self._facts[key]
+        if not fact.ours:
+            self._facts[key] = replace(fact, ours=True)
 
     def learn(self, key: str, answer: Won | Ready | Failed | Wait, asked: int) -> None:
         """The service's answer to a question that was asked at the number `asked`. News since then is newer."""

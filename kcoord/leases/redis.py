@@ -93,6 +93,7 @@ class RedisLeases(LeaseService):
         self._news.use()
         known = self._facts.known(lease.key, void)
         if known is not None and (lease.key, lease.token) not in self.held:
+            self._facts.asked(lease.key)
             return known
         limit_ms = int(self.limit * 1000)
         asked = lease.token, lease.holder, self._ttl_ms, limit_ms, void or ""

@@ -60,8 +60,8 @@ class News:
     """Announces to the channel `name` what this agent has done, and tells `facts` what others have.
 
     ``ask(*command)`` sends a command, ``command(call)`` repeats such calls, or raises `LeaseUnavailable`; ``connect()`` is a
-    connection of its own for the channel. `ttl`: seconds that a lease lasts. `profile`: of this agent's jobs, which the news of
-    a READY key state, shortened.
+    connection of its own for the channel. `ttl`: seconds that a lease lasts. `profile`: of this agent's jobs; its name in the
+    news ends with it.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class News:
         ttl: float,
         profile: str | None = None,
     ) -> None:
-        self._profile = hashlib.sha256(profile.encode()).hexdigest()[:_DIGITS] if profile is not None else ""
         self._name, self._facts, self._ask, self._command, self._connect = name, facts, ask, command, connect
-        self._ttl, self._me = ttl, uuid.uuid4().hex[:12]
+        self._profile = hashlib.sha256(profile.encode()).hexdigest()[:_DIGITS] if profile is not None else ""
+        self._ttl, self._me = ttl, f"{uuid.uuid4().hex[:12]}:{self._profile}"
         self._outgoing: list[tuple[Any, ...]] = []
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -97,13 +97,13 @@ class News:
 
     def ready(self, key: str, manifest: str) -> None:
         self._facts.hear(key, Ready(manifest), ours=True)
-        self._announce("R", key, manifest, self._profile)
+        self._announce("R", key, manifest)
 
     def found(self, key: str, manifest: str) -> None:
         """The server says that the key is READY, maybe of an earlier job: of all agents that would ask, a few tell the others."""
         followers = self._facts.followers
         if random.random() * followers < _TELLERS if followers else random.random() < _TELLS_UNKNOWN:
-            self._announce("R", key, manifest, self._profile)
+            self._announce("R", key, manifest)
 
     def changed(self, key: str) -> None:
         """The key's lease has ended, and there is no artifact: whoever waits for it is to ask."""
@@ -273,10 +273,10 @@ class News:
             last = int(await self._command(lambda: self._ask("HGET", self._name, "last")) or 0)
             names = [str(number % RING) for number in range(last - _CAUGHT_UP + 1, last + 1)]
             facts = await self._command(lambda: self._ask("HMGET", self._name, *names))
-            latest = {key: (answer, profile) for each in facts for _, key, answer, profile in _decoded(each or b"")}
-            for key, (answer, profile) in latest.items():
+            latest = {key: (answer, who) for each in facts for who, key, answer in _decoded(each or b"")}
+            for key, (answer, who) in latest.items():
                 if isinstance(answer, Ready):
-                    self._facts.hear_old(key, answer, ours=self._is_ours(profile))
+                    self._facts.hear_old(key, answer, ours=self._is_ours(who))
         except (LeaseUnavailable, *NONSENSE):
             self._failed += 1
         else:
@@ -298,12 +298,13 @@ class News:
     def _take(self, message: bytes) -> None:
         followers, _, facts = message.partition(b" ")
         self._facts.followers = int(followers[:6]) if followers.isdigit() else 0
-        for who, key, answer, profile in _decoded(facts):
+        for who, key, answer in _decoded(facts):
             if who != self._me:
-                self._facts.hear(key, answer, ours=self._is_ours(profile))
+                self._facts.hear(key, answer, ours=self._is_ours(who))
 
-    def _is_ours(self, profile: str) -> bool:
-        return bool(profile) and profile == self._profile
+    def _is_ours(self, who: str) -> bool:
+        """True if the agent `who` has the profile of this one."""
+        return bool(self._profile) and who.partition(":")[2] == self._profile
 
 
 class _KeyWatch(Watch):
@@ -329,10 +330,8 @@ class _KeyWatch(Watch):
         return await happened(self._event, timeout)
 
 
-def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None, str]]:
-    """Each fact: the agent that says it, the key, its answer, and the profile. Others may write to the channel: the rest is left
-    out.
-    """
+def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None]]:
+    """Each fact: the agent that says it, the key, and its answer. Others may write to the channel: the rest is left out."""
     unpacker = msgpack.Unpacker(max_buffer_size=max(len(facts), 1), unicode_errors="replace")
     unpacker.feed(facts)
     with suppress(ValueError, msgpack.exceptions.UnpackException):
@@ -342,16 +341,14 @@ def _decoded(facts: bytes) -> Iterator[tuple[str, str, Ready | Wait | None, str]
                     yield from ((who, *fact) for each in stated if (fact := _fact(each)) is not None)
 
 
-def _fact(stated: Any) -> tuple[str, Ready | Wait | None, str] | None:
-    profile = ""
+def _fact(stated: Any) -> tuple[str, Ready | Wait | None] | None:
     match stated:
-        case ["R", str(key), str(manifest), *more] if _MANIFEST.fullmatch(manifest):
+        case ["R", str(key), str(manifest)] if _MANIFEST.fullmatch(manifest):
             answer: Ready | Wait | None = Ready(manifest)
-            profile = str(more[0]) if more else ""
         case ["L", str(key), str(holder), int() | float() as ttl] if ttl > 0:
             answer = Wait(holder[:_LONGEST_HOLDER], float(ttl))
         case ["C", str(key)]:
             answer = None
         case _:
             return None
-    return (key, answer, profile) if len(key) <= _LONGEST_KEY else None
+    return (key, answer) if len(key) <= _LONGEST_KEY else None

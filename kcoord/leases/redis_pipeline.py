@@ -52,8 +52,11 @@ class Pipeline:
 
     async def close(self) -> None:
         """Close the connection. What is in flight fails."""
+        if self._writer is not None:
+            await ended({self._writer})  # it may just have connected
         wire, self._wire = self._wire, None
-        await ended({task for task in (self._writer, wire.reader if wire is not None else None) if task is not None})
+        if wire is not None and wire.reader is not None:
+            await ended({wire.reader})
         for _, answer in self._unsent:
             _fail(answer, RedisConnectionError("Connection closed by its user"))
         if wire is not None:

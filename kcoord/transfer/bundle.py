@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 from kcoord.artifacts.manifest import Manifest
@@ -37,11 +34,11 @@ from kcoord.files.naming import staging_name
 from kcoord.files.reading import open_unwaiting
 from kcoord.files.sweep import sweep_beside
 from kcoord.transfer.bundle_index import Blob, BundleInvalid, Index, Packed
+from kcoord.transfer.reads import Reads
 
 _MAGIC = b"kcoord-bundle-1\n"
 _LENGTH = 8
 _LARGEST_INDEX = 256 << 20  # bytes
-_ABREAST = 8  # artifacts that are read at a time
 
 Progress = Callable[[int, int], object]
 """``progress(bytes done, bytes in all)``."""
@@ -77,8 +74,8 @@ def export(
     verify, is left out.
 
     Signed if the store's `trust` has a key. The bundle's signature then vouches for the artifacts that a known key has signed.
-    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds some
-    nine artifacts; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
+    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds one
+    artifact at a time; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
     fails, or an artifact is replaced meanwhile.
     """
     done, trust = Exported(), store.trust
@@ -114,40 +111,25 @@ def export(
     return done
 
 
-class Kept(dict[str, tuple[bytes, bytes]]):
-    """The files of artifacts that need not be read again, of at most `room` bytes."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self._room = room
-
-    def keep(self, digest: str, encoded: bytes, payload: bytes) -> None:
-        self._room -= len(encoded) + len(payload)
-        if self._room >= 0:
-            self[digest] = encoded, payload
-
-
 def gather(
     store: Store,
     digests: Iterable[str],
     left_out: dict[str, str],
     *,
     unsigned: bool = False,
-    kept: Kept | None = None,
+    reads: Reads | None = None,
 ) -> Iterator[Packed]:
     """The index's entries for the artifacts `digests`, each verified. The digests that `export` leaves out go to `left_out`, with
-    reasons. Memory holds some nine artifacts, and what `kept` keeps. Raises `StoreError` if the store fails.
+    reasons. Without `reads`, memory holds one artifact at a time. Raises `StoreError` if the store fails.
     """
     trust = store.trust
-    for digest, found, why in _read(store, digests, "it is not in the store"):
+    for digest, found, why in (reads or Reads(store)).of(digests, "it is not in the store"):
         if found is None:
             left_out[digest] = why
             continue
         _, encoded, payload = found
         vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
         if vouched or unsigned:
-            if kept is not None:
-                kept.keep(digest, encoded, payload)
             yield Packed(digest, Blob.of(encoded), Blob.of(payload), vouched)
         else:
             left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
@@ -160,21 +142,12 @@ def head_of(index: Index, trust: Trust) -> bytes:
 
 
 def contents_of(
-    store: Store,
-    index: Index,
-    profiles: Mapping[str, bytes],
-    kept: Mapping[str, tuple[bytes, bytes]] = MappingProxyType({}),
+    store: Store, index: Index, profiles: Mapping[str, bytes], reads: Reads | None = None
 ) -> Iterator[bytes]:
-    """The blobs, in the index's order; those in `kept` are not read. Raises `StoreError` if an artifact has changed since the
-    index was made.
-    """
-    to_read = [entry.digest for entry in index.artifacts if entry.digest not in kept]
-    reads = _read(store, to_read, "it was removed meanwhile")
-    for entry in index.artifacts:
-        if entry.digest in kept:
-            yield from kept[entry.digest]
-            continue
-        _, found, why = next(reads)
+    """The blobs, in the index's order. Raises `StoreError` if an artifact has changed since the index was made."""
+    digests = [entry.digest for entry in index.artifacts]
+    found_ones = (reads or Reads(store)).of(digests, "it was removed meanwhile")
+    for entry, (_, found, why) in zip(index.artifacts, found_ones, strict=True):
         if found is not None and Blob.of(found[1]) != entry.manifest:
             found, why = None, "it was replaced meanwhile"
         if found is None:
@@ -185,30 +158,6 @@ def contents_of(
         yield found[2]
     for name, _ in index.profiles:
         yield profiles[name]
-
-
-def _read(
-    store: Store, digests: Iterable[str], gone: str
-) -> Iterator[tuple[str, tuple[Manifest, bytes, bytes] | None, str]]:
-    """Each artifact, as `Store.files` returns it, in order; or None and why: it does not verify, or is `gone`.
-
-    A request to an NFS server takes its time, and the server has time for many. Raises `StoreError` if the store fails.
-    """
-
-    def read(digest: str) -> tuple[str, tuple[Manifest, bytes, bytes] | None, str]:
-        try:
-            return digest, store.files(digest), gone
-        except ArtifactInvalid as error:
-            return digest, None, str(error)
-
-    with ThreadPoolExecutor(_ABREAST, "store") as pool:
-        reads: deque[Future[tuple[str, tuple[Manifest, bytes, bytes] | None, str]]] = deque()
-        for digest in digests:
-            reads.append(pool.submit(read, digest))
-            if len(reads) > _ABREAST:
-                yield reads.popleft().result()
-        while reads:
-            yield reads.popleft().result()
 
 
 # Import.

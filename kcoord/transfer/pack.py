@@ -33,13 +33,15 @@ from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic
 from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_directory, packs_of, signer_of
 from kcoord.profiles.parts import forget_superfluous
-from kcoord.transfer.bundle import Bundle, Kept, contents_of, gather, head_of
+from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
+from kcoord.transfer.reads import Reads
 
 MOST_PACKED = 20_000  # artifacts
 LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
 _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
+_ABREAST = 4  # artifacts that the writer reads at a time
 _IN_MEMORY = 64 << 20  # bytes of artifacts that the writer keeps
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
@@ -65,8 +67,8 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    kept = Kept(_IN_MEMORY)
-    found = _fitting(gather(store, dict.fromkeys(digests), {}, kept=kept))
+    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY)
+    found = _fitting(gather(store, dict.fromkeys(digests), {}, reads=reads))
     index = Index(tuple(sorted(found, key=lambda entry: entry.digest)))
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
@@ -76,7 +78,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     try:
         with staged.open("wb") as file:
             file.write(head)
-            for content in contents_of(store, index, {}, kept):
+            for content in contents_of(store, index, {}, reads):
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())

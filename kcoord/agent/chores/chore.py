@@ -100,7 +100,7 @@ class Chore:
 
     def hasten(self) -> None:
         """Begin a run if one is wanted, due or not, but not while the disk is left alone."""
-        if self._wanted() and time.monotonic() >= self._rested:
+        if not self.under_way and time.monotonic() >= self._rested and self._wanted():
             self.begin()
 
     def begin(self) -> None:

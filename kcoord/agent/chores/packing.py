@@ -80,7 +80,7 @@ class PackWriter:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
         early, noted = self._early.wanted(), self._packs.noted
         used = early or list(self._packs.seen)
-        may_lack = FEWEST - 1 if early else int(_ENOUGH * len(used))
+        begun, may_lack = time.monotonic(), FEWEST - 1 if early else int(_ENOUGH * len(used))
         if not used or self._packs.is_unread(profile):
             return
         self._read = self._read or self._packs.get(profile)
@@ -88,10 +88,15 @@ class PackWriter:
             if not (early or _is_enough(used, self._known(), may_lack)):  # but another agent may have written
                 self._newest = await self._lane.run(lambda: self._look(store, profile))
             if _is_enough(used, self._known(), may_lack) or await self._replaced(store, profile, used, may_lack):
-                self._considered = noted
+                if early:
+                    self._early.wrote(early, self._newest.digests if self._newest is not None else ())
+                else:
+                    self._considered = noted
                 if self._newest is not None:
                     self._packs.served(self._newest.place.stem)
         except (LeaseUnavailable, StoreError) as error:
+            if early:
+                self._early.failed(time.monotonic() - begun)
             log.info("the pack of %s is not written: %s", profile, error)
 
     async def _replaced(self, store: Store, profile: str, used: list[str], may_lack: int) -> bool:

@@ -116,6 +116,12 @@ class World:
     def hear(self, answer: Ready | Wait | None) -> None:
         self.leases.facts.hear(LEASE, answer)
 
+    async def goes_on(self, key: str = KEYS[0]) -> bool:
+        """True if a fetch is not held back."""
+        asking = self.asks(key)
+        await steps()
+        return asking.done()
+
     def asks(self, key: str = KEYS[0]) -> asyncio.Task[bool]:
         return asyncio.create_task(self.early.came(key))
 
@@ -321,22 +327,58 @@ def test_nodes_of_a_small_cluster_wait_for_nothing() -> None:
     play(scenario)
 
 
-def test_a_writer_that_takes_long_is_waited_for_once(briefly: None) -> None:
+def test_a_writer_that_takes_long_is_waited_for_once_and_then_nobody_for_ten_times_as_long(briefly: None) -> None:
     async def scenario() -> None:
         world = World()
         world.has_much_to_fetch()
         world.hear(WRITER)
         assert not await world.early.came(KEYS[0])
-        asking = world.asks()
-        await steps()
-        assert asking.done(), "it is late already"
+        assert await world.goes_on(), "it is late already"
+        assert not world.early.wanted(), "another one would be as late"
         world.packs.newest = {KEYS[0]}
         world.hear(None)
         assert await world.early.came(KEYS[0]), "it has come after all"
+        world.hear(Wait("another", 15.0))
+        assert await world.goes_on()
+        world.now += 100.0
+        world.fetches(1.0)
         world.hear(WRITER)
-        asking = world.asks()
-        await steps()
-        assert not asking.done(), "it writes another one"
+        assert not await world.goes_on()
+
+    play(scenario)
+
+
+def test_a_pack_that_brings_less_than_was_fetched_meanwhile_is_the_last_that_is_waited_for() -> None:
+    async def scenario() -> None:
+        for brought, goes_on in ((2, True), (30, False)):
+            world = World()
+            world.ready(30)
+            world.fetches(2.0)  # one in 0.25 s
+            world.hear(WRITER)
+            asking = world.asks()
+            await steps()
+            world.now += 1.0
+            world.packs.newest = set(KEYS[:brought])
+            world.hear(None)
+            assert await asking
+            world.fetches(1.0)
+            world.ready()
+            world.hear(Wait("another", 15.0))
+            assert await world.goes_on() is goes_on
+
+    play(scenario)
+
+
+def test_a_store_that_takes_no_pack_is_given_none_for_a_while() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.has_much_to_fetch()
+        world.early.failed(0.0)
+        world.fetches(1.0)
+        assert not world.early.wanted()
+        world.now += 11.0
+        world.fetches(1.0)
+        assert world.early.wanted()
 
     play(scenario)
 
@@ -359,14 +401,31 @@ def test_a_pack_is_read_although_the_next_one_is_being_written() -> None:
 def test_a_pack_that_is_read_from_a_store_that_hangs_is_waited_for_once(briefly: None) -> None:
     async def scenario() -> None:
         world = World()
+        world.has_much_to_fetch()
         world.packs.answers.clear()
         world.hear(None)
         assert not await world.early.came(KEYS[0])
         for key in KEYS:
-            asking = world.asks(key)
-            await steps()
-            assert asking.done()
+            assert await world.goes_on(key)
         assert world.packs.reads == 1
+
+    play(scenario)
+
+
+def test_a_node_that_fetches_little_or_nothing_reads_no_pack_for_it() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.ready()
+        world.fetches(0.01)
+        world.hear(None)
+        assert await world.goes_on()
+        world.fetches(1.0)
+        world.now += 10.0  # its ranks have what they need
+        assert await world.goes_on()
+        assert not world.early.wanted()
+        with world.early.fetching():
+            assert not world.early.wanted(), "the pace of then says nothing"
+        assert world.packs.reads == 0
 
     play(scenario)
 

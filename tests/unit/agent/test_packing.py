@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,7 @@ from kcoord.profiles.packs import newest_pack, packs_of
 from kcoord.retention.uses import note_uses, prefix_of
 from kcoord.telemetry.events import Notices
 from kcoord.transfer import pack as pack_module
-from kcoord.transfer.pack import Pack, look_at_pack, write_pack
+from kcoord.transfer.pack import Pack, look_at_pack, read_pack, write_pack
 from tests.support.agents import key_of
 from tests.support.artifacts import DAY, older, publish
 from tests.support.signing import OURS, trust
@@ -326,6 +328,63 @@ def test_a_newer_pack_takes_the_place_of_the_one_that_serves(store: Store) -> No
             await asyncio.sleep(0.005)
 
     played(store, scene)
+
+
+def test_a_newer_pack_is_read_although_the_older_one_is_being_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pack(store, "job", [DIGESTS["k0"]])
+    older = threading.Event()
+
+    def read_slowly(*given: Any, **named: Any) -> Pack | None:
+        found = read_pack(*given, **named)
+        older.wait(60)
+        return found
+
+    monkeypatch.setattr(packs_module, "read_pack", read_slowly)
+
+    async def scene(world: World) -> None:
+        world.packs.begin("job")
+        await asyncio.sleep(0.2)
+        write_pack(store, "job", [DIGESTS["k0"], DIGESTS["k1"]])
+        renewing = asyncio.create_task(world.packs.renew("job"))
+        await asyncio.sleep(0.01)
+        older.set()
+        await renewing
+        assert world.packs.states(DIGESTS["k1"])
+
+    played(store, scene)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_what_no_pack_takes_is_offered_once_and_a_store_that_takes_none_is_left_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """Artifacts of more than 32 MiB are in no pack, say."""
+    tries: list[float] = []
+
+    def write_some(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
+        tries.append(time.monotonic())
+        if refuses:
+            raise StoreError("read-only")
+        return write_pack(store, profile, list(digests)[:1])
+
+    monkeypatch.setattr(packing, "write_pack", write_some)
+
+    async def scene(world: World) -> None:
+        now = 0.0
+        leases = Told(15.0, 900.0, 30.0)
+        early = EarlyPacks(leases, "job", world.packs, lambda: now)
+        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
+        with early.fetching():
+            now += 60.0
+        for _ in range(3):
+            chore.begin()
+            await chore.settled()
+        assert early.wanted() == []
+
+    played(store, scene)
+    assert len(tries) == 1
 
 
 def test_a_newer_pack_that_cannot_be_used_leaves_the_one_that_serves(store: Store) -> None:

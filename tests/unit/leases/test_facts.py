@@ -80,6 +80,8 @@ def test_what_is_ready_for_jobs_of_the_profile_is_told_apart(facts: Facts) -> No
     facts.learn("theirs and asked", Ready("m"), facts.number)
     facts.hear("theirs and asked", Ready("n"))
     assert facts.ready_keys() == ["ours", "asked", "theirs and asked"]
+    facts.asked("theirs")
+    assert "theirs" in facts.ready_keys()
     facts.hear("ours", None)
     assert "ours" not in facts.ready_keys()
 

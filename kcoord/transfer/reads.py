@@ -1,0 +1,57 @@
+"""Artifacts of a store, read in order: several at a time, and none twice that fits into memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactInvalid
+
+Files = tuple[Manifest, bytes, bytes]
+"""As `Store.files` returns them."""
+
+
+class Reads:
+    """Reads of `store`. An NFS server takes its time for a request, and has time for many: so `abreast` are read at a time.
+
+    An artifact of more than `largest` bytes is not read. Memory holds twice `abreast` of them, and `room` bytes for another read.
+    """
+
+    def __init__(self, store: Store, *, abreast: int = 1, largest: int | None = None, room: int = 0) -> None:
+        self._store, self._abreast, self._largest = store, abreast, largest
+        self._kept: dict[str, Files] = {}
+        self._room, self._counting = room, threading.Lock()
+
+    def of(self, digests: Iterable[str], gone: str) -> Iterator[tuple[str, Files | None, str]]:
+        """Each artifact; or None and why: it does not verify, is too large, or `gone`. Raises `StoreError`."""
+        if self._abreast == 1:
+            yield from (self._read(digest, gone) for digest in digests)
+            return
+        with ThreadPoolExecutor(self._abreast, "store") as pool:
+            reads: deque[Future[tuple[str, Files | None, str]]] = deque()
+            for digest in digests:
+                reads.append(pool.submit(self._read, digest, gone))
+                if len(reads) > self._abreast:
+                    yield reads.popleft().result()
+            while reads:
+                yield reads.popleft().result()
+
+    def _read(self, digest: str, gone: str) -> tuple[str, Files | None, str]:
+        found = self._kept.pop(digest, None)
+        if found is not None:
+            return digest, found, ""
+        try:
+            found = self._store.files(digest, self._largest)
+        except ArtifactInvalid as error:
+            return digest, None, str(error)
+        if found is not None:
+            size = len(found[1]) + len(found[2])
+            with self._counting:
+                if size <= self._room:
+                    self._room -= size
+                    self._kept[digest] = found
+        return digest, found, gone
