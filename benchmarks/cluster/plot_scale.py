@@ -1,4 +1,6 @@
-"""``python -m benchmarks.cluster.plot_scale [RESULT.md]``: draw a saved result of `cluster_nfs` as docs/scale.svg.
+"""``python -m benchmarks.cluster.plot_scale [RESULT.md …]``: draw saved results of `cluster_nfs` as docs/scale.svg.
+
+Of a row that several files have, the last one's counts.
 
 Four drawings over the number of nodes, all axes logarithmic: seconds, requests to the store, latency, and Redis' CPU.
 """
@@ -147,13 +149,14 @@ def _number(cell: str) -> float:
 
 
 def main(*arguments: str) -> int:
-    path = Path(arguments[0]) if arguments else RESULTS / "cluster_nfs.md"
-    try:
-        rows = read(path.read_text())
-    except (OSError, ValueError) as error:
-        print(f"benchmarks.cluster.plot_scale: {path}: {error}", file=sys.stderr)
-        return 1
-    DRAWING.write_text(draw(rows))
+    rows = {}
+    for path in map(Path, arguments or [RESULTS / "cluster_nfs.md", RESULTS / "cluster_nfs-early-packs.md"]):
+        try:
+            rows |= {(row["nodes"], row["keys"], row["way"]): row for row in read(path.read_text())}
+        except (OSError, ValueError) as error:
+            print(f"benchmarks.cluster.plot_scale: {path}: {error}", file=sys.stderr)
+            return 1
+    DRAWING.write_text(draw(list(rows.values())))
     print(DRAWING)
     return 0
 

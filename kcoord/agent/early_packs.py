@@ -186,7 +186,7 @@ class EarlyPacks:
             brought = sum(map(self._packs.states, lacked))
             if holder:
                 self._left_out = {digest for digest in lacked if not self._packs.states(digest)}
-            if brought * self._pace < self._clock() - begun:
+            if not brought or 0 < brought * self._pace < self._clock() - begun:
                 self._rest(self._clock() - begun)
 
     def _rest(self, seconds: float) -> None:

@@ -287,7 +287,7 @@ def test_a_node_that_has_fetched_nothing_yet_waits_too() -> None:
 
     async def scenario() -> None:
         world = World()
-        world.ready()
+        world.ready(30)
         world.hear(WRITER)
         asking = world.asks()
         await steps()
@@ -295,6 +295,9 @@ def test_a_node_that_has_fetched_nothing_yet_waits_too() -> None:
         world.packs.newest = {KEYS[0]}
         world.hear(None)
         assert await asking
+        world.ready()
+        world.hear(Wait("another", 15.0))
+        assert not await world.goes_on(), "nothing says that it did not pay"
 
     play(scenario)
 
