@@ -166,11 +166,13 @@ class EarlyPacks:
     async def _come(self, profile: str) -> None:
         """Wait until the writer's lease ends, and read the pack."""
         begun, lease, holder = self._clock(), lease_of(profile), ""
-        lacked = [digest for digest in self._leases.ready_keys() if not self._packs.states(digest)]
+        lacked: list[str] = []  # when the writer began
         try:
             async with self._leases.watch(lease) as watch:
                 while (heard := self._leases.heard(lease)) is not None and isinstance(heard.answer, Wait):
-                    holder = holder or heard.answer.holder
+                    if not holder:
+                        holder, ready = heard.answer.holder, self._leases.ready_keys(heard.number)
+                        lacked = [digest for digest in ready if not self._packs.states(digest)]
                     if heard.answer.holder != holder:  # the next one writes
                         break
                     if self._clock() >= begun + _HELD_BACK:
@@ -183,11 +185,11 @@ class EarlyPacks:
             self._number, reads = heard.number, self._clock()
             await self._packs.renew(profile)
             self._read = self._clock() - reads
-            brought = sum(map(self._packs.states, lacked))
             if holder:
                 self._left_out = {digest for digest in lacked if not self._packs.states(digest)}
-            if not brought or 0 < brought * self._pace < self._clock() - begun:
-                self._rest(self._clock() - begun)
+                brought = len(lacked) - len(self._left_out)
+                if not brought or 0 < brought * self._pace < self._clock() - begun:
+                    self._rest(self._clock() - begun)
 
     def _rest(self, seconds: float) -> None:
         self._rests_until = max(self._rests_until, self._clock() + _RESTS * seconds)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -208,8 +209,11 @@ class LeaseService(abc.ABC):
         """The latest news of `key`; None if there were none lately, or its lease has run out since."""
         return None
 
-    def ready_keys(self) -> list[str]:
-        """The keys that became READY lately for jobs of this agent's profile, as far as is known. A hint, of bounded length."""
+    def ready_keys(self, before: float = math.inf) -> list[str]:
+        """The keys that became READY lately for jobs of this agent's profile, by news with a number below `before`.
+
+        A hint, of bounded length.
+        """
         return []
 
     @property

@@ -7,6 +7,7 @@ fetch that misses, whose `void` asks the service again, or a wait for as long as
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,9 +77,10 @@ class Facts:
             return None
         return Heard(fact.answer, fact.number)
 
-    def ready_keys(self) -> list[str]:
-        """The keys that are READY, and that a job of this agent's profile asked for."""
-        return [key for key, fact in self._facts.items() if fact.ours and isinstance(fact.answer, Ready)]
+    def ready_keys(self, before: float = math.inf) -> list[str]:
+        """The keys that are READY by news before that number, and that a job of this agent's profile asked for."""
+        facts = self._facts.items()
+        return [key for key, fact in facts if fact.ours and fact.number < before and isinstance(fact.answer, Ready)]
 
     def asked(self, key: str) -> None:
         """A job of this agent's profile asks for the key, of which there is a fact."""

@@ -124,8 +124,8 @@ class Failover(LeaseService):
     def heard(self, key: str) -> Heard | None:
         return self.serving.heard(key)
 
-    def ready_keys(self) -> list[str]:
-        return self.serving.ready_keys()
+    def ready_keys(self, before: float = math.inf) -> list[str]:
+        return self.serving.ready_keys(before)
 
     async def ping(self) -> None:
         await self._either(lambda s: s.ping())

@@ -19,6 +19,7 @@ never outlasts its limit by its holder's own clock. Fences do not grow over a cl
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 import uuid
@@ -172,8 +173,8 @@ class RedisLeases(LeaseService):
     def heard(self, key: str) -> Heard | None:
         return self._facts.latest(key)
 
-    def ready_keys(self) -> list[str]:
-        return self._facts.ready_keys()
+    def ready_keys(self, before: float = math.inf) -> list[str]:
+        return self._facts.ready_keys(before)
 
     async def add_up(
         self, job: str, agent: str, counters: dict[str, float], read: bool = True

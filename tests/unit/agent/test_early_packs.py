@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -35,8 +36,8 @@ class Leases(LocalLeases):
     def heard(self, key: str) -> Heard | None:
         return self.facts.latest(key)
 
-    def ready_keys(self) -> list[str]:
-        return self.facts.ready_keys()
+    def ready_keys(self, before: float = math.inf) -> list[str]:
+        return self.facts.ready_keys(before)
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)

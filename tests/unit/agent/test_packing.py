@@ -276,7 +276,7 @@ class Told(LocalLeases):
 
     followers = 8
 
-    def ready_keys(self) -> list[str]:
+    def ready_keys(self, before: float = 0.0) -> list[str]:
         return list(DIGESTS.values())
 
 
