@@ -75,7 +75,7 @@ class EarlyPacks:
         self._coming: asyncio.Task[None] | None = None
         self._until = 0.0  # fetches wait for it
 
-    # What is to be fetched.
+    # The fetches before this node.
 
     def wanted(self) -> list[str]:
         """The keys that a pack is to have; empty if it is not worth its writing."""

@@ -200,7 +200,7 @@ class LeaseService(abc.ABC):
     def watch(self, key: str) -> Watch:
         """A subscription to changes of `key`, active once it is entered."""
 
-    # What a service tells without being asked: nothing, unless it has news.
+    # News, for which nobody is asked. A service without them keeps these.
 
     followers = 0
     """Agents that hear the news, this one among them; 0: unknown."""

@@ -136,6 +136,17 @@ async def steps(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
+async def held_back() -> tuple[World, asyncio.Task[bool]]:
+    """A node with much to fetch, and its fetch, which waits for a writer."""
+    world = World()
+    world.has_much_to_fetch()
+    world.hear(WRITER)
+    asking = world.asks()
+    await steps()
+    assert not asking.done()
+    return world, asking
+
+
 # When a pack is worth its writing.
 
 
@@ -389,11 +400,7 @@ def test_a_store_that_takes_no_pack_is_given_none_for_a_while() -> None:
 
 def test_a_pack_is_read_although_the_next_one_is_being_written() -> None:
     async def scenario() -> None:
-        world = World()
-        world.has_much_to_fetch()
-        world.hear(WRITER)
-        asking = world.asks()
-        await steps()
+        world, asking = await held_back()
         world.packs.newest = {KEYS[0]}
         world.hear(None)
         world.hear(Wait("another", 15.0))
@@ -454,11 +461,7 @@ def test_a_writer_of_whom_no_news_comes_holds_nothing_back(fault: str, monkeypat
 
 def test_the_end_of_the_agent_holds_nothing_back() -> None:
     async def scenario() -> None:
-        world = World()
-        world.has_much_to_fetch()
-        world.hear(WRITER)
-        asking = world.asks()
-        await steps()
+        world, asking = await held_back()
         world.early.close()
         assert not await asking
         assert not await world.early.came(KEYS[0])
