@@ -29,7 +29,10 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (lease_tasks, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
-        (early_packs, ("_HELD_BACK", "_READ_WITHIN", "_WORTH", "_WAITS", "_FRESH", "_COUNTS_EVERY")),
+        (
+            early_packs,
+            ("_HELD_BACK", "_READ_WITHIN", "_GATHERED_WITHIN", "_WORTH", "_WAITS", "_FRESH", "_COUNTS_EVERY"),
+        ),
     ):
         for name in names:
             setattr(module, name, getattr(module, name) * factor)

@@ -25,6 +25,7 @@ from kcoord.telemetry.events import tell_if_failed
 FEWEST = 8  # artifacts; fewer are not worth a file
 _FEWEST_AGENTS = 8  # that hear of a pack
 _HELD_BACK, _READ_WITHIN = 3.0, 3.0  # seconds for which fetches wait for a writer, and then for their pack, at most
+_GATHERED_WITHIN = 1.5  # seconds; the writer leaves the rest to the next pack
 _WORTH = 1.0  # seconds of fetches that a pack is to spare this node
 _WAITS = 0.5  # seconds of fetches; a node that has less before it is not held back
 _TIMES_ITS_READ = 2.0  # and so many times as long as it took to read the last one
@@ -83,9 +84,14 @@ class EarlyPacks:
         pays = left >= FEWEST and takes > max(_WORTH, _TIMES_ITS_READ * self._read)
         return ready if pays and self._clock() >= self._rests_until else []
 
+    @property
+    def gathered_within(self) -> float:
+        """Seconds for which the writer reads artifacts."""
+        return _GATHERED_WITHIN
+
     def wrote(self, keys: Iterable[str], written: Container[str]) -> None:
-        """Of `keys` a pack has those in `written`: the others are too large, say, or have vanished."""
-        self._left_out = {digest for digest in keys if digest not in written}
+        """Of `keys`, in this order, a pack has those in `written`."""
+        self._left_out = _passed_over([digest for digest in keys if not self._packs.states(digest)], written)
 
     def failed(self, seconds: float) -> None:
         """A pack could not be written; it took so long to find that out."""
@@ -186,8 +192,8 @@ class EarlyPacks:
             await self._packs.renew(profile)
             self._read = self._clock() - reads
             if holder:
-                self._left_out = {digest for digest in lacked if not self._packs.states(digest)}
-                brought = len(lacked) - len(self._left_out)
+                found = {digest for digest in lacked if self._packs.states(digest)}
+                self._left_out, brought = _passed_over(lacked, found), len(found)
                 if not brought or 0 < brought * self._pace < self._clock() - begun:
                     self._rest(self._clock() - begun)
 
@@ -201,3 +207,11 @@ class EarlyPacks:
             self._timer.cancel()
         if self._coming is not None:
             self._coming.cancel()
+
+
+def _passed_over(keys: list[str], written: Container[str]) -> set[str]:
+    """The keys that a pack lacks although its writer came to them: too large, say, or vanished. Those behind the last one that
+    it has were not read in time. All of them, if it has none.
+    """
+    reached = next((n for n in range(len(keys), 0, -1) if keys[n - 1] in written), len(keys))
+    return {digest for digest in keys[:reached] if digest not in written}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import stat
 import tempfile
@@ -35,13 +36,13 @@ from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_di
 from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
-from kcoord.transfer.reads import Reads
+from kcoord.transfer.reads import Files, Reads
 
 MOST_PACKED = 20_000  # artifacts
-LARGEST_PACKED = 32 << 20  # bytes of one artifact; a larger one is a long read in any case
+LARGEST_PACKED = 8 << 20  # bytes of one artifact; a larger one is a long read in any case
 _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
-_ABREAST = 4  # artifacts that the writer reads at a time
+_ABREAST = 16  # artifacts that the writer reads at a time
 _IN_MEMORY = 64 << 20  # bytes of artifacts that the writer keeps
 _CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
@@ -55,11 +56,13 @@ class PackUnused(KcoordError):
 # Writing.
 
 
-def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
+def write_pack(
+    store: Store, profile: str, digests: Iterable[str], *, earlier: Pack | None = None, within: float = math.inf
+) -> frozenset[str]:
     """Write a pack of the artifacts `digests` of `store`, and move the profile's older packs of the same signer to the trash.
 
     Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
-    ones first.
+    ones first; nor those that were not read `within` seconds. What `earlier` has is not read from the store.
 
     Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. It is signed if the store's `trust` has
     a key; it then holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
@@ -67,8 +70,9 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY)
-    found = _fitting(gather(store, dict.fromkeys(digests), {}, reads=reads))
+    here = {} if earlier is None else {"here": earlier.files}
+    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, **here)
+    found = _fitting(gather(store, dict.fromkeys(digests), {}, reads=reads), time.monotonic() + within)
     index = Index(tuple(sorted(found, key=lambda entry: entry.digest)))
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
@@ -101,7 +105,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     return frozenset(entry.digest for entry in index.artifacts)
 
 
-def _fitting(entries: Iterable[Packed]) -> list[Packed]:
+def _fitting(entries: Iterable[Packed], until: float) -> list[Packed]:
     found: list[Packed] = []
     room = LARGEST_PACK - _IN_INDEX
     for entry in entries:
@@ -112,6 +116,8 @@ def _fitting(entries: Iterable[Packed]) -> list[Packed]:
         if room < 0 or len(found) == MOST_PACKED:
             break
         found.append(entry)
+        if time.monotonic() > until:
+            break
     return found
 
 
@@ -154,6 +160,12 @@ class Pack:
         with self._dropping(digest):
             files = self._files(digest)
             return files and self._store.checked(self.place / digest, *files)
+
+    def files(self, digest: str) -> Files | None:
+        """As `Store.files`; None if the pack lacks it. Raises `ArtifactInvalid` as `stated` does."""
+        with self._dropping(digest):
+            files = self._files(digest)
+            return files and (self._store.checked(self.place / digest, *files)[0], *files)
 
     @contextmanager
     def _dropping(self, digest: str) -> Iterator[None]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -19,10 +20,19 @@ class Reads:
     """Reads of `store`. An NFS server takes its time for a request, and has time for many: so `abreast` are read at a time.
 
     An artifact of more than `largest` bytes is not read. Memory holds twice `abreast` of them, and `room` bytes for another read.
+    ``here(digest)`` is asked first: an artifact of which this node has a copy, verified; it raises `ArtifactInvalid`.
     """
 
-    def __init__(self, store: Store, *, abreast: int = 1, largest: int | None = None, room: int = 0) -> None:
-        self._store, self._abreast, self._largest = store, abreast, largest
+    def __init__(
+        self,
+        store: Store,
+        *,
+        abreast: int = 1,
+        largest: int | None = None,
+        room: int = 0,
+        here: Callable[[str], Files | None] = lambda digest: None,
+    ) -> None:
+        self._store, self._abreast, self._largest, self._here = store, abreast, largest, here
         self._kept: dict[str, Files] = {}
         self._room, self._counting = room, threading.Lock()
 
@@ -44,8 +54,10 @@ class Reads:
         found = self._kept.pop(digest, None)
         if found is not None:
             return digest, found, ""
+        with suppress(ArtifactInvalid):  # the store's own may be whole
+            found = self._here(digest)
         try:
-            found = self._store.files(digest, self._largest)
+            found = found or self._store.files(digest, self._largest)
         except ArtifactInvalid as error:
             return digest, None, str(error)
         if found is not None:

@@ -12,6 +12,7 @@ Not guaranteed: that a pack holds one job's artifacts alone. An agent of several
 from __future__ import annotations
 
 import functools
+import math
 import platform
 import time
 from collections.abc import Collection
@@ -44,6 +45,19 @@ class _Newest:
     place: Path
     written: float
     digests: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """To write a pack of the artifacts `used`, unless the newest one lacks no more than `may_lack` of them.
+
+    `earlier` and `within` as `write_pack` takes them.
+    """
+
+    used: list[str]
+    may_lack: int
+    earlier: Pack | None = None
+    within: float = math.inf
 
 
 class PackWriter:
@@ -79,15 +93,19 @@ class PackWriter:
     async def _write(self, store: Store, profile: str) -> None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
         early, noted = self._early.wanted(), self._packs.noted
-        used = early or list(self._packs.seen)
-        begun, may_lack = time.monotonic(), FEWEST - 1 if early else int(_ENOUGH * len(used))
-        if not used or self._packs.is_unread(profile):
+        if early:
+            attempt = _Attempt(early, FEWEST - 1, self._packs.get(profile), self._early.gathered_within)
+        else:
+            used = list(self._packs.seen)
+            attempt = _Attempt(used, int(_ENOUGH * len(used)))
+        if not attempt.used or self._packs.is_unread(profile):
             return
+        begun = time.monotonic()
         self._read = self._read or self._packs.get(profile)
         try:
-            if not (early or _is_enough(used, self._known(), may_lack)):  # but another agent may have written
+            if not (early or _is_enough(attempt, self._known())):  # but another agent may have written
                 self._newest = await self._lane.run(lambda: self._look(store, profile))
-            if _is_enough(used, self._known(), may_lack) or await self._replaced(store, profile, used, may_lack):
+            if _is_enough(attempt, self._known()) or await self._replaced(store, profile, attempt):
                 if early:
                     self._early.wrote(early, self._newest.digests if self._newest is not None else ())
                 else:
@@ -99,14 +117,14 @@ class PackWriter:
                 self._early.failed(time.monotonic() - begun)
             log.info("the pack of %s is not written: %s", profile, error)
 
-    async def _replaced(self, store: Store, profile: str, used: list[str], may_lack: int) -> bool:
+    async def _replaced(self, store: Store, profile: str, attempt: _Attempt) -> bool:
         """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
         lease = await self._leases.acquire(lease_of(profile), self._token, platform.node())
         if not isinstance(lease, Lease):
             return False
         lease.keep_alive(self._ttl)
         try:
-            self._newest = await self._lane.run(lambda: self._replace(store, profile, used, may_lack))
+            self._newest = await self._lane.run(lambda: self._replace(store, profile, attempt))
         finally:
             await lease.release()
         return True
@@ -116,14 +134,18 @@ class PackWriter:
             return self._newest
         return _Newest(self._read.place, self._read.written, self._read.digests)
 
-    def _replace(self, store: Store, profile: str, used: list[str], may_lack: int) -> _Newest | None:
+    def _replace(self, store: Store, profile: str, attempt: _Attempt) -> _Newest | None:
         """Write a pack, unless another agent has written one that is enough; the newest then. Raises `StoreError`."""
         newest = self._look(store, profile)
-        if newest is not None and _is_enough(used, newest, may_lack):
+        if newest is not None and _is_enough(attempt, newest):
             return newest
-        note_uses(store.root, [prefix_of(digest) for digest in used])
-        digests = write_pack(store, profile, [*used, *self._still_used(store, newest, set(used))])
-        log.info("the pack of %s was written: %d artifacts", profile, len(digests))
+        note_uses(store.root, [prefix_of(digest) for digest in attempt.used])
+        digests = [*attempt.used, *self._still_used(store, newest, set(attempt.used))]
+        if attempt.earlier is not None:
+            here = attempt.earlier.digests
+            digests.sort(key=lambda digest: digest not in here)
+        written = write_pack(store, profile, digests, earlier=attempt.earlier, within=attempt.within)
+        log.info("the pack of %s was written: %d artifacts", profile, len(written))
         return self._look(store, profile)
 
     def _look(self, store: Store, profile: str) -> _Newest | None:
@@ -152,8 +174,8 @@ class PackWriter:
         )
 
 
-def _is_enough(used: Collection[str], newest: _Newest | None, may_lack: int) -> bool:
+def _is_enough(attempt: _Attempt, newest: _Newest | None) -> bool:
     """False: a pack is to be written that has what `newest` lacks."""
     if newest is None:
-        return len(used) < FEWEST
-    return sum(digest not in newest.digests for digest in used) <= may_lack
+        return len(attempt.used) < FEWEST
+    return sum(digest not in newest.digests for digest in attempt.used) <= attempt.may_lack

@@ -224,12 +224,39 @@ def test_what_does_not_get_into_a_pack_is_no_reason_for_the_next_one() -> None:
         world.hear(WRITER)
         asking = world.asks()
         await steps()
-        world.packs.newest = set(KEYS[:5])
+        world.packs.newest = {*KEYS[:5], KEYS[29]}
         world.ready()
         world.hear(None)
         assert await asking
         assert world.early.wanted() == KEYS, "ten became READY later"
         world.packs.seen |= set(KEYS[30:33])
+        assert world.early.wanted() == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("brought", [5, 0])
+def test_what_a_writer_had_no_time_for_is_a_reason_for_the_next_pack_but_not_if_it_brought_nothing(brought: int) -> None:
+    async def scenario() -> None:
+        world, asking = await held_back()
+        world.packs.newest = set(KEYS[:brought])
+        world.hear(None)
+        assert await asking is bool(brought)
+        world.fetches(1.0)
+        assert world.early.wanted() == (KEYS if brought else [])
+
+    play(scenario)
+
+
+def test_a_writer_leaves_what_it_did_not_come_to_to_the_next_pack() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.has_much_to_fetch()
+        world.early.wrote(KEYS, {*KEYS[2:10]})
+        world.packs.seen |= set(KEYS[:28])  # a dozen is left, two of which no pack takes
+        world.packs.seen -= set(KEYS[:2])
+        assert world.early.wanted() == KEYS
+        world.packs.seen |= set(KEYS[28:33])
         assert world.early.wanted() == []
 
     play(scenario)

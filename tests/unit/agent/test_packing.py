@@ -360,14 +360,14 @@ def test_a_newer_pack_is_read_although_the_older_one_is_being_read(
 def test_what_no_pack_takes_is_offered_once_and_a_store_that_takes_none_is_left_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    """Artifacts of more than 32 MiB are in no pack, say."""
+    """Artifacts of more than 8 MiB are in no pack, say."""
     tries: list[float] = []
 
-    def write_some(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
+    def write_some(store: Store, profile: str, digests: Iterable[str], **how: Any) -> frozenset[str]:
         tries.append(time.monotonic())
         if refuses:
             raise StoreError("read-only")
-        return write_pack(store, profile, list(digests)[:1])
+        return write_pack(store, profile, list(digests)[-1:], **how)
 
     monkeypatch.setattr(packing, "write_pack", write_some)
 
