@@ -44,7 +44,7 @@ _IN_INDEX = 256  # bytes of the index for each artifact, at most
 _LARGEST_INDEX = (MOST_PACKED + 1) * _IN_INDEX + OVERHEAD  # bytes: one that nobody signed is decoded, too
 _ABREAST = 16  # artifacts that the writer reads at a time
 _IN_MEMORY = 64 << 20  # bytes of artifacts that the writer keeps
-_CHUNK = 1 << 20  # bytes: what an NFS client asks for at once
+_CHUNK = 1 << 20  # bytes: what an NFS client reads or writes at once
 _READ_WITHIN = 30.0  # seconds; artifacts that are looked up one by one come as fast from a store that is so slow
 _TIMES_ON_DISK = 4  # of the pack's size must be free: its artifacts follow, unpacked
 
@@ -80,7 +80,7 @@ def write_pack(
     path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
     staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
     try:
-        with staged.open("wb") as file:
+        with staged.open("wb", buffering=_CHUNK) as file:
             file.write(head)
             for content in contents_of(store, index, {}, reads):
                 file.write(content)
