@@ -27,7 +27,6 @@ COLUMNS = [
 _RANKS = 8  # of a whole node
 _WALKERS = 2000  # ranks of all light nodes together, at most, or one of each
 _IN_STEP_KEYS = 30  # in step the compiles come one after the other: a tenth of them tells as much
-_WHOLE_OF_MANY = 2  # nodes of thousands of keys: each rank asks for all of them
 _FETCH, _SHARED = 8, 2  # requests for each key and node, alone and with packs; for estimates
 _ABREAST = 8  # as in `kcoord.agent.store_access`
 _LIMIT = 120.0  # seconds of a row, as it is planned
@@ -105,7 +104,6 @@ def run(
         "of a pack the requests are counted from the agents' start, and the wall from the ranks' first claim, as ranks import "
         "for seconds",
         "where the machine's CPU is near 100 %, the wall is the machine's; it had other work beside this",
-        f"of more than 300 keys {_WHOLE_OF_MANY} nodes are whole, and not every row is repeated",
         f"{_IN_STEP_KEYS} keys: every tenth of the recorded kernels; 3,000: ten variants of each",
         "the store is a directory in memory: the time of the server's disks is in the 0.5 ms",
     ]
@@ -128,7 +126,7 @@ def _dilation(row: Row, most: float) -> float | None:
 
 
 def _play(row: Row, whole: int, factor: float) -> Measured:
-    count = min(whole, row.nodes, whole if row.keys <= 300 else _WHOLE_OF_MANY)
+    count = min(whole, row.nodes)
     kernels = [(name, round(seconds * factor, 3)) for name, seconds in kernels_of(row.keys)]
     with tempfile.TemporaryDirectory(
         prefix="kcb-", dir=_MEMORY if _MEMORY.is_dir() else None, ignore_cleanup_errors=True
