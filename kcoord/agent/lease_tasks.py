@@ -119,6 +119,11 @@ class LeaseTasks:
         """True while artifacts that are compiled here do not get into the store, as far as that is known."""
         return self._store.faulty
 
+    async def uploaded(self, timeout: float) -> None:
+        """Wait until the artifacts that are on their way are in the store, for `timeout` seconds at most."""
+        if self._announcing:
+            await asyncio.wait(set(self._announcing.values()), timeout=timeout)
+
     async def drain(self, timeout: float, giving_back: float = 5.0) -> None:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.

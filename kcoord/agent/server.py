@@ -69,7 +69,8 @@ _JOBS_SHOWN = 8  # the latest
 _LEARNS_WITHIN = 1.0  # seconds; the first rank may ask for a choice that the profile recorded
 # The ends of the drain's phases, in seconds from its beginning.
 _TAKEN_IN = 6.0  # publishes that this node's ranks have handed in are in the local tier
-_WRITTEN = 10.0  # they are in the store; profiles, time lines and statistics are written
+_UPLOADED = 8.0  # they are in the store, so that a pack can have them
+_WRITTEN = 10.0  # what took longer is there, too; profiles, packs, time lines and statistics are written
 _GIVEN_BACK = 15.0  # leases are released
 _CLOSED = 17.0  # connections to the lease service are closed
 
@@ -264,6 +265,7 @@ class Agent:
             return max(0.0, begun + phase - time.monotonic())
 
         await self._connections.end(left(_TAKEN_IN), self._beat)
+        await self._lease_tasks.uploaded(left(_UPLOADED))
         within = left(_WRITTEN)
         await _finish(
             [self._lease_tasks.drain(within, _GIVEN_BACK - _WRITTEN), self._chores.drain(within)], left(_GIVEN_BACK)

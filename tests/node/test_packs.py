@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,10 +106,15 @@ def test_the_second_node_loads_the_right_kernels_without_a_look_at_the_stores_ar
 def test_a_cold_jobs_own_compiles_are_packed_and_its_ranks_count_what_came_from_there(sandbox: Sandbox) -> None:
     settings = {"KCOORD_STORE": str(sandbox.root / "store"), "KCOORD_STORE_CREATE": "1", "KCOORD_PROFILE": "job"}
 
-    def counters(node: str) -> dict[str, float]:
+    def status(here: dict[str, str]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(sandbox.run_kcoord(*KCOORD, "status", "--json", **here).stdout)
+        return found
+
+    def counters(node: str, packs: int) -> dict[str, float]:
         here = {**settings, "KCOORD_LOCAL_DIR": str(sandbox.root / node)}
         agent = sandbox.start(*KCOORD, "agent", **here)
         eventually(lambda: list((sandbox.root / node).glob("*.sock")))
+        eventually(lambda: len(status(here)["packs"]) == packs)
         done = finish(sandbox.fork_kcoord(PROGRAMS / "generic_rank.py", "10", "0", **here))
         assert done.returncode == 0, done.stderr
         stats = sandbox.run_kcoord(*KCOORD, "stats", "--json", **here)
@@ -118,9 +124,25 @@ def test_a_cold_jobs_own_compiles_are_packed_and_its_ranks_count_what_came_from_
         assert json.loads(stats.stdout)["pack_hits"] == found["pack_hits"]
         return found
 
-    cold, warm = counters("one"), counters("two")
+    cold, warm = counters("one", packs=0), counters("two", packs=1)
     assert (cold["compiles"], cold["pack_hits"]) == (10, 0)
     assert (warm["compiles"], warm["store_hits"], warm["pack_hits"]) == (0, 10, 10)
+
+
+def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
+    tmp_path: Path, interposer: Interposer
+) -> None:
+    store = opened(tmp_path / "store")
+    interposer.stall("fsync", below=store.root / "v1" / "staging", seconds=0.3)
+    with job(store.root) as node:
+        agent = start_agent(node, environ=interposer.environ)
+        client = node.client()
+        for name in NAMES:
+            assert node.publish(client, node.lead(client, name), name)
+        assert node.status()["uploads"]
+        end_agent(agent.pid)
+    (path,) = packs_of(store.root, "job")
+    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}
 
 
 def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path) -> None:

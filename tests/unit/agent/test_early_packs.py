@@ -236,7 +236,9 @@ def test_what_does_not_get_into_a_pack_is_no_reason_for_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("brought", [5, 0])
-def test_what_a_writer_had_no_time_for_is_a_reason_for_the_next_pack_but_not_if_it_brought_nothing(brought: int) -> None:
+def test_what_a_writer_had_no_time_for_is_a_reason_for_the_next_pack_but_not_if_it_brought_nothing(
+    brought: int,
+) -> None:
     async def scenario() -> None:
         world, asking = await held_back()
         world.packs.newest = set(KEYS[:brought])
