@@ -108,7 +108,8 @@ def test_leases_are_given_back_though_the_store_hangs(
 
 _QUICKER = """
 import kcoord.agent.server as server
-server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED = 0.5, 1.0, 6.0, 8.0
+server._TAKEN_IN, server._UPLOADED, server._WRITTEN = 0.5, 0.8, 1.0
+server._GIVEN_BACK, server._CLOSED = 6.0, 8.0
 """
 
 
@@ -167,7 +168,14 @@ Chores.drain = lambda self, seconds: time.sleep(600)
 
 
 def test_each_part_of_the_end_has_its_time() -> None:
-    parts = [server._TAKEN_IN, server._WRITTEN, server._GIVEN_BACK, server._CLOSED, server.ENDS_WITHIN]
+    parts = [
+        server._TAKEN_IN,
+        server._UPLOADED,
+        server._WRITTEN,
+        server._GIVEN_BACK,
+        server._CLOSED,
+        server.ENDS_WITHIN,
+    ]
     assert parts == sorted({*parts})
 
 
