@@ -71,13 +71,15 @@ class RequestedRecorder:
         """Raises `StoreError`."""
         assert self._directory is not None
         assert self._store is not None
-        StoreRoot(self._store).find()
         needs = []
         for digest, place in asked:
             try:
                 needs.append(RequestedArtifact(digest, place))
             except ValueError:
                 continue  # it lies where no other node would look for it
+        if self._in_store is not None and self._in_store.issuperset(needs):
+            return
+        StoreRoot(self._store).find()
         if self._in_store is None:
             self._in_store = set(load_requested(self._directory))
         if not self._in_store.issuperset(needs):

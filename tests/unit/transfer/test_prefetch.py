@@ -22,6 +22,7 @@ from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import StoreError
 from kcoord.profiles.packs import packs_of
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
@@ -117,6 +118,22 @@ def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Pa
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     assert load_requested(requested_directory(tmp_path, "job")) == [RequestedArtifact("ab" * 32, "triton/X")]
+
+
+def test_artifacts_that_an_earlier_job_noted_cost_the_store_one_look(tmp_path: Path) -> None:
+    """A warm job asks for the same ones for as long as it starts: nothing is to be written."""
+    Store(tmp_path).open()
+    save_requested(requested_directory(tmp_path, "job"), [need(0), need(1)])
+    recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices := Notices())
+    recorder.note(need(0).digest, str(tmp_path / "local" / need(0).place))
+    asyncio.run(recorder._record())
+    (tmp_path / MARKER).unlink()  # a second look would find no store
+    recorder.note(need(1).digest, str(tmp_path / "local" / need(1).place))
+    asyncio.run(recorder._record())
+    assert not notices.since(0)[0]
+    recorder.note(need(2).digest, str(tmp_path / "local" / need(2).place))
+    asyncio.run(recorder._record())
+    assert len(notices.since(0)[0]) == 1
 
 
 def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
@@ -302,6 +319,7 @@ def test_it_never_fails_the_pod(sandbox: Sandbox, more: dict[str, str | None], s
 _HANGS = """
 import ctypes, pathlib, sys, threading, time
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import MARKER
 from kcoord.cli import main
 
 def hang(store, digest, announced=None):
