@@ -28,7 +28,7 @@ from benchmarks import (
     warm_hit,
     warm_job,
 )
-from benchmarks.cluster import scale
+from benchmarks.cluster import rig, scale
 from benchmarks.cluster import table as cluster
 from benchmarks.result import Result
 
@@ -45,6 +45,7 @@ _ON_REQUEST = {
     **_ON_GPUS,
     "cluster": cluster.run,  # takes minutes
     "cluster_nfs": scale.run,  # an hour, unless --nodes, --keys and --ways say less
+    "cluster_nfs-rig": rig.run,  # half an hour, and NFS_RIG: see tests/nfs/README.md
     "compilers": compilers.run,  # minutes
     "stale_rows": stale_rows.run,  # so does this
     "cpu_only": cpu_only.run,  # and this
@@ -68,10 +69,17 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.md too")
     parser.add_argument("--label", default="", help="what the result's name ends with, for a second machine")
     parser.add_argument(
-        "--nodes", type=int, nargs="+", default=[], metavar="N", help="of cluster, cluster_nfs and lease_herd"
+        "--nodes",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="of cluster, cluster_nfs, cluster_nfs-rig and lease_herd",
     )
     parser.add_argument("--keys", type=int, nargs="+", default=[], metavar="N", help="of cluster_nfs: 300, 3000")
-    parser.add_argument("--ways", nargs="+", default=[], choices=scale.WAYS, help="of cluster_nfs; default: all")
+    parser.add_argument(
+        "--ways", nargs="+", default=[], choices=scale.WAYS, help="of cluster_nfs and cluster_nfs-rig; default: all"
+    )
     parser.add_argument(
         "--ranks", type=int, default=0, metavar="N", help=f"of {', '.join(_ON_GPUS)}; default: one a GPU"
     )
@@ -94,6 +102,8 @@ def main() -> int:
             how = [args.nodes, args.agents_per_process]
         elif name == "cluster_nfs":
             how = [args.nodes, args.keys, args.ways]
+        elif name == "cluster_nfs-rig":
+            how = [args.nodes, args.ways]
         elif name == "lease_herd":
             how = [args.nodes, args.ranks or 1, args.dilation]
         result: Result = known[name](*how)

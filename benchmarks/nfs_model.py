@@ -12,7 +12,9 @@ mkdir, rmdir, unlink, rename, link   one
 utime, fsync                         SETATTR, COMMIT
 ==================================== =============================================================================
 
-Not modelled: the bytes' way over the network, the server's disks, and a client's cache of names, which would spare some LOOKUPs.
+Not modelled: the bytes' way over the network, the server's disks, and a client's caches. Those of names and attributes spare
+LOOKUPs; ACCESS, which a client asks once for each directory, and GETATTR, by which it keeps them, come on top. Counted on a real
+server: benchmarks/results/cluster_nfs-rig.md.
 A library between the processes and their C library counts (`tests.support.interpose`); needs a C compiler.
 """
 

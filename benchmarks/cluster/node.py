@@ -35,7 +35,7 @@ from kcoord.settings import Settings
 from kcoord.warmup.runner import Report, Task, walk
 
 _DEVICE = DeviceKey(GPUTarget("cuda", 90, 32), 0)
-_WORDS = 256  # each 32 bytes of a file, so that it has 8 KiB
+_WORDS = 480  # each 32 bytes of a file, so that it has 15 KiB, as a small Triton kernel in the store
 
 
 @dataclass(frozen=True)

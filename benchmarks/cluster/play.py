@@ -10,10 +10,10 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import redis
@@ -21,7 +21,6 @@ import redis
 from benchmarks.cluster import dilation
 from benchmarks.cluster.node import Part
 from benchmarks.cluster.processes import ClusterError, Load, Member, Processes
-from benchmarks.nfs_model import NfsServer
 from tests.support.redis_server import RedisServer
 
 Kernels = list[tuple[str, float]]
@@ -84,6 +83,16 @@ def bound(kernels: Kernels, ranks: int) -> float:
     return max(sum(seconds for _, seconds in kernels) / ranks, max(seconds for _, seconds in kernels))
 
 
+class Server(Protocol):
+    """The NFS server with the store. `environ` makes a process its client; `requests`: of all clients, so far."""
+
+    @property
+    def environ(self) -> dict[str, str]: ...
+
+    @property
+    def requests(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class LightNodes:
     """Light nodes beside the whole ones; see `benchmarks.cluster.light.Light`."""
@@ -105,20 +114,23 @@ def play(
     in_a_process: int = 1,
     light: LightNodes | None = None,
     slower: float = 1.0,
-    server: NfsServer | None = None,
+    server: Server | None = None,
     settings: dict[str, str] | None = None,
+    wraps: Sequence[tuple[str, ...]] = (),
+    address: str = "127.0.0.1",
     prepare: Callable[[str], None] = lambda url: None,
 ) -> Measured:
     """A run below `root`, an empty directory with a short path: ``n0`` … are the nodes' local directories, ``store`` the store.
 
     With `together` the ranks walk as in `kcoord.warmup`, else each asks in the same order. Raises `ClusterError` if it takes
     longer than `limit` seconds, or a node fails. `in_a_process`: so many nodes share their processes. `slower`: the dilation, by
-    which `kernels` and `server` are slower already. `settings`: more of kcoord's. ``prepare(url)`` gets the Redis before any
-    node. No process outlives the call.
+    which `kernels` and `server` are slower already. `settings`: more of kcoord's. `wraps`: put before
+    the nodes' commands, one each, to lead them to other hosts, which see `root`, and Redis at `address`. ``prepare(url)`` gets
+    the Redis before any node. No process outlives the call.
     """
     deadline = time.monotonic() + limit
     with contextlib.ExitStack() as stack:
-        redis_server = stack.enter_context(RedisServer(tcp=True, options=["--maxclients", "20000"]))
+        redis_server = stack.enter_context(RedisServer(tcp=True, host=address, options=["--maxclients", "20000"]))
         client = stack.enter_context(contextlib.closing(redis.Redis.from_url(redis_server.url)))
         prepare(redis_server.url)
         common = {
@@ -138,12 +150,15 @@ def play(
             for n in range(nodes)
         ]
         groups = [parts[first : first + in_a_process] for first in range(0, nodes, in_a_process)]
-        members = [Member("node", group[0].node, [dataclasses.asdict(part) for part in group]) for group in groups]
+        members = [
+            Member("node", group[0].node, [dataclasses.asdict(part) for part in group], wrap)
+            for group, wrap in zip(groups, wraps or [()] * len(groups), strict=True)
+        ]
         if light is not None and light.count:
             members += _light_members(light, parts[0], nodes)
         requests = server.requests if server is not None else 0
         cluster = stack.enter_context(Processes(members, root, server.environ if server is not None else {}))
-        cluster.hear(min(deadline, time.monotonic() + _START), "start")
+        cluster.hear(min(deadline, time.monotonic() + _START * slower), "start")
         if server is not None and not common.get("profile"):  # else the pack is read as soon as the agents start
             requests = server.requests
         before, cpu = spent_commands(client), cpu_seconds_of(redis_server.pid)

@@ -27,11 +27,14 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """One process, of the module `program` here. `node`: the number of its first node; `part`: the first line to it."""
+    """One process, of the module `program` here. `node`: the number of its first node; `part`: the first line to it; `wrap`:
+    put before the command, to lead it to another host.
+    """
 
     program: str
     node: int
     part: Any
+    wrap: tuple[str, ...] = ()
 
 
 class Processes:
@@ -55,7 +58,7 @@ class Processes:
     def _start(self, member: Member) -> None:
         with (self._root / f"n{member.node}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"benchmarks.cluster.{member.program}"],
+                [*member.wrap, sys.executable, "-m", f"benchmarks.cluster.{member.program}"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT,
                 env=os.environ | self._environ,
                 start_new_session=True,  # the keyboard interrupts us, and we end them
