@@ -33,7 +33,7 @@ from tests.support.mountstats import sent
 HOSTS = "ABCDEFGH"
 _RANKS = 1  # of a node
 _KEYS, _IN_STEP_KEYS = 300, 30
-_FEW = 100  # keys of more than three nodes, but with a pack: an emulated rig has few cores
+_FEW = 40  # keys of more than three nodes: an emulated rig has few cores
 _SLOWER, _MODEL_SLOWER = 16.0, 4.0  # kcoord's waits: a rig may be emulated
 _COMPILES = 0.25  # of the recorded seconds
 _PATIENCE = 10.0  # an earlier job's hundreds of answers come at once
@@ -72,7 +72,7 @@ class _Rig:
 
 def _run(root: Path, nodes: int, way: str, server: Server, store: Path, slower: float, **where: Any) -> Measured:
     """A run whose store is at `store` on this machine."""
-    count = _IN_STEP_KEYS if way == IN_STEP else _FEW if nodes > 3 and way != PACKED else _KEYS
+    count = _IN_STEP_KEYS if way == IN_STEP else _FEW if nodes > 3 else _KEYS
     kernels = [(name, round(seconds * _COMPILES, 3)) for name, seconds in kernels_of(count)]
     manifests = fill(store, kernels, pack=way == PACKED) if way in (WARM, PACKED) else {}
     settings = where.pop("settings", {}) | ({} if way == IN_STEP else {"profile": PROFILE})
@@ -89,8 +89,8 @@ def _on_rig(nodes: int, way: str, mount: str) -> dict[str, Any]:
         store.mkdir()
         try:
             found = _run(
-                root, nodes, way, server, store, _SLOWER, settings={"store": f"{mount}/{store.name}"}, address=_ADDRESS,
-                wraps=[("on", host) for host in HOSTS[:nodes]],
+                root, nodes, way, server, store, _SLOWER, address=_ADDRESS, wraps=[("on", host) for host in HOSTS[:nodes]],
+                settings={"store": f"{mount}/{store.name}", "agent_timeout": "300"},
             )  # fmt: skip
             packs = [path.stat().st_size for path in packs_of(store, PROFILE)]
         finally:
