@@ -146,7 +146,10 @@ def digest_of(backend: str, name: str, /, **factors: Any) -> str:
 
 
 def _digest(backend: str, name: str, factors: list[list[str]]) -> str:
-    return hashlib.sha256(_FORMAT + encode([backend, name, factors])).hexdigest()
+    """Of ``encode([backend, name, factors])``, written out: each request makes one."""
+    pairs = [_put(b"l", _put_text(factor) + _put_text(digest)) for factor, digest in factors]
+    encoded = _put(b"l", _put_text(backend) + _put_text(name) + _put(b"l", b"".join(pairs)))
+    return hashlib.sha256(_FORMAT + encoded).hexdigest()
 
 
 def _factor_digest(name: str, value: Any) -> str:
@@ -225,7 +228,7 @@ def _encoded(value: Any, depth: int) -> bytes:
         raise KeyFactorError("it is nested too deeply, or refers to itself")
     kind = type(value)
     if kind is str:
-        return _put(b"s", value.encode("utf-8", "surrogatepass"))
+        return _put_text(value)
     if kind in (list, tuple):
         return _put_many(b"l" if kind is list else b"t", value, depth)
     if value is None:
@@ -268,6 +271,10 @@ def _member(member: enum.Enum) -> tuple[Any, ...]:
 
 def _put(tag: bytes, body: bytes) -> bytes:
     return tag + _LENGTH(len(body)) + body
+
+
+def _put_text(text: str) -> bytes:
+    return _put(b"s", text.encode("utf-8", "surrogatepass"))
 
 
 def _put_many(tag: bytes, values: Iterable[Any], depth: int) -> bytes:
