@@ -36,8 +36,10 @@ def run() -> Result:
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as directory:
         stock, ours = caches(directory)
         runs: dict[str, list[tuple[float, float]]] = {"Triton": [], "kcoord by environment": [], "kcoord-torchrun": []}
-        for environment in (stock, ours):
-            _once(environment)  # cold
+        # cold, and without byte code
+        _once(stock)
+        _once(ours)
+        _once(ours, "installed")
         for _ in range(_ROUNDS):
             runs["Triton"].append(_once(stock))
             runs["kcoord by environment"].append(_once(ours))
@@ -60,6 +62,8 @@ def run() -> Result:
 def caches(directory: str) -> tuple[dict[str, str], dict[str, str]]:
     """The environments in which a process uses Triton's own cache, and kcoord's local tier."""
     stock = {**os.environ, "TRITON_CACHE_DIR": f"{directory}/stock", "TRITON_DEFAULT_FP_FUSION": "1"}
+    # byte code is kept, as that of installed packages is: else each process would compile kcoord, and Triton not
+    stock |= {"PYTHONPYCACHEPREFIX": f"{directory}/bytecode", "PYTHONDONTWRITEBYTECODE": ""}
     return stock, {
         **stock,
         "TRITON_CACHE_DIR": f"{directory}/local/triton",

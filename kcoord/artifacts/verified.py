@@ -72,7 +72,7 @@ class Verified:
         return artifact
 
     def _listed(self, entries: dict[bytes, _Entry], home: Path, key: CacheKey) -> Artifact | None:
-        root, used = os.fspath(home), 0.0
+        root = os.fspath(home)
         verified, packed = entries.get(os.fsencode(root), (0, b""))
         if not packed or not _counts(verified):
             return None
@@ -80,18 +80,16 @@ class Verified:
             digest, identities, files, seconds, origin, payload, *rest = msgpack.unpackb(packed, use_list=False)
             if digest != key.digest:
                 return None
-            for (name, *_), identity in zip(((MANIFEST_NAME,), *files), identities, strict=True):
-                found = os.lstat(f"{root}/{name}") if name != MANIFEST_NAME else status_of(f"{root}/{name}")
-                if identity_of(found) != identity:
-                    return None
-                used = max(used, found.st_atime)
+            statuses = [status_of(f"{root}/{MANIFEST_NAME}"), *[os.lstat(f"{root}/{file[0]}") for file in files]]
+            if tuple(map(identity_of, statuses)) != identities:
+                return None
             plain = tuple(map(FileEntry._make, files))
             stored = None if payload is None else Payload(*payload)
             manifest = Manifest(key, plain, seconds, Origin(*origin), stored, b"", *rest)
         except _UNUSABLE as error:
             let_through(error)
             return None
-        if not _counts(used):
+        if not _counts(max([found.st_atime for found in statuses])):
             return None  # read it: by its access times the collector knows what a rank is about to load
         return Artifact(home, manifest)
 

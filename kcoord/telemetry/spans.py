@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kcoord.keys.cache_key import CacheKey
@@ -67,7 +67,7 @@ class Span:
         return self.kind == "compile" and self.outcome in COMPILED
 
     def to_wire(self) -> list[Any]:
-        return list(astuple(self))
+        return [getattr(self, name) for name in self.__slots__]
 
     @classmethod
     def from_wire(cls, wire: Any) -> Span:

@@ -57,6 +57,8 @@ def hook(local_dir: Path) -> None:
     if getattr(computes, "__qualname__", "") != "triton_key" or computes.__module__ != place.__name__:
         return  # a stand-in: its answer must not be kept for others
     if place.triton_key is stock:
+        if hasattr(stock, "cache_info") and stock.cache_info().currsize:
+            return  # Triton has hashed itself in this process, before kcoord was imported, and remembers it
         place.triton_key = _kept(stock, local_dir)
     for name in _IMPORTERS:
         importer = sys.modules.get(name)

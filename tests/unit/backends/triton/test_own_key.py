@@ -81,14 +81,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     return found
 
 
-def test_the_kept_value_is_triton_s_own(stock: Callable[[], str], local: Path) -> None:
+def test_the_kept_value_is_triton_s_own(stock: Any, local: Path) -> None:
     expected = stock()
+    stock.cache_clear()
     for _ in range(2):  # computed; kept
         hook(local)
         assert _HOME.triton_key() == expected
         assert _HOME.triton_key is not stock
         _HOME.triton_key.cache_clear()
     assert list((local / "toolchain").glob("triton-*[0-9a-f]"))
+
+
+def test_a_process_in_which_triton_has_hashed_itself_looks_at_no_file_again(stock: Any, local: Path) -> None:
+    stock()
+    hook(local)
+    assert _HOME.triton_key is stock
 
 
 def test_it_is_replaced_wherever_it_was_imported_to(
