@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from kcoord.backends.wrapping import wraps
 from kcoord.interruption import let_through
 from kcoord.rank.compilation import Compilation, Overtaken
 
@@ -155,16 +156,11 @@ def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _depth.value, _depth.is_final = _depth.value - 1, outer
 
-    @functools.wraps(original)
+    @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
             return attempt(False, *args, **kwargs)
         except Overtaken:
             return attempt(True, *args, **kwargs)
 
-    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     return compile
-
-
-def is_wrapped(function: Callable[..., Any]) -> bool:
-    return hasattr(function, "__kcoord_wrapped__")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kcoord.backends.cutedsl import mlir, pipelines
 from kcoord.backends.cutedsl.native import AFTERWARDS, NativeCompile
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.interruption import let_through
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ def hook(backend: CuTeDSLBackend) -> None:
     """Idempotent."""
     compiler: Any = getattr(sys.modules["cutlass.base_dsl.compiler"], "Compiler", None)
     native = getattr(compiler, "compile", None)
-    if hasattr(native, "__kcoord_wrapped__"):
+    if is_wrapped(native):
         return
     if native is None or not _is_known(native):
         notices.tell("this CuTe DSL's Compiler.compile differs: its kernels are compiled by each rank")
         return
     signature = inspect.signature(native)
 
-    @functools.wraps(native)
+    @wraps(native)
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = _request(signature, native, self, args, kwargs)
         if request is None:
@@ -43,7 +43,6 @@ def hook(backend: CuTeDSLBackend) -> None:
             getattr(self, AFTERWARDS)(request.module)
         return request.module
 
-    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     compiler.compile = compile
 
 

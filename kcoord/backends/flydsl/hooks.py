@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.flydsl import llvm_options, own_cache
+from kcoord.backends.wrapping import differing, is_wrapped, wraps
 
 if TYPE_CHECKING:
     from kcoord.backends.flydsl.backend import FlyDSLBackend, Traced
 
-_PARAMETERS = ["module", "arch", "func_name", "link_libs"]
-_NEEDED = {
-    "flydsl.compiler.jit_function": (
-        "MlirCompiler.compile", "JitFunction._ensure_sig", "CompilationContext.get_compile_hints",
-        "CompilationContext.compile_hints",
-    ),
-    "flydsl.compiler.backends": ("get_backend", "compile_backend_name", "BaseBackend.pipeline_fragments", "_registry"),
-    "flydsl.utils.env": (
-        "runtime.enable_cache", "runtime.run_only", "compile.compile_only", "compile.llvm_dir", "debug.enable_debug_info",
-    ),
-}  # fmt: skip
+_NEEDED = dict.fromkeys((
+    "compiler.jit_function:JitFunction._ensure_sig", "compiler.jit_function:CompilationContext.get_compile_hints",
+    "compiler.jit_function:CompilationContext.compile_hints", "compiler.backends:get_backend",
+    "compiler.backends:compile_backend_name", "compiler.backends:BaseBackend.pipeline_fragments", "compiler.backends:_registry",
+    "utils.env:runtime.enable_cache", "utils.env:runtime.run_only", "utils.env:compile.compile_only",
+    "utils.env:compile.llvm_dir", "utils.env:debug.enable_debug_info",
+), "") | {"compiler.jit_function:MlirCompiler.compile": "cls module arch func_name link_libs"}  # fmt: skip
+"""The names that are used, and the parameters of the function that is replaced."""
 
 
 class _Calling(threading.local):
@@ -39,33 +36,18 @@ _calling = _Calling()
 @fails_open(lambda backend: None)
 def hook(backend: FlyDSLBackend) -> None:
     """Idempotent."""
-    missing = _missing()
-    if missing:
-        notices.tell(f"this FlyDSL's {missing} differs: its kernels are compiled by each rank")
+    if name := differing("flydsl", _NEEDED):
+        notices.tell(f"this FlyDSL's {name.partition(':')[2]} differs: its kernels are compiled by each rank")
         return
     from flydsl.compiler import jit_function
     from flydsl.utils import env
 
-    if hasattr(jit_function.MlirCompiler.compile, "__kcoord_wrapped__"):
+    if is_wrapped(jit_function.MlirCompiler.compile):
         return
     own_cache.switch_off(env)
     llvm_options.watch(sys.modules.get("flydsl._mlir._mlir_libs._mlirDialectsFly"))
     _hook_calls(jit_function.JitFunction)
     _hook_compiles(jit_function.MlirCompiler, backend)
-
-
-def _missing() -> str:
-    """The first name that this release lacks, or that takes other arguments; empty if there is none."""
-    for module, names in _NEEDED.items():
-        for name in names:
-            found: Any = sys.modules.get(module)
-            for part in name.split("."):
-                try:
-                    found = inspect.getattr_static(found, part)
-                except AttributeError:
-                    return name
-    compile = sys.modules["flydsl.compiler.jit_function"].MlirCompiler.compile
-    return "" if list(inspect.signature(compile).parameters) == _PARAMETERS else "MlirCompiler.compile"
 
 
 def _hook_calls(functions: Any) -> None:
@@ -83,7 +65,7 @@ def _hook_calls(functions: Any) -> None:
 def _hook_compiles(compiler: Any, backend: FlyDSLBackend) -> None:
     native = vars(compiler)["compile"].__func__
 
-    @functools.wraps(native)
+    @wraps(native)
     def compile(cls: Any, module: Any, *, arch: str = "", func_name: str = "", link_libs: Any = None) -> Any:
         def natively() -> Any:
             return native(cls, module, arch=arch, func_name=func_name, link_libs=link_libs)
@@ -91,7 +73,6 @@ def _hook_compiles(compiler: Any, backend: FlyDSLBackend) -> None:
         request = _request(module, arch, func_name, link_libs, natively)
         return natively() if request is None else backend.obtain(request, natively)
 
-    compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     compiler.compile = classmethod(compile)
 
 

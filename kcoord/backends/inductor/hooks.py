@@ -23,6 +23,7 @@ from kcoord.backends.inductor import conditions, cpp, scopes, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.lock import locked
 from kcoord.ranks import ranks_of
 
@@ -99,7 +100,7 @@ def _start_workers() -> None:
     from torch._inductor import async_compile
 
     warm_pool: Any = getattr(async_compile, "maybe_warm_pool", None)  # not in torch 2.8
-    if hasattr(warm_pool, "__kcoord_wrapped__"):
+    if is_wrapped(warm_pool):
         warm_pool.__wrapped__()  # idempotent
 
 
@@ -134,14 +135,13 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
     `of_class`: a class or static method.
     """
     native = getattr(owner, name, None)
-    if native is None or hasattr(native, "__kcoord_wrapped__"):
+    if native is None or is_wrapped(native):
         return
 
-    @functools.wraps(native)
+    @wraps(native)
     def call(*args: Any, **kwargs: Any) -> Any:
         return wrapper(native, *args, **kwargs)
 
-    call.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(call) if of_class else call)
 
 

@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.ninetoothed import sources, traces
+from kcoord.backends.wrapping import differing, is_wrapped, wraps
 
 if TYPE_CHECKING:
     from kcoord.backends.ninetoothed.backend import Library, NineToothedBackend
 
 _NEEDED = {
-    "aot._HEADER_CONTENT": "",
-    "aot._HEADER_PATH": "",
-    "aot._load_launch_func": "kernel_name output_dir",
-    "aot.subprocess": "",
-    "build._LazyKernel": "factory",
-    "build._make": "premake config caller kernel_name output_dir",
-    "build.build": "premake configs meta_parameters caller kernel_name output_dir lazy",
-    "generation.CACHE_DIR": "",
-    "generation.CodeGenerator.__call__": "self func caller kernel_name num_warps num_stages max_num_configs prettify",
-    "generation.cache_source": "source",
-    "generation.triton.knobs": "",
-    "jit.import_from_path": "module_name file_path",
-    "make.aot": "func caller kernel_name output_dir num_warps num_stages",
-    "symbol.block_size._num_block_sizes": "",
-    "tensor.Tensor.num_instances": "",
+    "aot:_HEADER_CONTENT": "",
+    "aot:_HEADER_PATH": "",
+    "aot:_load_launch_func": "kernel_name output_dir",
+    "aot:subprocess": "",
+    "build:_LazyKernel": "factory",
+    "build:_make": "premake config caller kernel_name output_dir",
+    "build:build": "premake configs meta_parameters caller kernel_name output_dir lazy",
+    "generation:CACHE_DIR": "",
+    "generation:CodeGenerator.__call__": "self func caller kernel_name num_warps num_stages max_num_configs prettify",
+    "generation:cache_source": "source",
+    "generation:triton.knobs": "",
+    "jit:import_from_path": "module_name file_path",
+    "make:aot": "func caller kernel_name output_dir num_warps num_stages",
+    "symbol:block_size._num_block_sizes": "",
+    "tensor:Tensor.num_instances": "",
 }
 """The names that are used, and the parameters of functions."""
 
@@ -54,12 +55,12 @@ class _Subprocess:
 @fails_open(lambda backend: None)
 def hook(backend: NineToothedBackend | None) -> None:
     """Idempotent. `backend`: None in a process of a build's pool, where only a trace is recorded."""
-    if missing := _missing():
-        notices.tell(f"this NineToothed's {missing} differs: its kernels are compiled by each rank")
+    if name := differing("ninetoothed", _NEEDED):
+        notices.tell(f"this NineToothed's {name.replace(':', '.')} differs: its kernels are compiled by each rank")
         return
-    package = {name: sys.modules[f"ninetoothed.{name}"] for name in {each.partition(".")[0] for each in _NEEDED}}
+    package = {name: sys.modules[f"ninetoothed.{name}"] for name in {each.partition(":")[0] for each in _NEEDED}}
     make, build = package["make"], package["build"]  # the package's attributes of these names are functions
-    if hasattr(make.aot, "__kcoord_wrapped__"):
+    if is_wrapped(make.aot):
         return
     sources.hook(package["generation"], package["jit"], package["tensor"], package["symbol"])
     vars(package["aot"])["subprocess"] = _Subprocess()
@@ -69,23 +70,11 @@ def hook(backend: NineToothedBackend | None) -> None:
         vars(build)["build"] = vars(sys.modules["ninetoothed"])["build"] = shared
 
 
-def _missing() -> str:
-    """The first name that this release lacks, or that takes other arguments; empty if there is none."""
-    for name, known in _NEEDED.items():
-        module, *parts = name.split(".")
-        found: Any = sys.modules.get(f"ninetoothed.{module}")
-        for part in parts:
-            found = getattr(found, part, None)
-        if found is None or (known and list(inspect.signature(found).parameters) != known.split()):
-            return name
-    return ""
-
-
 def _making(native: Any, backend: NineToothedBackend | None) -> Any:
     """`aot`, which ``make(caller="cuda")`` calls, and so each process of a build's pool."""
     signature = inspect.signature(native)
 
-    @functools.wraps(native)
+    @wraps(native)
     def aot(*args: Any, **kwargs: Any) -> Any:
         bound, calls = signature.bind(*args, **kwargs), traces.calls
         bound.apply_defaults()
@@ -105,7 +94,6 @@ def _making(native: Any, backend: NineToothedBackend | None) -> Any:
         request = _request(given, lambda: [{"trace": traces.of_call(given)}], compile)
         return native(**given) if request is None else backend.obtain(request, lambda: native(**given))
 
-    aot.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     return aot
 
 

@@ -12,13 +12,13 @@ whole, and one that differs from its name is written again.
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import re
 from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open, notices
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.faults import store_error
 from kcoord.files.replace import replace_file
 from kcoord.interruption import let_through
@@ -30,14 +30,14 @@ _AUTOMATIC = re.compile(r"ninetoothed_(tensor|BLOCK_SIZE)_(\d+)")
 def hook(generation: Any, jit: Any, tensor: Any, symbol: Any) -> None:
     """Hook NineToothed's modules of these names. Idempotent."""
     store, load = generation.cache_source, jit.import_from_path
-    if hasattr(store, "__kcoord_wrapped__"):
+    if is_wrapped(store):
         return
 
-    @functools.wraps(store)
+    @wraps(store)
     def cache_source(source: str) -> Path:
         return _stored(generation.CACHE_DIR, source) or store(source)
 
-    @functools.wraps(load)
+    @wraps(load)
     def import_from_path(module_name: str, file_path: str) -> Any:
         path = _canonical_file(Path(file_path))
         if path is None:
@@ -45,7 +45,6 @@ def hook(generation: Any, jit: Any, tensor: Any, symbol: Any) -> None:
         # the name is in Triton's key, and the home is not in the name
         return load(f"ninetoothed:{path.stem}", str(path))
 
-    cache_source.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     generation.cache_source, jit.import_from_path = cache_source, import_from_path
     tensor.Tensor.num_instances += _FIRST
     symbol.block_size._num_block_sizes += _FIRST

@@ -5,7 +5,6 @@ Ninja's run is answered by the backend: the library is put where the builder exp
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kcoord.backends.fail_open import coordinator_in_use, fails_open
 from kcoord.backends.ninja.backend import Library
 from kcoord.backends.ninja.inputs import inputs_of
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.replace import replace_file
 from kcoord.keys.packages import identity_of
 
@@ -58,14 +58,13 @@ def hook(backend: NinjaBackend) -> None:
     """Hook those that are imported. Idempotent."""
     for module, name in (("flashinfer.jit.core", "run_ninja"), ("tvm_ffi.cpp.extension", "build_ninja")):
         native = getattr(sys.modules.get(module), name, None)
-        if native is not None and not hasattr(native, "__kcoord_wrapped__"):
-            shared = _flashinfer(native, backend) if name == "run_ninja" else _tvm_ffi(native, backend)
-            shared.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
-            setattr(sys.modules[module], name, shared)
+        if native is not None and not is_wrapped(native):
+            shared = _flashinfer if name == "run_ninja" else _tvm_ffi
+            setattr(sys.modules[module], name, shared(native, backend))
 
 
 def _flashinfer(native: Any, backend: NinjaBackend) -> Callable[..., None]:
-    @functools.wraps(native)
+    @wraps(native)
     def run_ninja(workdir: Path, ninja_file: Path, *more: Any, **named: Any) -> None:
         def ninja(directory: Path, file: Path) -> None:
             native(directory, file, *more, **named)
@@ -76,7 +75,7 @@ def _flashinfer(native: Any, backend: NinjaBackend) -> Callable[..., None]:
 
 
 def _tvm_ffi(native: Any, backend: NinjaBackend) -> Callable[..., None]:
-    @functools.wraps(native)
+    @wraps(native)
     def build_ninja(build_dir: str) -> None:
         place = Path(build_dir)
         _build(backend, "tvm_ffi", place, place / _NAME, lambda directory, _: native(str(directory)))

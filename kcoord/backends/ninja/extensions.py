@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.ninja.backend import Library
 from kcoord.backends.ninja.inputs import inputs_of
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.files.replace import replace_file
 from kcoord.keys.tools.commands import Inputs
 
@@ -71,7 +72,7 @@ def hook(backend: NinjaBackend) -> None:
     from torch.utils import cpp_extension
 
     native = cpp_extension._jit_compile
-    if hasattr(native, "__kcoord_wrapped__"):
+    if is_wrapped(native):
         return
     signature = inspect.signature(native)
     missing = [name for name in _NEEDED if not hasattr(cpp_extension, name)]
@@ -80,7 +81,7 @@ def hook(backend: NinjaBackend) -> None:
         notices.tell(f"this torch's cpp_extension differs in {missing[0]}: extensions are built by each rank")
         return
 
-    @functools.wraps(native)
+    @wraps(native)
     def jit_compile(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
@@ -98,7 +99,6 @@ def hook(backend: NinjaBackend) -> None:
                 return request.load(place)
             return backend.obtain(request, functools.partial(_from, request, compile))
 
-    jit_compile.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     cpp_extension._jit_compile = jit_compile
     cpp_extension._maybe_write = _maybe_write
 

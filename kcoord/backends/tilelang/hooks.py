@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
 from kcoord.backends.tilelang import callbacks, tuning
+from kcoord.backends.wrapping import is_wrapped, wraps
 from kcoord.errors import KeyFactorError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def hook(backend: TileLangBackend) -> None:
     from tilelang.cache.cuda_binary_cache import CUDABinaryCache
     from tilelang.cache.kernel_cache import KernelCache
 
-    if hasattr(KernelCache._load_kernel_from_disk, "__kcoord_wrapped__"):
+    if is_wrapped(KernelCache._load_kernel_from_disk):
         return
     differs = next((name for name, known in _METHODS.items() if _parameters(KernelCache, name) != known), None)
     if differs:
@@ -91,7 +92,7 @@ def _hook_kernels(cache: Any, backend: TileLangBackend) -> None:
         given = inspect.signature(native_key).bind(self, *args, **kwargs).arguments
         return _keyed(backend, given) or native_key(self, *args, **kwargs)
 
-    @functools.wraps(native_load)
+    @wraps(native_load)
     def load(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         def native() -> Any:
             return native_load(self, key, *args, **kwargs)
@@ -102,7 +103,6 @@ def _hook_kernels(cache: Any, backend: TileLangBackend) -> None:
         request = replace(key.request, context=given["backend_context"], verbose=bool(given.get("verbose")))
         return backend.obtain(request, native)
 
-    load.__kcoord_wrapped__ = True  # type: ignore[attr-defined]
     cache._generate_key, cache._load_kernel_from_disk = generate_key, load
 
 

@@ -32,6 +32,7 @@ from kcoord.backends.triton import recipes as triton_recipes
 from kcoord.backends.triton import upcoming as triton_upcoming
 from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32
 from kcoord.backends.triton.modules import Module, TritonModules
+from kcoord.backends.wrapping import is_wrapped
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
@@ -203,7 +204,7 @@ def hook() -> None:
     import triton.compiler.compiler
 
     for namespace in (triton.compiler.compiler, triton.compiler, triton):
-        if not abandoned.is_wrapped(namespace.compile):
+        if not is_wrapped(namespace.compile):
             namespace.compile = abandoned.wrap(namespace.compile)
     folding.hook()
     triton_key.hook(coordinator.settings.local_dir)
