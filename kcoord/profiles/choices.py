@@ -16,10 +16,10 @@ KIND = "choice"
 _NOT_IN_A_NAME = re.compile(r"\W+")
 
 
-def choice_recipe(key: CacheKey, content: bytes, seconds: float, order: int) -> Recipe:
-    """The recipe of the choice `content` for `key`. Raises ValueError if it is too large, or has no name."""
+def choice_recipe(key: CacheKey, content: bytes, seconds: float) -> Recipe | None:
+    """The recipe of the choice `content` for `key`; None if it is too large, or has no name."""
     call = {"key": [key.backend, key.name, [factor.to_wire() for factor in key.factors]], "content": content}
-    return Recipe(KIND, key.backend, _NOT_IN_A_NAME.sub("_", key.name), call, "", seconds, order)
+    return Recipe.of(KIND, key.backend, _NOT_IN_A_NAME.sub("_", key.name), call, None, seconds)
 
 
 def choice_in(recipe: Recipe) -> tuple[CacheKey, bytes]:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
+
+if TYPE_CHECKING:
+    from kcoord.keys.device import GPUTarget
 
 MOST_RECIPES = 100_000  # of a profile
 MOST_AT_ONCE = 256  # recipes in one frame
@@ -60,11 +64,13 @@ class Recipe:
 
     @classmethod
     def of(
-        cls, backend: str, module: str, qualname: str, call: Any, target: str, seconds: float, order: int
-    ) -> Recipe | None:
-        """As the constructor; None for a call that no recipe can hold."""
+        cls, backend: str, module: str, qualname: str, call: Any, target: GPUTarget | str | None, seconds: float,
+        order: int | None = None,
+    ) -> Recipe | None:  # fmt: skip
+        """As the constructor; None for a call that no recipe can hold. `order`: by default the process asks now."""
+        order = time.monotonic_ns() if order is None else order
         try:
-            return cls(backend, module, qualname, call, target, seconds, order)
+            return cls(backend, module, qualname, call, str(target or ""), seconds, order)
         except ValueError:
             return None
 

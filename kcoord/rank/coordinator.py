@@ -7,7 +7,6 @@ it. No fault of the agent, Redis or the store comes through here: the worst answ
 from __future__ import annotations
 
 import atexit
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -340,8 +339,9 @@ class Coordinator:
     def _recorded_choice(self, key: CacheKey, content: bytes | None, seconds: float) -> bytes | None:
         """`content`, which is in the job's profile from now on."""
         if content is not None and self.settings.recorded_as is not None:
-            with contextlib.suppress(ValueError):  # it is too large for a profile
-                self.record(choice_recipe(key, content, seconds, time.monotonic_ns()))
+            recipe = choice_recipe(key, content, seconds)
+            if recipe is not None:
+                self.record(recipe)
         return content
 
     def status(self) -> dict[str, Any] | None:

@@ -13,17 +13,18 @@ from kcoord.profiles.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.cutedsl.backend import Traced
+    from kcoord.keys.device import GPUTarget
 
 
 _LEVEL = 12
 """A kernel of FlashAttention-4 has 0.8 MB of text, and a recipe 64 KiB: zlib's 79 KB would not fit, these 52 KB do."""
 
 
-def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recipe | None:
+def recipe_of(request: Traced, target: GPUTarget | None, seconds: float) -> Recipe | None:
     """None for a module that is too large."""
     text = zstandard.ZstdCompressor(_LEVEL).compress(request.ir.encode())
     call = {"ir": text, "pipeline": request.pipeline}
-    return Recipe.of("cutedsl", "cutlass", request.name, call, target, seconds, order)
+    return Recipe.of("cutedsl", "cutlass", request.name, call, target, seconds)
 
 
 @contextmanager

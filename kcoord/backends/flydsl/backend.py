@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +128,7 @@ class FlyDSLBackend(Backend[Traced, Any]):
     def recipe(self, request: Traced, seconds: float) -> Recipe | None:
         from kcoord.backends.flydsl import recipes
 
-        return recipes.recipe_of(request, str(self.target(request) or ""), seconds, time.monotonic_ns())
+        return recipes.recipe_of(request, self.target(request), seconds)
 
     def is_portable(self, recipe: Recipe) -> bool:
         return False  # it was traced for this GPU

@@ -11,16 +11,17 @@ from kcoord.profiles.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.flydsl.backend import Traced
+    from kcoord.keys.device import GPUTarget
 
 
-def recipe_of(request: Traced, target: str, seconds: float, order: int) -> Recipe | None:
+def recipe_of(request: Traced, target: GPUTarget | None, seconds: float) -> Recipe | None:
     """None for a module that is too large, or that was compiled with what no recipe holds."""
     from kcoord.backends.flydsl import llvm_options
 
     if llvm_options.factors():
         return None
     call = {"ir": zlib.compress(request.ir.encode()), "arch": request.arch, "hints": dict(request.hints)}
-    return Recipe.of("flydsl", "flydsl", request.function, call, target, seconds, order)
+    return Recipe.of("flydsl", "flydsl", request.function, call, target, seconds)
 
 
 @contextmanager

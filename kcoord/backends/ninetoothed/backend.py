@@ -125,7 +125,7 @@ class NineToothedBackend(Backend[Library, Any]):
         return handle
 
     def recipe(self, request: Library, seconds: float) -> Recipe | None:
-        return recipes.recipe_of(request, str(self.target(request) or ""), seconds)
+        return recipes.recipe_of(request, self.target(request), seconds)
 
     def is_portable(self, recipe: Recipe) -> bool:
         return False  # NineToothed compiles for the GPU that it finds

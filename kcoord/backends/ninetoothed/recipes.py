@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -13,18 +12,19 @@ from kcoord.profiles.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.ninetoothed.backend import Library, NineToothedBackend
+    from kcoord.keys.device import GPUTarget
 
 _CALL = ("configs", "caller", "kernel_name")
 
 
-def recipe_of(request: Library, target: str, seconds: float) -> Recipe | None:
+def recipe_of(request: Library, target: GPUTarget | None, seconds: float) -> Recipe | None:
     """None for a `premake` that cannot be imported, or configurations that are no plain values."""
     premake = request.given.get("premake")
     module, qualname = getattr(premake, "__module__", "__main__"), getattr(premake, "__qualname__", "")
     if module == "__main__":
         return None
     call = {name: request.given[name] for name in _CALL}
-    return Recipe.of("ninetoothed", module, qualname, call, target, seconds, time.monotonic_ns())
+    return Recipe.of("ninetoothed", module, qualname, call, target, seconds)
 
 
 def replay(backend: NineToothedBackend, recipe: Recipe, waits: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,9 @@ def recipe_of(request: Library, seconds: float) -> Recipe | None:
     call = {**request.arguments, "is_python_module": request.is_python_module}
     try:
         call["sources"] = [_source(Path(path), request.place) for path in request.arguments["sources"]]
-        return Recipe("ninja", _MODULE, request.name, call, "", seconds, time.monotonic_ns())
-    except (OSError, ValueError):
+    except OSError:
         return None
+    return Recipe.of("ninja", _MODULE, request.name, call, None, seconds)
 
 
 def _source(path: Path, place: Path) -> tuple[str, bytes | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -155,8 +154,7 @@ class PythonBackend(Backend[_Request, Any]):
             return None
         live, target = request.of.live, request.asked.device.target
         is_portable = live.takes_target and live.scope is Scope.TARGET and target.backend != "cpu"
-        chosen = str(target) if is_portable else ""
-        return recipe_of(request.of.function, request.args, request.kwargs, chosen, seconds, time.monotonic_ns())
+        return recipe_of(request.of.function, request.args, request.kwargs, target if is_portable else None, seconds)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
         function = attrgetter(recipe.qualname)(import_module(recipe.module))

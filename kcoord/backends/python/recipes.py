@@ -10,13 +10,13 @@ from kcoord.profiles.recipe import Recipe
 
 
 def recipe_of(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: str, seconds: float, order: int
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: GPUTarget | None, seconds: float
 ) -> Recipe | None:
     """The recipe of a call; None if the function cannot be imported, or an argument is no plain value."""
     module, qualname = function.__module__, function.__qualname__
     if module == "__main__" or "<locals>" in qualname:
         return None
-    return Recipe.of("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds, order)
+    return Recipe.of("python", module, qualname, {"args": args, "kwargs": kwargs}, target, seconds)
 
 
 def replay_call(

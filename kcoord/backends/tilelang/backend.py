@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -196,9 +195,7 @@ class TileLangBackend(Backend[Kernel, Any]):
     def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
         from kcoord.backends.tilelang import recipes
 
-        target = self.target(request)
-        where = "" if target is None else str(target)
-        return recipes.recipe_of(request, self.label(request), where, seconds, time.monotonic_ns())
+        return recipes.recipe_of(request, self.label(request), self.target(request), seconds)
 
     def is_portable(self, recipe: Recipe) -> bool:
         return False  # the IR may have been traced for this GPU

@@ -10,9 +10,10 @@ from kcoord.profiles.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.tilelang.backend import Kernel
+    from kcoord.keys.device import GPUTarget
 
 
-def recipe_of(request: Kernel, label: str, target: str, seconds: float, order: int) -> Recipe | None:
+def recipe_of(request: Kernel, label: str, target: GPUTarget | None, seconds: float) -> Recipe | None:
     """None for a kernel that is too large, or whose name no recipe takes."""
     import tvm
 
@@ -25,7 +26,7 @@ def recipe_of(request: Kernel, label: str, target: str, seconds: float, order: i
         "pass_configs": json.dumps(request.pass_configs),
         "flags": json.dumps(request.flags),
     }
-    return Recipe.of("tilelang", "tilelang", label, call, target, seconds, order)
+    return Recipe.of("tilelang", "tilelang", label, call, target, seconds)
 
 
 def request_of(recipe: Recipe) -> Kernel:
