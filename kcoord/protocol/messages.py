@@ -1,26 +1,19 @@
-"""The messages of the agent's socket as frozen dataclasses: parsed once, at the edge, and encoded by the same types.
+"""The messages of the agent's socket: parsed once, at the edge, and encoded by the same types.
 
 A client sends requests, each with an ``id``, and gets one answer with that id; ``waiting`` frames before it are heartbeats.
-A field that is None is not sent, and one that is absent has its default. Everything that parses raises `ProtocolError`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final
 
-from kcoord.errors import ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.protocol import fields
-
-M = TypeVar("M", bound="Message")
-Reader = Callable[[Mapping[str, Any], str], Any]
-"""``read(message, name)``: the checked value of the field `name`. Raises `ProtocolError`."""
+from kcoord.protocol.message import M, Message, kind_of
 
 # Types of fields with checks of their own: each brings its reader. Of another field the type is checked alone.
 Digest = Annotated[str, fields.digest]
@@ -29,31 +22,6 @@ Log = Annotated[str, fields.log]
 Directory = Annotated[Path, fields.directory]
 Seconds = Annotated[float, fields.seconds]
 Key = Annotated[CacheKey, fields.key]
-
-
-@dataclass(frozen=True)
-class Message:
-    """`op` names the type on the wire. Messages without fields are no dataclasses of their own, which take a while to import."""
-
-    op: ClassVar[str]
-    ops: ClassVar[dict[str, type[Any]]]
-
-    def __init_subclass__(cls, op: str = "") -> None:
-        if op:
-            cls.op, cls.ops[op] = op, cls
-
-    def to_wire(self, request: int) -> dict[str, Any]:
-        """A frame's content, for the request with the id `request`."""
-        values = {name: _plain(value) for name, value in vars(self).items() if value is not None}
-        return {"op": self.op, "id": request, **values}
-
-    @classmethod
-    def from_wire(cls: type[M], message: Mapping[str, Any]) -> M:
-        found = {}
-        for name, (read, required) in _readers(cls).items():  # type: ignore[arg-type]
-            if required or message.get(name) is not None:
-                found[name] = read(message, name)
-        return cls(**found)
 
 
 class Request(Message):
@@ -380,44 +348,8 @@ class HandOver(Request, op="hand_over"):
 def parse_request(message: Mapping[str, Any]) -> tuple[int, Request]:
     """The request's id, and the request."""
     request = fields.field(message, "id", int)
-    return request, _kind(Request, message).from_wire(message)
+    return request, kind_of(Request, message).from_wire(message)
 
 
 def parse_answer(message: Mapping[str, Any]) -> Answer:
-    return _kind(Answer, message).from_wire(message)
-
-
-def _kind(base: type[M], message: Mapping[str, Any]) -> type[M]:
-    op = fields.field(message, "op", str)
-    kind: type[M] | None = base.ops.get(op)
-    if kind is None:
-        raise ProtocolError(f"there is no {base.__name__.lower()} {op[:80]!r}")
-    return kind
-
-
-@functools.cache
-def _readers(kind: type[Message]) -> dict[str, tuple[Reader, bool]]:
-    """Each field's reader, and True if the field is required."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (
-            _reader(hints[field.name]),
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(kind)
-    }
-
-
-def _reader(hint: Any) -> Reader:
-    """The reader that an `Annotated` hint brings; else one that checks the type."""
-    if hasattr(hint, "__metadata__"):
-        return hint.__metadata__[0]  # type: ignore[no-any-return]
-    if isinstance(hint, UnionType):
-        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
-    return functools.partial(fields.field, kind=get_origin(hint) or hint)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return value.to_wire() if isinstance(value, CacheKey) else value
+    return kind_of(Answer, message).from_wire(message)
