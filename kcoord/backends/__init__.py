@@ -3,10 +3,10 @@
 The names below are public. No compiler is imported here.
 """
 
-from kcoord.backends.base import UNLOADED as UNLOADED
 from kcoord.backends.base import Backend as Backend
 from kcoord.backends.base import Bypassed as Bypassed
 from kcoord.backends.fail_open import fails_open as fails_open
+from kcoord.backends.steps import UNLOADED as UNLOADED
 from kcoord.keys.device import current_device as current_device
 from kcoord.keys.tools.toolchain import Tool as Tool
 from kcoord.keys.tools.toolchain import fingerprint as tool_fingerprint

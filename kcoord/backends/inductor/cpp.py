@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import UNLOADED, Backend
+from kcoord.backends.base import Backend
+from kcoord.backends.steps import UNLOADED
 from kcoord.files.lock import locked
 from kcoord.files.replace import replace_file
 from kcoord.interruption import let_through

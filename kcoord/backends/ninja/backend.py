@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import UNLOADED, Backend
+from kcoord.backends.base import Backend
+from kcoord.backends.steps import UNLOADED
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi

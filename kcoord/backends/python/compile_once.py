@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import UNLOADED, Backend
+from kcoord.backends.base import Backend
 from kcoord.backends.python.recipes import recipe_of, replay_call
+from kcoord.backends.steps import UNLOADED
 from kcoord.errors import CompileFailed, KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope

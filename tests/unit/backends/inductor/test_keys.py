@@ -16,7 +16,7 @@ def test_ranks_with_gpus_of_two_types_share_nothing(monkeypatch: pytest.MonkeyPa
 
     def digest(target: str, model: str, index: int) -> str:
         device = DeviceKey(GPUTarget.parse(target), index)
-        monkeypatch.setattr("kcoord.backends.base.current_device", lambda: device)
+        monkeypatch.setattr("kcoord.backends.steps.current_device", lambda: device)
         monkeypatch.setattr("kcoord.keys.device.model_of", lambda _: model)
         return InductorBackend().key(Entry(kind, "torchs-key")).digest
 
