@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 
-from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import choices, local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
@@ -33,8 +33,8 @@ _MOST_RECORDED = 10_000  # choices of profiles, some kilobytes each
 class Choices:
     """Answers `Lookup` and `Offer`. The store is waited for about `patience` seconds at most."""
 
-    def __init__(self, lease_tasks: LeaseTasks, local_dir: Path, patience: float, notices: Notices) -> None:
-        self._lease_tasks, self._local_dir, self._patience, self._notices = lease_tasks, local_dir, patience, notices
+    def __init__(self, tiers: Tiers, local_dir: Path, patience: float, notices: Notices) -> None:
+        self._tiers, self._local_dir, self._patience, self._notices = tiers, local_dir, patience, notices
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._recorded: dict[str, Recipe] = {}  # by the digest of the choice's key
 
@@ -100,7 +100,7 @@ class Choices:
     async def _in_store(self, digest: str, offered: Found | None) -> Found | None:
         """The store's choice, which is `offered` if it held none; None if the store cannot be asked."""
         try:
-            return await self._lease_tasks.in_store(lambda store: _settle(store, digest, offered), self._patience)
+            return await self._tiers.store.use(lambda store: _settle(store, digest, offered), self._patience)
         except (StoreError, ArtifactInvalid) as error:
             self._notices.tell(f"{error}; choices of autotuning stay on this node", about="choices that stay")
             return None
@@ -115,7 +115,7 @@ class Choices:
                 local.quarantine(home)
                 return None
 
-        return await self._lease_tasks.locally(read)
+        return await self._tiers.locally(read)
 
     async def _keep(self, found: Found, home: Path) -> Found:
         """The choice at `home` then. If the disk refuses it, `found` is answered all the same."""
@@ -128,7 +128,7 @@ class Choices:
                 self._notices.tell(f"{error}; a choice is not kept on this node")
                 return found
 
-        return await self._lease_tasks.locally(keep)
+        return await self._tiers.locally(keep)
 
 
 def _settle(store: Store, digest: str, offered: Found | None) -> Found | None:

@@ -76,7 +76,9 @@ class Claims:
         self._expectations.learn(key.digest, took)
         token = message.token if self._flights.landing(key.digest, message.token) else ""  # else nobody waits for it
         origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
-        publish = functools.partial(self._lease_tasks.publish_locally, message.staging, message.home, key, took, origin)
+        publish = functools.partial(
+            self._lease_tasks.tiers.publish_locally, message.staging, message.home, key, took, origin
+        )
         return self._land(connection, key.digest, token, self._sweeper.sparing(message.staging, publish))
 
     def fail(self, connection: Connection, request: int, message: messages.Fail) -> messages.Answer:
@@ -203,7 +205,7 @@ class Claims:
     async def _copy_then_reply(self, reply: act.Reply) -> None:
         """The artifact is at another home of the local tier than the claimant's."""
         claimant = reply.claimant
-        done = await self._lease_tasks.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
+        done = await self._lease_tasks.tiers.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
         if done is None and not claimant.again and claimant.id in self._waiting:
             # the other waiters for a copy ask too, and one of them leads
             self.carry_out(self._flights.claim(replace(claimant, again=True), time.monotonic()))

@@ -1,15 +1,10 @@
-"""Carries out the actions of flights: leases, the local tier and the store.
-
-Disk work runs in threads, the store's apart from the local tier's, so that a stalled NFS server delays neither local
-publishing nor a heartbeat.
-"""
+"""Carries out the actions of flights: the lease of a key, the right to hedge, and the artifact, which `tiers` brings."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +13,9 @@ from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
 from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
-from kcoord.agent.local_looks import LocalLooks
-from kcoord.agent.packs import Packs
-from kcoord.agent.store_access import SharedStore
-from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.artifacts.signing import OFF
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
-from kcoord.keys.cache_key import CacheKey
+from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
@@ -39,10 +28,8 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    ``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`, `profile`
-    the one that this agent's jobs record. An artifact's place is looked at each time that it is used: it must be this user's
-    alone.
+    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that this agent's
+    jobs record.
     """
 
     def __init__(
@@ -62,16 +49,11 @@ class LeaseTasks:
         local_dir: Path | None = None,
         profile: str | None = None,
     ) -> None:
-        self._flights, self._notices = flights, notices
-        self._store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
-        self._now, self._report, self._learn, self._local_dir = now, report, learn, local_dir
-        self._tell_in_store = in_store
-        self.packs = Packs(self._store, self._at, local_dir if store is not None else None, notices, used)
-        self.early_packs = EarlyPacks(leases, profile, self.packs)
+        self._flights, self._notices, self._now, self._report = flights, notices, now, report
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
+        self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
-        self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self._looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
             act.Look: self._look,
@@ -86,12 +68,11 @@ class LeaseTasks:
         self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
         self._following: dict[int, asyncio.Task[None]] = {}  # likewise
         self._announcing: dict[str, asyncio.Task[None]] = {}  # by key, the latest
-        self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
 
     def start(self, action: act.LeaseTask) -> None:
         """Begin `action`; the actions that follow from its result go to `report`."""
         if isinstance(action, act.LookHere):
-            self._looks.look(action.key, action.home, functools.partial(self._looked_here, action))
+            self.tiers.looks.look(action.key, action.home, functools.partial(self._looked_here, action))
             return
         task = self._run(action.serial, self._work[type(action)](action))
         if isinstance(action, act.AskLease):
@@ -114,11 +95,6 @@ class LeaseTasks:
         """The number of leases that this agent keeps alive."""
         return len(self._held)
 
-    @property
-    def store_is_faulty(self) -> bool:
-        """True while artifacts that are compiled here do not get into the store, as far as that is known."""
-        return self._store.faulty
-
     async def uploaded(self, timeout: float) -> None:
         """Wait until the artifacts that are on their way are in the store, for `timeout` seconds at most."""
         if self._announcing:
@@ -128,7 +104,7 @@ class LeaseTasks:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.
         """
-        self._looks.close()
+        self.tiers.looks.close()
         self.early_packs.close()
         for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
@@ -139,56 +115,13 @@ class LeaseTasks:
         if late:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
-        self._local_io.shutdown(wait=False, cancel_futures=True)
-        self.packs.close()
-        self._store.close()
+        self.tiers.close()
 
     async def _give_back(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._held.give_all_back()
-
-    async def publish_locally(
-        self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
-    ) -> local.Artifact:
-        """Raises `ArtifactInvalid` or `StoreError`."""
-        work = functools.partial(local.publish_local, staging, home, key, compile_seconds, origin)
-        return await self._at((staging, home), work)
-
-    async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
-        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
-
-        def copy() -> bool | None:
-            try:
-                self._check((there, home))
-                if local.is_whole(home, digest, vouched=self._trust.required):
-                    return True
-                found = local.read_artifact(there, digest)
-                if found is None:
-                    return None
-                local.install(found[0].manifest, found[1], home)
-            except ArtifactInvalid as error:
-                self._notices.tell(str(error))
-                return False
-            except StoreError as error:
-                self._notices.tell(str(error), about=f"the local directory: {error.remedy}")
-                return False
-            return True
-
-        return await self._in(self._local_io, copy)
-
-    async def in_store(self, work: Callable[[Store], T], patience: float) -> T | None:
-        """The result of ``work(store)``; None without a store, if it fails, or if it has not answered for `patience` seconds, now
-        or lately, which is told. Other uses of the store go on.
-
-        Errors of `work` are raised, without `StoreError`. Not guaranteed: that `work` ends when this does; its thread goes on.
-        """
-        return await self._store.use(work, patience)
-
-    async def locally(self, work: Callable[[], T]) -> T:
-        """The result of `work`, run beside the local tier's other disk work."""
-        return await self._in(self._local_io, work)
 
     def _run(self, serial: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -204,22 +137,6 @@ class LeaseTasks:
     def _announced(self, key: str, task: asyncio.Task[None]) -> None:
         if self._announcing.get(key) is task:
             del self._announcing[key]
-
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-    async def _at(self, places: tuple[Path, ...], work: Callable[[], T]) -> T:
-        """The result of `work` on the artifacts at `places`. Raises `ArtifactInvalid` if others may write there."""
-
-        def checked() -> T:
-            self._check(places)
-            return work()
-
-        return await self._in(self._local_io, checked)
-
-    def _check(self, places: tuple[Path, ...]) -> None:
-        for place in places:
-            local.check_owner(place, self._local_dir)
 
     # The lease of a flight's key.
 
@@ -238,9 +155,9 @@ class LeaseTasks:
     async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
         """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
         key, serial = action.key, action.serial
-        if action.void is None and (packed := await self.packs.announced(key)) is not None:
+        if action.void is None and (packed := await self.tiers.packs.announced(key)) is not None:
             return Ready(packed)
-        if action.void is not None and (self._store.faulty or key in self._distrusted):
+        if action.void is not None and (self.tiers.store.faulty or self.tiers.distrusts(key)):
             return Won(0)  # that READY may well be true for others
         answer = await self._held.await_turn(
             key, serial, action.void, on_wait=functools.partial(self._must_wait, key, serial),
@@ -270,7 +187,7 @@ class LeaseTasks:
         """
         flight = self._flights.get(key)
         waited = flight is not None and flight.serial == serial and flight.waited
-        return not self._store.faulty and (not waited or await self._store.takes_artifacts())
+        return not self.tiers.store.faulty and (not waited or await self.tiers.store.takes_artifacts())
 
     async def _end(self, action: act.EndLease) -> None:
         asking = self._asking.pop(action.serial, None)
@@ -290,7 +207,7 @@ class LeaseTasks:
             asking.cancel()
         manifest = None
         try:
-            manifest = action.manifest or await self._into_store(key, Path(action.home))
+            manifest = action.manifest or await self.tiers.into_store(key, Path(action.home))
         finally:
             if manifest is None:
                 await self._held.give_back(key, serial)
@@ -314,7 +231,7 @@ class LeaseTasks:
 
     async def _follow(self, key: str, serial: int) -> None:
         async def fetch(home: Path, manifest: str) -> bool:
-            return await self._from_store(key, home, manifest) is not None
+            return await self.tiers.from_store(key, home, manifest) is not None
 
         try:
             home = await self._hedges.follow(key, serial, fetch)
@@ -334,84 +251,18 @@ class LeaseTasks:
 
     async def _look(self, action: act.Look) -> None:
         key = action.key
-        manifest = await self._from_store(key, Path(action.home), None)
-        if (
-            manifest is None and key in self._distrusted
-        ):  # this node's compile stays here: no other node should wait for it
+        manifest = await self.tiers.from_store(key, Path(action.home), None)
+        if manifest is None and self.tiers.distrusts(key):
+            # this node's compile stays here: no other node should wait for it
             await self._held.give_back(key, action.serial)
         self._report(self._flights.looked(key, action.serial, action.home, manifest, self._now()))
 
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
-        found = packed = await self._from_pack(key, home, action.manifest)
+        found = packed = await self.tiers.from_pack(key, home, action.manifest)
         if not found and await self.early_packs.came(key):
-            found = packed = await self._from_pack(key, home, action.manifest)
+            found = packed = await self.tiers.from_pack(key, home, action.manifest)
         if not found:
             with self.early_packs.fetching():
-                found = await self._from_store(key, home, action.manifest) is not None
+                found = await self.tiers.from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))
-
-    async def _from_pack(self, digest: str, home: Path, announced: str) -> bool:
-        """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
-        manifest = await self.packs.bring(digest, home, announced)
-        if manifest is None:
-            return False
-        self._learn(digest, manifest.compile_seconds)
-        self._is_in_store(manifest)
-        return True
-
-    async def _from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
-        """Fetch an artifact to `home`; return the SHA-256 of its manifest, None if the store has no usable one."""
-        try:
-            fetched = await self._store.use(lambda store: store.fetch(digest, announced))
-            if fetched is None:
-                return None
-            manifest, contents, stated = fetched
-            self._learn(digest, manifest.compile_seconds)
-            await self._at((home,), lambda: local.install(manifest, contents, home))
-            self._is_in_store(manifest)
-            return stated
-        except ArtifactDistrusted as error:
-            if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
-                self._distrusted.add(digest)
-            self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
-        except ArtifactInvalid as error:
-            self._notices.tell(f"{error}; the kernel is compiled instead")
-        except StoreError as error:
-            self._notices.tell(f"{error}; kernels are compiled instead", about=f"the local directory: {error.remedy}")
-        return None
-
-    async def _into_store(self, digest: str, home: Path) -> str | None:
-        """Publish the artifact at `home`; return the SHA-256 of the store's manifest, None if it did not get there.
-
-        One that was not compiled here came from a store, under keys that this node may trust no more: it is not signed anew.
-        """
-
-        def publish(store: Store) -> tuple[str, Manifest] | None:
-            self._check((home,))
-            found = local.read_artifact(home, digest)
-            if found is None:
-                return None
-            manifest = found[0].manifest
-            if not manifest.made_here:
-                stated = store.stated(digest)
-                return None if stated is None else (stated[1], stated[0])
-            return store.publish(manifest, found[1]), manifest
-
-        try:
-            published = await self._store.use(publish, publishes=True)
-            if published is None:
-                return None
-            self._is_in_store(published[1])
-            return published[0]
-        except ArtifactDistrusted as error:
-            self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
-        except ArtifactInvalid as error:
-            self._notices.tell(f"not published: {error}")
-        return None
-
-    def _is_in_store(self, manifest: Manifest) -> None:
-        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
-        self._tell_in_store(manifest.key.digest)
-        if not (manifest.unvouched and self._trust.keys):
-            self.packs.note(manifest)

@@ -115,7 +115,7 @@ class Agent:
         self._flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
         self._expectations = Expectations(settings.hedge, settings.hedge_after)
         self._late = LatePublishes(
-            store, settings.local_dir, lambda: not self._lease_tasks.store_is_faulty, notices
+            store, settings.local_dir, lambda: not self._tiers.store.faulty, notices
         )  # fmt: skip
         self._lease_tasks = LeaseTasks(
             leases, store, self._flights, notices,
@@ -123,6 +123,7 @@ class Agent:
             local_dir=settings.local_dir, learn=self._expectations.learn, in_store=self._late.published,
             used=lambda pack: self._use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
         )  # fmt: skip
+        self._tiers = self._lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
         self._timelines = Timelines(root, settings.local_dir, self.id, notices)
         self._sweeper = Sweeper(root, settings.local_dir, notices)
@@ -131,14 +132,14 @@ class Agent:
             self._expectations, self._sweeper,
         )  # fmt: skip
         stalls = StallWatch(settings.stall, self._claims.compiling, self._claims.stalled, notices)
-        self._choices = Choices(self._lease_tasks, settings.local_dir, settings.agent_timeout, notices)
+        self._choices = Choices(self._tiers, settings.local_dir, settings.agent_timeout, notices)
         self._measurements = SharedMeasurements()
         self._profiles = Profiles(root, settings.local_dir, notices, trust)
         self._statistics = Statistics(Ledger(settings.local_dir, self.id), self.id, notices, share)
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self._requested = RequestedRecorder(root, settings.local_dir, named, notices)
         packing = PackWriter(
-            store, settings.recorded_as, self._lease_tasks.packs, self._lease_tasks.early_packs, leases, self.id,
+            store, settings.recorded_as, self._tiers.packs, self._lease_tasks.early_packs, leases, self.id,
             settings.lease_ttl, notices,
         )  # fmt: skip
         self._use_notes = UseNotes(root, notices)
@@ -226,10 +227,10 @@ class Agent:
             if self._store_root is None
             else {
                 "root": str(self._store_root),
-                "usable": not self._lease_tasks.store_is_faulty,
+                "usable": not self._tiers.store.faulty,
             },
             "jobs": self._statistics.latest(_JOBS_SHOWN),
-            "packs": self._lease_tasks.packs.status(),
+            "packs": self._tiers.packs.status(),
             "pools": self._pools.status(),
             "hedges": self._claims.hedged,
             "stalls": self._claims.stalled_ones,
@@ -244,7 +245,7 @@ class Agent:
         if self._page is not None:
             self._page.begin(self.status)
         if self._settings.recorded_as is not None:
-            self._lease_tasks.packs.begin(self._settings.recorded_as)
+            self._tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
         server = await self._connections.listen(listener)
@@ -339,7 +340,7 @@ class Agent:
 
     def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
         if message.profile is not None and is_profile_name(message.profile):
-            self._lease_tasks.packs.begin(message.profile)
+            self._tiers.packs.begin(message.profile)
         return self._pools.announce(connection, request, message)
 
     def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:

@@ -213,13 +213,13 @@ def test_a_collected_key_that_many_were_told_is_ready_is_compiled_by_one_of_them
 
 _VANISHES = """
 import shutil
-from kcoord.agent.lease_tasks import LeaseTasks
-bring = LeaseTasks.bring_home
+from kcoord.agent.tiers import Tiers
+bring = Tiers.bring_home
 async def bring_home(self, digest, there, home):
     if there.parent.name == "homes":
         shutil.rmtree(there, ignore_errors=True)
     return await bring(self, digest, there, home)
-LeaseTasks.bring_home = bring_home
+Tiers.bring_home = bring_home
 """
 
 

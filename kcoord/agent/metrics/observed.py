@@ -129,7 +129,7 @@ def vitals(
         ("kcoord_stalls_total", ()): float(claims.stalled_ones),
     }
     if has_store:
-        found["kcoord_store_usable", ()] = float(not lease_tasks.store_is_faulty)
+        found["kcoord_store_usable", ()] = float(not lease_tasks.tiers.store.faulty)
     found |= {(name, ()): value for name, value in retention_gauges().items()}
     states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
     for state in (*(state.value for state in State), _ELSEWHERE):

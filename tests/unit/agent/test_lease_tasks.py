@@ -294,7 +294,7 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
         async def ill(digest: str, home: Path, announced: str | None) -> str:
             raise ZeroDivisionError("look")
 
-        tasks._from_store = ill  # type: ignore[method-assign]
+        tasks.tiers.from_store = ill  # type: ignore[method-assign]
         for action in flights.claim(claimant(), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
@@ -504,7 +504,7 @@ class FullStore(Store):
 async def found_full(tasks: LeaseTasks, home: Path) -> None:
     """The agent has met the full store."""
     tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
-    await until(lambda: tasks.store_is_faulty and not tasks.busy)
+    await until(lambda: tasks.tiers.store.faulty and not tasks.busy)
 
 
 def full_store(root: Path) -> FullStore:
@@ -542,10 +542,10 @@ def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(t
         assert isinstance(theirs, Lease)
         leading = asyncio.create_task(leader_of(flights, tasks))
         await until(lambda: leases._watchers)
-        assert not tasks.store_is_faulty
+        assert not tasks.tiers.store.faulty
         await theirs.release()
         await leading
-        assert (tasks.held, tasks.store_is_faulty) == ((0, True) if full else (1, False))
+        assert (tasks.held, tasks.tiers.store.faulty) == ((0, True) if full else (1, False))
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
@@ -597,7 +597,7 @@ def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(t
 def bringing(tasks: LeaseTasks, there: Path, home: Path) -> bool | None:
     async def bring() -> bool | None:
         try:
-            return await tasks.bring_home(key_of("k").digest, there, home)
+            return await tasks.tiers.bring_home(key_of("k").digest, there, home)
         finally:
             await tasks.drain(1.0)
 
@@ -732,7 +732,7 @@ def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeyp
         await until(looks.is_set)
         await tasks.drain(1.0)
         goes_on.set()
-        await until(lambda: not tasks._looks._turns)
+        await until(lambda: not tasks.tiers.looks._turns)
         assert not tasks.busy
         assert not leases.held
 
@@ -753,8 +753,8 @@ def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
         assert not answered
         assert not tasks.busy
-        assert await tasks.in_store(lambda store: 1, 5.0) is None
+        assert await tasks.tiers.store.use(lambda store: 1, 5.0) is None
         with pytest.raises(RuntimeError):
-            await tasks.locally(lambda: 1)
+            await tasks.tiers.locally(lambda: 1)
 
     asyncio.run(scenario())

@@ -1,0 +1,174 @@
+"""The artifacts of flights, between the local tier, packs and the store.
+
+Disk work runs in threads, the store's apart from the local tier's, so that a stalled NFS server delays neither local
+publishing nor a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from kcoord.agent.local_looks import LocalLooks
+from kcoord.agent.packs import Packs
+from kcoord.agent.store_access import SharedStore
+from kcoord.artifacts import local
+from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.signing import OFF
+from kcoord.artifacts.store import Store
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.keys.cache_key import CacheKey
+from kcoord.telemetry.events import Notices
+
+T = TypeVar("T")
+
+_MOST_DISTRUSTED = 100_000
+
+
+class Tiers:
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
+    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An artifact's
+    place is looked at each time that it is used: it must be this user's alone.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        local_dir: Path | None,
+        notices: Notices,
+        *,
+        learn: Callable[[str, float], None],
+        in_store: Callable[[str], None],
+        used: Callable[[str], object],
+    ) -> None:
+        self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
+        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._local_io = ThreadPoolExecutor(4, "local-tier")
+        self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
+        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
+        self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
+
+    def distrusts(self, digest: str) -> bool:
+        """True if the store has an artifact of this key that this agent does not trust, and others may."""
+        return digest in self._distrusted
+
+    def close(self) -> None:
+        """Begin nothing more; nobody waits for a thread."""
+        self._local_io.shutdown(wait=False, cancel_futures=True)
+        self.packs.close()
+        self.store.close()
+
+    async def publish_locally(
+        self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
+    ) -> local.Artifact:
+        """Raises `ArtifactInvalid` or `StoreError`."""
+        work = functools.partial(local.publish_local, staging, home, key, compile_seconds, origin)
+        return await self._at((staging, home), work)
+
+    async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
+        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
+
+        def copy() -> bool | None:
+            try:
+                self._check((there, home))
+                if local.is_whole(home, digest, vouched=self._trust.required):
+                    return True
+                found = local.read_artifact(there, digest)
+                if found is None:
+                    return None
+                local.install(found[0].manifest, found[1], home)
+            except ArtifactInvalid as error:
+                self._notices.tell(str(error))
+                return False
+            except StoreError as error:
+                self._notices.tell(str(error), about=f"the local directory: {error.remedy}")
+                return False
+            return True
+
+        return await self.locally(copy)
+
+    async def locally(self, work: Callable[[], T]) -> T:
+        """The result of `work`, run in a thread for the local tier."""
+        return await asyncio.get_running_loop().run_in_executor(self._local_io, work)
+
+    async def _at(self, places: tuple[Path, ...], work: Callable[[], T]) -> T:
+        """The result of `work` on the artifacts at `places`. Raises `ArtifactInvalid` if others may write there."""
+
+        def checked() -> T:
+            self._check(places)
+            return work()
+
+        return await self.locally(checked)
+
+    def _check(self, places: tuple[Path, ...]) -> None:
+        for place in places:
+            local.check_owner(place, self._local_dir)
+
+    async def from_pack(self, digest: str, home: Path, announced: str) -> bool:
+        """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
+        manifest = await self.packs.bring(digest, home, announced)
+        if manifest is None:
+            return False
+        self._learn(digest, manifest.compile_seconds)
+        self._is_in_store(manifest)
+        return True
+
+    async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
+        """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one."""
+        try:
+            fetched = await self.store.use(lambda store: store.fetch(digest, announced))
+            if fetched is None:
+                return None
+            manifest, contents, stated = fetched
+            self._learn(digest, manifest.compile_seconds)
+            await self._at((home,), lambda: local.install(manifest, contents, home))
+            self._is_in_store(manifest)
+            return stated
+        except ArtifactDistrusted as error:
+            if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
+                self._distrusted.add(digest)
+            self._notices.tell(f"{error}; kernels are compiled instead", about=f"trust: {error.fault}")
+        except ArtifactInvalid as error:
+            self._notices.tell(f"{error}; the kernel is compiled instead")
+        except StoreError as error:
+            self._notices.tell(f"{error}; kernels are compiled instead", about=f"the local directory: {error.remedy}")
+        return None
+
+    async def into_store(self, digest: str, home: Path) -> str | None:
+        """Publish the artifact at `home`; returns the SHA-256 of the store's manifest, None if it did not get there.
+
+        One that was not compiled here came from a store, under keys that this node may trust no more: it is not signed anew.
+        """
+
+        def publish(store: Store) -> tuple[str, Manifest] | None:
+            self._check((home,))
+            found = local.read_artifact(home, digest)
+            if found is None:
+                return None
+            manifest = found[0].manifest
+            if not manifest.made_here:
+                stated = store.stated(digest)
+                return None if stated is None else (stated[1], stated[0])
+            return store.publish(manifest, found[1]), manifest
+
+        try:
+            published = await self.store.use(publish, publishes=True)
+            if published is None:
+                return None
+            self._is_in_store(published[1])
+            return published[0]
+        except ArtifactDistrusted as error:
+            self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
+        except ArtifactInvalid as error:
+            self._notices.tell(f"not published: {error}")
+        return None
+
+    def _is_in_store(self, manifest: Manifest) -> None:
+        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
+        self._tell_in_store(manifest.key.digest)
+        if not (manifest.unvouched and self._trust.keys):
+            self.packs.note(manifest)
