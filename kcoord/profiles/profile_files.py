@@ -1,4 +1,4 @@
-"""Files in a profile's directories: a line that names the format, the SHA-256 of the body, and a msgpack list as the body.
+"""Files in a profile's directories, whose body (`kcoord.files.checked`) is a msgpack list.
 
 Untrusted: a file may be torn, another version's or another user's.
 """
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import msgpack
 
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.checked import body_of, with_check
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.shared_directory import paths_of
 from kcoord.settings import is_profile_name
 
 T = TypeVar("T")
-_CHECK = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,11 @@ class FileFormat:
 
     def encode(self, items: Iterable[Any]) -> bytes:
         body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
-        return self.head + hashlib.sha256(body).digest() + body
+        return with_check(self.head, body)
 
     def decode(self, content: bytes) -> list[Any]:
         """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
-        start = len(self.head) + _CHECK
-        body = content[start:]
-        if content[:start] != self.head + hashlib.sha256(body).digest():
-            raise ValueError("it is torn, or another version's")
+        body = body_of(self.head, content)
         try:
             items = msgpack.unpackb(body, unicode_errors="surrogatepass")
         except msgpack.exceptions.UnpackException as error:

@@ -9,20 +9,19 @@ Fails closed: while a pin cannot be read, nothing is removed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.checked import CHECK, body_of, with_check
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
 from kcoord.settings import profile_name
 
 _FORMAT = b"kcoord-pin-1\n"
-_CHECK = hashlib.sha256().digest_size
 _DIGEST = 32  # bytes
 _MOST_DIGESTS = 1_000_000
 _MOST_PINS = 10_000
@@ -46,8 +45,7 @@ def pin(store: Path, profile: str, digests: Iterable[str], *, anew: bool = True)
             if len(wanted) > _MOST_DIGESTS:
                 raise StoreError(f"{path}: {len(wanted)} artifacts are too many for a pin")
             body = b"".join(bytes.fromhex(d) for d in sorted(wanted))
-            content = _FORMAT + hashlib.sha256(body).digest() + body
-            replace_file(path, content, store / "v1" / "staging", store, durable=True, create=anew)
+            replace_file(path, with_check(_FORMAT, body), store / "v1" / "staging", store, durable=True, create=anew)
     return wanted
 
 
@@ -90,11 +88,11 @@ def _names(directory: Path) -> list[str]:
 
 def _read(path: Path) -> set[str]:
     try:
-        content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_DIGESTS * _DIGEST)
+        body = body_of(_FORMAT, read_plain(path, len(_FORMAT) + CHECK + _MOST_DIGESTS * _DIGEST))
+        if len(body) % _DIGEST:
+            raise ValueError("it is no list of digests")
     except ArtifactInvalid as error:
         raise StoreError(f"{error}: unpin it, and pin it again") from error
-    start = len(_FORMAT) + _CHECK
-    body = content[start:]
-    if content[:start] != _FORMAT + hashlib.sha256(body).digest() or len(body) % _DIGEST:
-        raise StoreError(f"{path}: it is torn, or another version's: unpin it, and pin it again")
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}: unpin it, and pin it again") from error
     return {body[n : n + _DIGEST].hex() for n in range(0, len(body), _DIGEST)}

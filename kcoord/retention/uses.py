@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
+from kcoord.files.checked import CHECK, body_of, with_check
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
@@ -32,7 +33,6 @@ _MOST_MERGED = 4_000_000
 # a prefix, and its time in Unix seconds of the file system; 0: when the file was last touched
 _RECORD = struct.Struct(f">{PREFIX}sQ")
 _FORMAT = b"kcoord-used-1\n"
-_CHECK = hashlib.sha256().digest_size
 _SUFFIX = ".used"
 _MERGED_ABOVE = 64  # files
 _SETTLED = 3600.0  # seconds: an older file is not just being touched; if it is missed tomorrow it is written again
@@ -108,7 +108,7 @@ def _write(store: Path, name: str, uses: Iterable[tuple[bytes, float]]) -> None:
     with suppress(FileExistsError):
         directory.mkdir()
     body = b"".join(_RECORD.pack(prefix, int(at)) for prefix, at in uses)
-    replace_file(directory / name, _FORMAT + hashlib.sha256(body).digest() + body, store / "v1" / "staging", store)
+    replace_file(directory / name, with_check(_FORMAT, body), store / "v1" / "staging", store)
 
 
 def _fold(store: Path, chosen: Callable[[Path], bool]) -> dict[bytes, float]:
@@ -141,14 +141,11 @@ def _add(found: dict[bytes, float], path: Path) -> None:
     """Add the uses of one file, as long as there is room for them; a damaged or foreign one has none. Raises OSError."""
     touched = path.lstat().st_mtime
     try:
-        content = read_plain(path, len(_FORMAT) + _CHECK + _MOST_MERGED * _RECORD.size)
-    except ArtifactInvalid:
+        body = body_of(_FORMAT, read_plain(path, len(_FORMAT) + CHECK + _MOST_MERGED * _RECORD.size))
+        records = _RECORD.iter_unpack(body)
+    except (ArtifactInvalid, ValueError, struct.error):
         return
-    start = len(_FORMAT) + _CHECK
-    body = content[start:]
-    if content[:start] != _FORMAT + hashlib.sha256(body).digest() or len(body) % _RECORD.size:
-        return
-    for prefix, stated in _RECORD.iter_unpack(body):
+    for prefix, stated in records:
         at = min(float(stated), touched) or touched  # no use is later than its file
         if found.get(prefix, 0.0) < at and (prefix in found or len(found) < _MOST_MERGED):
             found[prefix] = at

@@ -34,7 +34,6 @@ Stamp = tuple[int, int, int, int]
 _patience = [60.0]  # seconds that this process may still wait for others, for all entries together
 _RACY = 2_000_000_000  # ns, the coarsest clock of a file system: a younger file may change and keep its stamp
 _FORMAT = b"kcoord-kept-1\n"
-_DIGEST = hashlib.sha256().digest_size
 _CHUNK = 1 << 20
 
 _log = logging.getLogger("kcoord")
@@ -127,16 +126,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Any:
+    from kcoord.files.checked import body_of  # as above
+
     try:
         with open(path, "rb", opener=_open_own) as file:
-            content = file.read()
-    except OSError as error:
+            body = body_of(_FORMAT, file.read())
+    except (OSError, ValueError) as error:  # a ValueError: it is torn, or another version's
         let_through(error)
         return None
-    start = len(_FORMAT) + _DIGEST
-    body = content[start:]
-    if content[:start] != _FORMAT + hashlib.sha256(body).digest():
-        return None  # torn, or another version's
     return msgpack.unpackb(body, strict_map_key=False)
 
 
@@ -151,13 +148,14 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _write(path: Path, entry: Any) -> None:
-    from kcoord.files.naming import staging_name  # as above
+    from kcoord.files.checked import with_check  # as above
+    from kcoord.files.naming import staging_name
 
     part = path.with_name(f"{staging_name()}.part")  # an agent's sweep removes it if this process is killed
     try:
-        body = msgpack.packb(entry)
+        content = with_check(_FORMAT, msgpack.packb(entry))
         part.touch(mode=0o600, exist_ok=False)  # whatever the umask: see `_open_own`
-        part.write_bytes(_FORMAT + hashlib.sha256(body).digest() + body)
+        part.write_bytes(content)
         part.replace(path)
     except (OSError, OverflowError) as error:  # a time of after the year 2554 has no encoding
         _log.debug("%s is not cached: %s", path, error)
