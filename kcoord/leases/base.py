@@ -13,10 +13,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import math
+import platform
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -277,6 +278,23 @@ async def await_turn(
             on_wait(answer)
             bound = min(RECHECK * random.uniform(0.9, 1.1), max(answer.ttl, 0.01))
             await watch.changed(bound)
+
+
+@asynccontextmanager
+async def leased(service: LeaseService, key: str, token: str, ttl: float) -> AsyncIterator[bool]:
+    """A block in which this agent has the lease of `key`, which is renewed until the end of the block. False: another has it.
+
+    Raises `LeaseUnavailable`.
+    """
+    lease = await service.acquire(key, token, platform.node())
+    if not isinstance(lease, Lease):
+        yield False
+        return
+    lease.keep_alive(ttl)
+    try:
+        yield True
+    finally:
+        await lease.release()
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

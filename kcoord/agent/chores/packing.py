@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import platform
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
-from kcoord.leases.base import Lease, LeaseService
+from kcoord.leases.base import LeaseService, leased
 from kcoord.profiles.packs import usable_packs
 from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.telemetry.events import Notices, log
@@ -119,15 +118,10 @@ class PackWriter:
 
     async def _replaced(self, store: Store, profile: str, attempt: _Attempt) -> bool:
         """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
-        lease = await self._leases.acquire(lease_of(profile), self._token, platform.node())
-        if not isinstance(lease, Lease):
-            return False
-        lease.keep_alive(self._ttl)
-        try:
-            self._newest = await self._lane.run(lambda: self._replace(store, profile, attempt))
-        finally:
-            await lease.release()
-        return True
+        async with leased(self._leases, lease_of(profile), self._token, self._ttl) as writes:
+            if writes:
+                self._newest = await self._lane.run(lambda: self._replace(store, profile, attempt))
+        return writes
 
     def _known(self) -> _Newest | None:
         if self._newest is not None or self._read is None:

@@ -7,7 +7,6 @@ the store if there is a bound, or if metrics are served; the other agents read t
 from __future__ import annotations
 
 import functools
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files.faults import fault_of
 from kcoord.files.trash import Trash
-from kcoord.leases.base import Lease, LeaseService
+from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
@@ -68,17 +67,12 @@ class StoreRetention:
         try:
             if not await self._lane.run(lambda: _is_turn(store)):
                 return
-            lease = await self._leases.acquire(_LEASE, self._token, platform.node())
-            if not isinstance(lease, Lease):
-                return  # another agent makes a pass
-            lease.keep_alive(self._ttl)
-            try:
-                await self._lane.run(lambda: self._compact(store))
-                await self._lane.run(lambda: self._collect(store))
-                if self._metered:
-                    self._reading.begin()
-            finally:
-                await lease.release()
+            async with leased(self._leases, _LEASE, self._token, self._ttl) as makes_pass:
+                if makes_pass:  # else another agent does
+                    await self._lane.run(lambda: self._compact(store))
+                    await self._lane.run(lambda: self._collect(store))
+                    if self._metered:
+                        self._reading.begin()
         except LeaseUnavailable as error:
             log.info("garbage collection of the store failed: %s", error)
         except StoreError as error:
