@@ -16,8 +16,8 @@ import math
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from kcoord.agent.packs import Packs
 from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import LeaseService, Wait
 from kcoord.telemetry.events import tell_if_failed
@@ -38,20 +38,6 @@ _COUNTS_EVERY = 0.1  # seconds between two counts of what is to be fetched
 def lease_of(profile: str) -> str:
     """The key of the lease to write the pack of `profile`."""
     return f"pack {profile}"
-
-
-class Packs(Protocol):
-    """This node's copies of packs."""
-
-    @property
-    def seen(self) -> Container[str]:
-        """The keys whose artifacts this node has."""
-
-    def states(self, digest: str) -> bool:
-        """True if a pack has the artifact of the key `digest`."""
-
-    async def renew(self, profile: str) -> None:
-        """Read the profile's newest pack, unless that was read. A fault is told, and is no exception."""
 
 
 class EarlyPacks:
