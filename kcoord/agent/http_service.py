@@ -20,6 +20,21 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 _FIRST_RETRY, _SLOWEST_RETRY = 1.0, 60.0  # seconds
 
 
+class Kept:
+    """The content that ``make()`` returned at most `seconds` ago. One request makes it, and the others wait for it."""
+
+    def __init__(self, make: Callable[[], bytes], seconds: float) -> None:
+        self._make, self._seconds, self._lock = make, seconds, threading.Lock()
+        self._content, self._until = b"", 0.0
+
+    def __call__(self) -> bytes:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._content = self._make()
+                self._until = time.monotonic() + self._seconds
+            return self._content
+
+
 class HttpService:
     """Serves one application at `address`, ``host:port``, until the process ends.
 
@@ -33,11 +48,11 @@ class HttpService:
         self._what, self._setting, self._notices = what, setting, notices
         self.host, self._port = host.strip("[]"), int(port)
 
-    def begin(self, make: Callable[[], Application]) -> None:
+    def serve(self, make: Callable[[], Application]) -> None:
         """Serve what ``make()`` returns; it is called in the service's thread, and may import. Never blocks, never raises."""
-        threading.Thread(target=self._serve, args=(make,), name=self._what, daemon=True).start()
+        threading.Thread(target=self._serve_in_thread, args=(make,), name=self._what, daemon=True).start()
 
-    def _serve(self, make: Callable[[], Application]) -> None:
+    def _serve_in_thread(self, make: Callable[[], Application]) -> None:
         try:  # here: these take a while to import, and the agent has begun to serve
             from kcoord.agent.http_server import BoundedServer
 

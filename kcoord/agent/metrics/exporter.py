@@ -16,20 +16,15 @@ from kcoord.agent.metrics.scrapes import Scrapes
 from kcoord.telemetry.events import Notices
 
 
-class Exporter:
+class Exporter(HttpService):
     """Serves one agent's metrics at `address`, ``host:port``, until the process ends. `begin` never blocks and never raises."""
 
     def __init__(self, address: str, notices: Notices) -> None:
+        super().__init__("metrics", "KCOORD_METRICS", address, notices)
         self.tally = Tally()
         self.observer = RequestMetrics(self.tally)
         self.vitals: Mapping[tuple[str, Labels], float] = {}
         """The gauges now. The agent's pulse replaces this mapping, and never changes one that it has set."""
-        self._service = HttpService("metrics", "KCOORD_METRICS", address, notices)
-
-    @property
-    def bound(self) -> str | None:
-        """``host:port`` where the page is served; None while it is not."""
-        return self._service.bound
 
     def begin(self) -> None:
-        self._service.begin(lambda: Scrapes(Page(self.tally, lambda: self.vitals)))
+        self.serve(lambda: Scrapes(Page(self.tally, lambda: self.vitals)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kcoord.agent.http_service import Kept
 from kcoord.agent.metrics.prometheus import CONTENT_TYPE, Page
 
 _FRESH = 1.0  # seconds that a page is served again
@@ -17,8 +16,7 @@ class Scrapes:
     """A page that is at most `_FRESH` seconds old."""
 
     def __init__(self, page: Page) -> None:
-        self._page, self._lock = page, threading.Lock()  # one scrape renders the page, and the others wait for it
-        self._text, self._until = b"", 0.0
+        self._fresh = Kept(page.render, _FRESH)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, headers, kind = environ["REQUEST_METHOD"], [("Server", "kcoord")], "text/plain"
@@ -32,10 +30,3 @@ class Scrapes:
             status, text, kind = "200 OK", self._fresh(), CONTENT_TYPE
         start_response(status, [*headers, ("Content-Type", kind), ("Content-Length", str(len(text)))])
         return [text]
-
-    def _fresh(self) -> bytes:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._text = self._page.render()
-                self._until = time.monotonic() + _FRESH
-            return self._text

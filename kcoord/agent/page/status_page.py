@@ -16,14 +16,13 @@ import ipaddress
 import json
 import platform
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from kcoord.agent.http_service import Application, HttpService
+from kcoord.agent.http_service import Application, HttpService, Kept
 from kcoord.telemetry.events import Notices
 
 _FRESH = 0.25  # seconds that a status is served again, whoever asks
@@ -42,16 +41,11 @@ _HEADERS = [
 Status = Callable[[], dict[str, Any]]
 
 
-class StatusPage:
+class StatusPage(HttpService):
     """Serves the page at `address`, ``host:port``, until the process ends. `begin` never blocks and never raises."""
 
     def __init__(self, address: str, notices: Notices) -> None:
-        self._service = HttpService("status page", "KCOORD_PAGE", address, notices)
-
-    @property
-    def bound(self) -> str | None:
-        """``host:port`` where the page is served; None while it is not."""
-        return self._service.bound
+        super().__init__("status page", "KCOORD_PAGE", address, notices)
 
     def begin(self, status: Status) -> None:
         """Serve what ``status()`` returns, which is called on the running event loop."""
@@ -67,7 +61,7 @@ class StatusPage:
             finally:
                 answer.cancel()
 
-        self._service.begin(lambda: application(ask, self._service.host))
+        self.serve(lambda: application(ask, self.host))
 
 
 def application(ask: Status, host: str) -> Application:
@@ -78,8 +72,7 @@ def application(ask: Status, host: str) -> Application:
 class _Application:
     def __init__(self, ask: Status, names: frozenset[str]) -> None:
         self._ask, self._names = ask, names
-        self._lock = threading.Lock()  # one request asks the agent, and the others wait for its answer
-        self._status, self._until = b"", 0.0
+        self._fresh = Kept(self._asked, _FRESH)
         self._before, self._after, self._policy = _parts()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -118,13 +111,9 @@ class _Application:
             return False
         return True
 
-    def _fresh(self) -> bytes:
-        with self._lock:
-            if time.monotonic() >= self._until:
-                shown = {name: value for name, value in self._ask().items() if name not in _LEFT_OUT}
-                self._status = json.dumps(shown | {"now": time.time()}, default=str).encode()
-                self._until = time.monotonic() + _FRESH
-            return self._status
+    def _asked(self) -> bytes:
+        shown = {name: value for name, value in self._ask().items() if name not in _LEFT_OUT}
+        return json.dumps(shown | {"now": time.time()}, default=str).encode()
 
 
 def _parts() -> tuple[bytes, bytes, str]:
