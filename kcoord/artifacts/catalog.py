@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, MANIFEST_NAME, Manifest
+from kcoord.artifacts.manifest import MANIFEST_NAME, Manifest
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.private import check_tier
-from kcoord.files.reading import read_plain
 from kcoord.files.shared_directory import written_at
 from kcoord.settings import Settings
 
@@ -45,7 +44,7 @@ def newest_first(settings: Settings) -> Iterator[Manifest]:
 
 def _each(store: Store | None, in_store: set[str], found: list[tuple[float, str]]) -> Iterator[Manifest]:
     for _, name in sorted(found, reverse=True):
-        manifest = _from_store(store, name) if store is not None and name in in_store else _read(Path(name))
+        manifest = store.readable_manifest(name) if store is not None and name in in_store else _read(Path(name))
         if manifest is not None and (name in in_store or manifest.key.digest not in in_store):
             yield manifest
 
@@ -75,17 +74,9 @@ def _local(settings: Settings) -> list[Manifest]:
 
 def _read(home: Path) -> Manifest | None:
     try:
-        return Manifest.decode(read_plain(home / MANIFEST_NAME, LARGEST_MANIFEST))
+        return Manifest.read(home)
     except (ArtifactInvalid, OSError):
         return None  # it is being removed, or damaged, which `kcoord verify` reports
-
-
-def _from_store(store: Store, digest: str) -> Manifest | None:
-    try:
-        encoded = store.manifest_file(digest)
-        return None if encoded is None else Manifest.decode(encoded)
-    except ArtifactInvalid:
-        return None
 
 
 def _is_ours(cache: Path, local_dir: Path) -> bool:

@@ -33,14 +33,6 @@ def manifest_of(key: CacheKey, content: bytes, seconds: float, origin: Origin) -
     return Manifest(key, (FileEntry(_FILE, len(content), hashlib.sha256(content).hexdigest()),), seconds, origin)
 
 
-def check(manifest: Manifest) -> None:
-    """Raises `ArtifactInvalid` for a choice that cannot be encoded: a name in its key is not UTF-8."""
-    try:
-        manifest.encode()
-    except UnicodeEncodeError as error:
-        raise ArtifactInvalid(f"a name in its manifest is not UTF-8: {error.object!r}") from error
-
-
 def contents_of(content: bytes) -> dict[str, bytes]:
     """The files of a choice, as `kcoord.artifacts.local.install` and `Store.publish` take them."""
     return {_FILE: content}

@@ -62,10 +62,7 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
     files.sort(key=lambda f: f.name)
     manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result(), made_here=True)
-    try:
-        encoded = manifest.encode()
-    except UnicodeEncodeError as error:
-        raise ArtifactInvalid(f"{key.name}: a name in its manifest is not UTF-8: {error.object!r}") from error
+    encoded = manifest.encode()
     Manifest.decode(encoded)  # never publish a manifest that no reader accepts
     return Staged(manifest, encoded, relocatable)
 

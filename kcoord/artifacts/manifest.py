@@ -20,6 +20,7 @@ import msgpack
 
 from kcoord.artifacts.signing import OVERHEAD, split
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.reading import read_plain
 from kcoord.keys.cache_key import CacheKey, Factor
 
 MANIFEST_NAME = "kcoord-manifest.msgpack"
@@ -106,9 +107,16 @@ class Manifest:
         return replace(self.key, details=details)
 
     def encode(self) -> bytes:
-        details = self.details
-        if self.key.details:
-            details = bytes(msgpack.packb([d.to_wire() for d in self.key.details]))
+        """Raises `ArtifactInvalid` if a name is not UTF-8."""
+        try:
+            details = (
+                bytes(msgpack.packb([d.to_wire() for d in self.key.details])) if self.key.details else self.details
+            )
+            return bytes(msgpack.packb(self._document(details)))
+        except UnicodeEncodeError as error:
+            raise ArtifactInvalid(f"{self.key.name}: a name in its manifest is not UTF-8: {error.object!r}") from error
+
+    def _document(self, details: bytes) -> dict[str, Any]:
         document: dict[str, Any] = {
             "format": FORMAT,
             "digest": self.key.digest,
@@ -124,7 +132,7 @@ class Manifest:
             document["unvouched"] = True
         if self.made_here:
             document["made_here"] = True
-        return bytes(msgpack.packb(document))
+        return document
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
@@ -148,6 +156,11 @@ class Manifest:
         ) as error:
             raise ArtifactInvalid(f"not a manifest: {error}") from error
         return manifest
+
+    @classmethod
+    def read(cls, home: Path) -> Manifest:
+        """Of the artifact at `home`, in the local tier. Raises `ArtifactInvalid` as `decode` does, and OSError."""
+        return cls.decode(read_plain(home / MANIFEST_NAME, LARGEST_MANIFEST))
 
     @classmethod
     def _from_document(cls, document: dict[str, Any]) -> Manifest:

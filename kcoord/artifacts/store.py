@@ -202,12 +202,19 @@ class Store:
                 raise error.why from error
         return None if found is None else (found.manifest, found.encoded, found.payload)
 
-    def trusted(self, place: Path, encoded: bytes) -> Manifest:
-        """The manifest of a file that was read elsewhere, trusted as `fetch` would. The name of `place` is the key's digest.
+    def trusted(self, place: Path, encoded: bytes, announced: str | None = None) -> Manifest:
+        """The manifest in a file, here or read elsewhere, as `fetch` trusts it: it is the announced one, and its signature is
+        judged. The name of `place` is the key's digest.
 
         Raises `ArtifactInvalid`, which names `place`.
         """
-        return self._judged(place, encoded, None)
+        if announced is not None and manifest_digest(encoded) != announced:
+            raise _NotAnnounced(f"{place} is not the artifact that was announced")
+        self._check_signature(place, encoded)
+        manifest = Manifest.decode(encoded)
+        if manifest.key.digest != place.name:
+            raise ArtifactInvalid(f"{place} holds the artifact of another key")
+        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
 
     def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
         """The result of `fetch` for two files that were read elsewhere, trusted and verified in the same way; see `trusted`."""
@@ -224,13 +231,20 @@ class Store:
                 return None
             raise store_error(error, self.home(digest)) from error
 
+    def readable_manifest(self, digest: str) -> Manifest | None:
+        """For people: the manifest, not verified; None if it is missing or damaged. Raises `StoreError`."""
+        with suppress(ArtifactInvalid):
+            encoded = self.manifest_file(digest)
+            return None if encoded is None else Manifest.decode(encoded)
+        return None
+
     def stated(self, digest: str) -> tuple[Manifest, str] | None:
         """The manifest, trusted as `fetch` would, and its file's SHA-256; None if it is missing. The payload is not looked at.
 
         Raises `StoreError` and `ArtifactInvalid`.
         """
         encoded = self.manifest_file(digest)
-        return None if encoded is None else (self._judged(self.home(digest), encoded, None), manifest_digest(encoded))
+        return None if encoded is None else (self.trusted(self.home(digest), encoded), manifest_digest(encoded))
 
     def digests(self) -> Iterator[str]:
         """The digests of all artifacts, one bucket at a time. Lists directories: never on a job's way."""
@@ -243,13 +257,8 @@ class Store:
 
     def manifests(self) -> list[Manifest]:
         """The manifests of all readable artifacts; none if there is no store yet. Lists directories: never on a job's way."""
-        found: list[Manifest] = []
-        for digest in self.digests() if os.path.isdir(self._layout.objects) else ():  # noqa: PTH112
-            with suppress(ArtifactInvalid):
-                encoded = self.manifest_file(digest)
-                if encoded is not None:
-                    found.append(Manifest.decode(encoded))
-        return found
+        digests = self.digests() if os.path.isdir(self._layout.objects) else ()  # noqa: PTH112
+        return [found for digest in digests if (found := self.readable_manifest(digest)) is not None]
 
     def _refresh(self, bucket: Path) -> None:
         """Make an NFS client forget that it saw a name in `bucket` missing, or `bucket` itself."""
@@ -290,7 +299,7 @@ class Store:
             if not stat.S_ISDIR(final.lstat().st_mode):
                 raise ArtifactInvalid(f"{final} is no directory")
             read.append(encoded := self._read_file(final, _MANIFEST, LARGEST_MANIFEST, afresh))
-            manifest = self._judged(final, encoded, announced)
+            manifest = self.trusted(final, encoded, announced)
             if largest is not None and manifest.size > largest:
                 raise ArtifactUnreadable(f"{final}: {manifest.size} bytes are more than {largest}")
             read.append(payload := self._read_file(final, _PAYLOAD, check_sizes(manifest).size, afresh))
@@ -306,16 +315,6 @@ class Store:
         except FileNotFoundError as error:
             final.lstat()  # raises if the whole artifact is gone
             raise ArtifactInvalid(f"{final} lacks {name}") from error
-
-    def _judged(self, final: Path, encoded: bytes, announced: str | None) -> Manifest:
-        """The manifest `encoded`, if it is the announced one, trusted, and that of `final`. Raises `ArtifactInvalid`."""
-        if announced is not None and manifest_digest(encoded) != announced:
-            raise _NotAnnounced(f"{final} is not the artifact that was announced")
-        self._check_signature(final, encoded)
-        manifest = Manifest.decode(encoded)
-        if manifest.key.digest != final.name:
-            raise ArtifactInvalid(f"{final} holds the artifact of another key")
-        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
         """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""

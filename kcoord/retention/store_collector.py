@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.catalog import homes_of
-from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
@@ -192,11 +191,11 @@ def _sizes(home: Path) -> list[int]:
 def _toolchain(store: Store, digest: str) -> str:
     """The compiler's version by the artifact's key, such as ``triton 3.6.0``; empty if the key has none, or cannot be read."""
     try:
-        encoded = store.manifest_file(digest)
-        if encoded is None:
-            return ""
-        key = Manifest.decode(encoded).explained
+        manifest = store.readable_manifest(digest)
+        key = None if manifest is None else manifest.explained
     except (ArtifactInvalid, StoreError):
+        return ""
+    if key is None:
         return ""
     names = (*_TOOLCHAIN, key.backend.partition("-")[0])
     factors = (f for f in (*key.factors, *key.details) if f.text)

@@ -16,7 +16,7 @@ from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.artifacts import local
 from kcoord.artifacts.catalog import local_manifests
 from kcoord.artifacts.choices import node_decided
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.reading import read_plain
@@ -99,7 +99,7 @@ class LatePublishes:
                 left.clear()
                 break
             with suppress(ArtifactInvalid, OSError):  # it is damaged, or being removed: its reader says so
-                manifest = Manifest.decode(read_plain(path, LARGEST_MANIFEST))
+                manifest = Manifest.read(path.parent)
                 prefix = prefix_of(manifest.key.digest)
                 if prefix in left and path.parent != node_decided(self._local_dir, manifest.key.digest):
                     left.discard(prefix)

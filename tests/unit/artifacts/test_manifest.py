@@ -179,6 +179,16 @@ def test_a_manifest_that_is_nested_without_end_is_refused() -> None:
     refused(changed)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [CacheKey.of("test", "kernel\udcff"), CacheKey.of("test", "kernel").with_details({"flag\udcff": "x"})],
+    ids=["kernel", "detail"],
+)
+def test_a_name_that_is_not_utf8_makes_no_manifest(key: CacheKey) -> None:
+    with pytest.raises(ArtifactInvalid, match="a name in its manifest is not UTF-8"):
+        replace(MANIFEST, key=key).encode()
+
+
 @pytest.mark.serial
 def test_ten_thousand_long_names_are_judged_in_seconds() -> None:
     changed = document()
