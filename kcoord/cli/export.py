@@ -11,7 +11,7 @@ import click
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import IN_STORE, PROFILE, Parsed, digest_type, needed_store, print_json, subcommand
+from kcoord.cli.options import DIGEST, IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import document
@@ -36,7 +36,7 @@ def _file(text: str) -> Path:
 @click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
 @click.option("--unsigned", is_flag=True, help="With a signing key: also what no key that is known here has signed. It is "
               "marked, and no import signs it.")  # fmt: skip
-@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=digest_type(4, "4 to 64 hex digits"),
+@click.option("--key", "keys", metavar="DIGEST", multiple=True, type=DIGEST,
               help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
     settings: Settings, names: tuple[str, ...], out: Path, everything: bool, unsigned: bool, keys: tuple[str, ...], as_json: bool

@@ -25,6 +25,7 @@ from kcoord.telemetry.spans import plain_text
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ANSWERS_WITHIN = 1.0  # seconds
+_LONGEST_PRINTED = 2000  # characters
 
 ON_DISK = ("store", "local_dir", "namespace")
 """Of commands that ask no agent."""
@@ -107,15 +108,14 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r:.80}: {error}", param, ctx)
 
 
-def digest_type(least: int, remedy: str) -> Parsed:
-    """At least `least` of a digest's 64 hex digits."""
+def _digest(text: str) -> str:
+    if not 4 <= len(text) <= 64 or not set(text) <= set("0123456789abcdef"):
+        raise ValueError("it is no digest, of 4 to 64 hex digits: 'kcoord ls' has them")
+    return text
 
-    def parse(text: str) -> str:
-        if not least <= len(text) <= 64 or not set(text) <= set("0123456789abcdef"):
-            raise ValueError(f"it is no digest: {remedy}")
-        return text
 
-    return Parsed("digest", parse)
+DIGEST = Parsed("digest", _digest)
+"""A digest, or its beginning."""
 
 
 def short_key(digest: str) -> str:
@@ -140,11 +140,11 @@ def needed_store(settings: Settings, hint: str = "") -> Path:
     return settings.store_root
 
 
-def printable(text: str, most: int = 2000) -> str:
+def printable(text: str) -> str:
     """Untrusted text for a terminal: no control characters, and no markup of rich's."""
     from rich.markup import escape
 
-    return str(escape(plain_text(text, most)))
+    return str(escape(plain_text(text, _LONGEST_PRINTED)))
 
 
 def print_json(document: Any) -> None:

@@ -14,15 +14,14 @@ from rich.progress import MofNCompleteColumn
 
 from kcoord.artifacts import local
 from kcoord.artifacts.catalog import local_manifests
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
+from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.cli.options import digest_type, print_json, subcommand
+from kcoord.cli.options import DIGEST, IN_STORE, print_json, subcommand
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
-from kcoord.files.reading import read_plain
 from kcoord.profiles.packs import all_packs
 from kcoord.settings import Settings
 from kcoord.transfer.bundle import Bundle
@@ -42,8 +41,8 @@ class _Seen:
     size: int = 0
 
 
-@subcommand("verify", "store", "local_dir", "namespace", "trust", "signing_key_file")
-@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=digest_type(4, "'kcoord ls' has them"))
+@subcommand("verify", *IN_STORE, "local_dir")
+@click.argument("digests", metavar="[DIGEST]…", nargs=-1, type=DIGEST)
 @click.option("--all", "everything", is_flag=True, help="All artifacts, the default.")
 @click.option("--local", "on_node", is_flag=True, help="The artifacts on this node instead of those in the store.")
 def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_node: bool, as_json: bool) -> None:
@@ -143,17 +142,17 @@ def _on_node(settings: Settings, digests: tuple[str, ...], seen: _Seen) -> Itera
         seen.whole += 1
 
     for path in local_manifests(settings.local_dir):
-        digest = _stated(path)
+        digest = _stated(path.parent)
         if not digests or digest.startswith(digests):
             yield digest, str(path.parent), functools.partial(check, path.parent)
 
 
-def _stated(manifest: Path) -> str:
-    """The digest that a manifest states; if it cannot be read, its directory's name."""
+def _stated(home: Path) -> str:
+    """The digest that an artifact's manifest states; if it cannot be read, its directory's name."""
     try:
-        return Manifest.decode(read_plain(manifest, LARGEST_MANIFEST)).key.digest
+        return Manifest.read(home).key.digest
     except (ArtifactInvalid, OSError):
-        return manifest.parent.name
+        return home.name
 
 
 def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None:
