@@ -20,6 +20,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys.variants import Variant, call_of, told_apart
+from kcoord.latest import Latest
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.protocol.identity import Identity
@@ -52,16 +53,16 @@ class Claims:
         self._connections, self._flights, self._lease_tasks, self._notices = connections, flights, lease_tasks, notices
         self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
         self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
-        self._names: dict[str, str] = {}  # key → backend and kernel name, for people; the latest
-        self._calls: dict[str, str] = {}  # key → `kcoord.keys.variants.call_text`; the latest
+        self._names: Latest[str, str] = Latest(_NAMES_REMEMBERED)  # key → backend and kernel name, for people
+        self._calls: Latest[str, str] = Latest(_CALLS_REMEMBERED)  # key → `kcoord.keys.variants.call_text`
         self.hedged, self.stalled_ones = 0, 0
 
     def claim(self, connection: Connection, request: int, message: messages.Claim, ahead: Recipe | None = None) -> None:
         """Begin a claim. `_reply` answers it, now or later. `ahead`: a pool's worker makes it, to compile this recipe."""
         self._connections.must_live(connection)
         home = str(message.home)
-        _remember(self._names, message.digest, message.label, _NAMES_REMEMBERED)
-        _remember(self._calls, message.digest, message.call, _CALLS_REMEMBERED)
+        self._names[message.digest] = message.label
+        self._calls[message.digest] = message.call
         self._sweeper.seen(home)
         now, who = time.monotonic(), connection.label
         claimant = act.Claimant(
@@ -220,10 +221,3 @@ class Claims:
 def _factors(call: str) -> dict[str, str]:
     """A call's factors, printable. A page asks for the status four times a second, and parsing 500 calls takes 30 ms."""
     return {plain_text(name): plain_text(text) for name, text in call_of(call).items()}
-
-
-def _remember(latest: dict[str, str], digest: str, text: str, most: int) -> None:
-    latest.pop(digest, None)
-    if len(latest) >= most:
-        del latest[next(iter(latest))]
-    latest[digest] = text

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kcoord.latest import Latest
 from kcoord.protocol.identity import Identity
 from kcoord.telemetry.spans import Span
 
@@ -23,16 +24,14 @@ class _ColdStart:
 
 class ColdStarts:
     def __init__(self) -> None:
-        self._jobs: dict[str, _ColdStart] = {}
+        self._jobs: Latest[str, _ColdStart] = Latest(_MOST_JOBS)
 
     def add(self, who: Identity, spans: Iterable[Span]) -> None:
         """Take the spans that a rank has delivered."""
         for span in spans:
             if span.kind not in _COLD:
                 continue
-            if who.job not in self._jobs and len(self._jobs) >= _MOST_JOBS:
-                del self._jobs[next(iter(self._jobs))]
-            start = self._jobs.setdefault(who.job, _ColdStart())
+            start = self._jobs[who.job] = self._jobs.get(who.job) or _ColdStart()
             if start.ended and span.begin > start.ended + _LONGEST_PAUSE:
                 continue
             start.ended = max(start.ended, span.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from kcoord.latest import Latest
 from kcoord.profiles.recipe import Recipe
 
 _REMEMBERED = 100_000  # keys and recipes, some 150 bytes each
@@ -20,14 +21,11 @@ class Expectations:
 
     def __init__(self, factor: float, least: float) -> None:
         self._factor, self._least = factor, least
-        self._longest: dict[str, float] = {}  # digest → seconds
+        self._longest: Latest[str, float] = Latest(_REMEMBERED)  # digest → seconds
 
     def learn(self, digest: str, seconds: float) -> None:
         """A compile of the key, or the recipe, with this digest took so many seconds."""
-        longest = max(seconds, self._longest.pop(digest, 0.0))
-        if len(self._longest) >= _REMEMBERED:
-            del self._longest[next(iter(self._longest))]
-        self._longest[digest] = longest
+        self._longest[digest] = max(seconds, self._longest.get(digest, 0.0))
 
     def learn_all(self, recipes: Iterable[Recipe]) -> None:
         """Learn the compile times of a profile."""
@@ -36,7 +34,7 @@ class Expectations:
 
     def slow_after(self, *digests: str | None) -> float:
         """Seconds, by what is known of any of `digests`; infinity if nothing is."""
-        known = [self._longest[digest] for digest in digests if digest in self._longest]
+        known = [self._longest[digest] for digest in digests if digest is not None and digest in self._longest]
         if not self._factor or not known:
             return math.inf
         return max(self._least, self._factor * max(known))

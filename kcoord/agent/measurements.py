@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kcoord.errors import ProtocolError
+from kcoord.latest import Latest
 from kcoord.protocol.messages import Measure, Measurements
 
 _MOST_CONFIGURATIONS = 1000
@@ -32,7 +33,7 @@ class SharedMeasurements:
     """Answers `Measure`. It remembers the latest hundred tunings; ranks of an older one measure for themselves."""
 
     def __init__(self) -> None:
-        self._tunings: dict[str, _Tuning] = {}  # by `Measure.digest`, the latest last
+        self._tunings: Latest[str, _Tuning] = Latest(_REMEMBERED)  # by `Measure.digest`
 
     def answer(self, process: tuple[int, int], message: Measure) -> Measurements:
         """The next configuration to measure; nothing if there are too many. Raises `ProtocolError` for what no autotuner asks."""
@@ -41,12 +42,10 @@ class SharedMeasurements:
             return Measurements()
         if count < 1 or not 0 <= (index or 0) < count or len(timing or b"") > _LARGEST_TIMING:
             raise ProtocolError(f"there is no configuration {index} of {count}, or its measurement is too large")
-        tuning = self._tunings.pop(message.digest, None)
+        tuning = self._tunings.get(message.digest)
         if tuning is None or len(tuning.given) != count:
             tuning = _Tuning([0] * count, [None] * count)
         self._tunings[message.digest] = tuning
-        if len(self._tunings) > _REMEMBERED:
-            del self._tunings[next(iter(self._tunings))]
         if index is not None and timing is not None:
             tuning.timings[index] = timing
         missing = [number for number, known in enumerate(tuning.timings) if known is None]

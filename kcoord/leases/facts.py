@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from kcoord.latest import Latest
 from kcoord.leases.base import RECHECK, Failed, Heard, Ready, Wait, Won
 
 _MOST = 20_000  # keys; the oldest facts are forgotten
@@ -43,7 +44,7 @@ class Facts:
 
     def __init__(self, ttl: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl, self._clock = ttl, clock
-        self._facts: dict[str, _Fact] = {}
+        self._facts: Latest[str, _Fact] = Latest(_MOST)
         self._events: dict[str, set[asyncio.Event]] = {}
         self._number = 0
         self._live_from = 0
@@ -131,7 +132,5 @@ class Facts:
             self._events.pop(key, None)
 
     def _put(self, key: str, answer: Ready | Wait | None, number: int, ours: bool) -> None:
-        before = self._facts.pop(key, None)
-        if len(self._facts) >= _MOST:
-            del self._facts[next(iter(self._facts))]
+        before = self._facts.get(key)
         self._facts[key] = _Fact(answer, number, self._clock(), ours or (before is not None and before.ours))

@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
+from kcoord.latest import Latest
 from kcoord.leases.base import Failed, Heard, Lease, LeaseService, Ready, Wait, Watch, Won, ended, monotonic
 from kcoord.telemetry.events import tell_bug
 
@@ -41,7 +42,8 @@ class Failover(LeaseService):
         self._first, self._second, self._tell = first, second, tell
         self._probe: asyncio.Task[None] | None = None
         self._handover: asyncio.Task[None] | None = None  # to the second; new leases are taken there after it
-        self._owed: dict[tuple[str, str], Lease] = {}  # given up or never won, and the first may still keep them
+        # given up or never won, and the first may still keep them
+        self._owed: Latest[tuple[str, str], Lease] = Latest(_MOST_OWED)
         self._returning = False  # the first has answered, and has this agent's leases, but does not serve yet
         self._opened = self._closed = 0
         self._agreed_at = -math.inf
@@ -215,8 +217,6 @@ class Failover(LeaseService):
 
     def _owe(self, lease: Lease) -> None:
         self._owed[lease.key, lease.token] = lease
-        if len(self._owed) > _MOST_OWED:
-            del self._owed[next(iter(self._owed))]
 
     async def _release_owed(self) -> None:
         """Release all of them in the first service, with those that are added meanwhile. One that fails ends by its TTL."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kcoord.latest import Latest
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Watch, Won, happened, monotonic
 
 _REMEMBERED = 10_000
@@ -58,7 +58,7 @@ class LocalLeases(LeaseService):
         super().__init__(limit)
         self._ttl, self._failure_ttl, self._clock = ttl, failure_ttl, clock
         self._leases: dict[str, _Lease] = {}
-        self._outcomes: OrderedDict[str, _Outcome] = OrderedDict()  # the oldest are forgotten first
+        self._outcomes: Latest[str, _Outcome] = Latest(_REMEMBERED)
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._fences = itertools.count(1)
 
@@ -115,8 +115,5 @@ class LocalLeases(LeaseService):
         self._leases.pop(key, None)
         if answer is not None:
             self._outcomes[key] = _Outcome(answer, until)
-            self._outcomes.move_to_end(key)
-            if len(self._outcomes) > _REMEMBERED:
-                self._outcomes.popitem(last=False)
         for event in self._watchers.get(key, ()):
             event.set()

@@ -31,6 +31,7 @@ FLOORS = (
         "errors",
         "fork",
         "interruption",
+        "latest",
         "ownership",
         "ranks",
         "redis_url",

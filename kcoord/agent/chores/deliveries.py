@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
+from kcoord.latest import Latest
 from kcoord.protocol.messages import Deliver
 
 _REMEMBERED = 50_000  # processes
@@ -17,7 +16,7 @@ class Deliveries:
     """
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, int] = OrderedDict()  # process → number; the longest silent one is forgotten first
+        self._last: Latest[str, int] = Latest(_REMEMBERED)  # process → number
 
     def new(self, message: Deliver) -> bool:
         """True if the delivery is to be counted; from now on it has been. One without a process or a number always is."""
@@ -27,7 +26,4 @@ class Deliveries:
         if number <= self._last.get(process, 0):
             return False
         self._last[process] = number
-        self._last.move_to_end(process)
-        if len(self._last) > _REMEMBERED:
-            self._last.popitem(last=False)
         return True
