@@ -42,17 +42,19 @@ def main(argv: list[str] | None = None) -> int:
         say(str(error))
         return 2
     if settings.disable:
-        _launch(_parsed(argv))
+        args = _parsed(argv)
+        _launch(args, args.training_script)
         return 0
     if settings.profile is None:
         settings = replace(settings, profile=_profile(args))
     with supervised(settings, job_name(settings, args.rdzv_id)) as environment, pool_beside(args, environment):
         args = _parsed(argv)
+        script = args.training_script
         # another interpreter may lack kcoord; if it has kcoord, the environment hooks its compilers
         if not args.no_python and not args.run_path and "PYTHON_EXEC" not in os.environ:
             _through_boot(args)
         with applied(environment):
-            _launch(args)
+            _launch(args, script)
     return 0
 
 
@@ -94,11 +96,17 @@ def _through_boot(args: Any) -> None:
     args.module, args.training_script = False, str(Path(__file__).with_name("boot.py"))
 
 
-def _launch(args: argparse.Namespace) -> None:
+def _launch(args: argparse.Namespace, script: str) -> None:
     from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-    record(torchrun.run)(args)
+    def run() -> None:
+        try:
+            torchrun.run(args)
+        except ChildFailedError as error:  # of boot.py, which is not to blame
+            raise ChildFailedError(script, error.failures) from None
+
+    record(run)()
 
 
 if __name__ == "__main__":

@@ -212,6 +212,8 @@ def test_the_exit_code_is_torchruns(sandbox: Sandbox) -> None:
     plain = sandbox.run_forked("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
     assert done.returncode == plain.returncode != 0
     assert "ChildFailedError" in done.stderr
+    assert f"{script} FAILED" in done.stderr
+    assert "boot.py FAILED" not in done.stderr
     assert not sandbox.processes()
 
 
