@@ -72,10 +72,8 @@ def command(
 
 
 def _compared(earlier: Timeline, timeline: Timeline, found: Findings, manifests: list[Manifest] | None) -> Comparison:
-    """Raises `KcoordError` if nothing of the earlier job could be read; adds what is missing of it to the problems."""
+    """Adds what is missing of the earlier job to the problems."""
     job = plain_text(earlier.job)
-    if not earlier.rows:
-        raise KcoordError(f"nothing of job {job!r} could be read ({earlier.problems[0]}): compare with another one")
     timeline.problems += [f"job {job}: {problem}" for problem in earlier.problems]
     if earlier.dropped:
         timeline.problems.append(f"{several(earlier.dropped, 'span')} of job {job}: there were more than are kept")

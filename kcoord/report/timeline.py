@@ -20,6 +20,7 @@ from kcoord.telemetry.span_files import AgentEvent
 from kcoord.telemetry.spans import Process, Span, plain_text
 
 _MOST_NAMED = 20  # jobs in an error's line
+_MOST_PROBLEMS = 3  # in an error's line
 _LONGEST_PATH = 1000
 
 
@@ -128,7 +129,8 @@ def jobs(settings: Settings) -> list[JobSeen]:
 def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     """The part of `job`'s time line that began after `since` (Unix seconds).
 
-    Raises `KcoordError` if there is nothing, and names the jobs with a time line. Blocks for as long as the file system does.
+    Raises `KcoordError` if nothing can be read; if there is nothing, it names the jobs with a time line. Blocks for as long as the
+    file system does.
     Not guaranteed: completeness. An agent writes once a second, and to the store twice a minute and at its end. Files that cannot
     be read are left out, and `problems` says so.
     """
@@ -150,7 +152,11 @@ def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
             by_process[process] += spans if not since else [s for s in spans if s.begin >= since]
     timeline.events = [event for event in _events(agents) if event.when >= since]
     timeline.rows = _in_order([Row(p, sorted(s, key=lambda s: s.begin)) for p, s in by_process.items() if s])
-    if not timeline.rows and not timeline.problems:
+    if not timeline.rows:
+        if timeline.problems:
+            raise KcoordError(
+                f"nothing of job {plain_text(job)!r} could be read: {first_few(timeline.problems, _MOST_PROBLEMS)}"
+            )
         if since:
             raise KcoordError(f"job {job!r} has left nothing in that time: ask for more --hours")
         raise KcoordError(_nothing(settings, job, bool(files)))

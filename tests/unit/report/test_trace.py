@@ -204,6 +204,15 @@ def test_a_store_that_cannot_be_listed_is_one_line(tmp_path: Path) -> None:
         load_timeline(settings, "j")
 
 
+def test_of_a_store_that_cannot_be_read_no_empty_page_is_written(sandbox: Sandbox) -> None:
+    (sandbox.root / "file").touch()
+    for command in ("trace", "report"):
+        told = run(sandbox, command, "j", "-o", "out", code=1, KCOORD_STORE=str(sandbox.root / "file" / "x")).stderr
+        assert told.startswith("kcoord: nothing of job 'j' could be read: ")
+        assert "Not a directory" in told
+        assert not (sandbox.root / "out").exists()
+
+
 STRANGE = ("..", "", "x" * 300, "é" * 300, "\udcff", "a\x1b[31m\nb", "%2E", "[/red]")
 
 
