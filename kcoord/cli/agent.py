@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from kcoord.cli.options import ALL, Finite, environ_with, no_agent, running_agent, settings_flags
-from kcoord.errors import AgentUnavailable, KcoordError, SettingsError
+from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
 from kcoord.settings import Settings
 
 _CHECKED_WITHIN = 5.0  # seconds
@@ -140,7 +140,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
             if listener is None:
                 raise AgentUnavailable(f"an agent listens at {path} already: 'kcoord agent --stop' ends it")
             identity = endpoint.identity_of(path)
-    except OSError as error:
+    except (OSError, StoreError) as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
     if settings.log_format == "text":
         click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from kcoord.backends.registry import backends, obstacle
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
 from kcoord.files import beneath
+from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.private import make_private
 from kcoord.files.rename import write_files
@@ -106,6 +108,9 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
     what = "local directory"
     try:
         make_private(settings.local_dir)
+        with store_errors(settings.local_dir), tempfile.TemporaryFile(dir=settings.local_dir) as probe:
+            probe.write(b"kcoord doctor")
+            probe.flush()
         yield from _directory(what, settings.local_dir)
     except KcoordError as error:
         yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.errors import StoreError
+from kcoord.files.faults import store_error
 from kcoord.files.private import make_private
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.protocol.peer import peer_of
@@ -59,11 +60,23 @@ def make_directory(settings: Settings) -> None:
 
 @contextmanager
 def agent_lock(path: Path, timeout: float) -> Iterator[None]:
-    """The lock under which the socket at `path` is bound or unlinked. Raises TimeoutError (an OSError)."""
+    """The lock under which the socket at `path` is bound or unlinked.
+
+    Raises TimeoutError, or `StoreError` if the directory cannot be written.
+    """
     from filelock import FileLock
 
-    with FileLock(f"{path}.lock", timeout=timeout):
+    lock = FileLock(f"{path}.lock", timeout=timeout)
+    try:
+        lock.acquire()
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise store_error(error, path.parent) from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def bind(path: Path) -> socket.socket:
@@ -127,6 +140,6 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 def unlink_own(path: Path, identity: tuple[int, int] | None, timeout: float) -> None:
     """Remove the socket's name if it is still the one with `identity`, and the lock and the directory allow it."""
-    with suppress(OSError), agent_lock(path, timeout):
+    with suppress(OSError, StoreError), agent_lock(path, timeout):
         if identity is not None and identity_of(path) == identity:
             path.unlink(missing_ok=True)

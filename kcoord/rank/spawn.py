@@ -30,7 +30,10 @@ def find_or_start(settings: Settings, *, start: bool = True) -> socket.socket:
         return connect(path, settings.agent_timeout)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
         if not (settings.spawn and start):
-            raise AgentUnavailable(f"no agent listens at {path}, and KCOORD_SPAWN=0: {error}") from error
+            raise AgentUnavailable(
+                f"nobody listens at {path}: {error.strerror}: the agent has ended, or its directory was removed; its launcher, "
+                "sidecar or service is to start it again, and ranks start none (KCOORD_SPAWN=0)"
+            ) from error
     except OSError as error:
         raise AgentUnavailable(f"the agent at {path} does not answer: {error}") from error
     try:

@@ -81,6 +81,8 @@ class Supervisor:
         if self._listener is None:
             return False
         stays = hand_over(self.settings)
+        if stays is None:
+            say(f"no agent answers at {self.settings.socket_path}: there is no summary; was its directory removed?")
         if stays:
             self._stopping.set()
             self._listener.close()  # the socket's name stays
