@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import os
 import signal
 import sys
@@ -37,6 +38,14 @@ class _Lazy(click.Group):
         command: click.Command = import_module(f"kcoord.cli.{_MODULES.get(name, name)}").command
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader has seen enough; click would exit with 1
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+            raise  # as process 1
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each with its first sentence, whole."""
         with formatter.section("Commands"):
@@ -67,6 +76,8 @@ def main() -> None:
     # of a container: it ignores signals that it does not handle, and its pod would wait for SIGKILL
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in a locale that has none is no error; so it is on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli(prog_name="kcoord")
     except KcoordError as error:

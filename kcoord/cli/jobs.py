@@ -107,6 +107,8 @@ def output_file(path: Path) -> Iterator[IO[str]]:
     ``-`` is stdout. A path that exists and is no regular file, such as a pipe, is written to as it is.
     """
     if path == STDOUT:
+        if sys.stdout is None:
+            raise KcoordError("stdout is closed: name a file with -o")
         sys.stdout.flush()
         out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
         try:

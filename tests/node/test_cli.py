@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from kcoord.artifacts.store_root import NO_STORE
 from kcoord.cli import _COMMANDS
 from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.living import agents_of, words_of
+from tests.support.mounts import read_only, tmpfs
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 from tests.support.waiting import pause
@@ -140,6 +142,14 @@ def test_exec_passes_the_exit_code_on_and_prints_a_summary(sandbox: Sandbox) -> 
     assert not list(sandbox.local.glob("*.sock"))
 
 
+def test_a_job_whose_local_directory_was_removed_ends_with_a_line_that_says_so(sandbox: Sandbox) -> None:
+    command = f"rm -r {sandbox.local}; exec {sys.executable} {RANK} 1"
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", "bash", "-c", command)
+    assert done.returncode == 0
+    assert "No such file or directory: the agent has ended, or its directory was removed" in done.stderr
+    assert "there is no summary" in done.stderr.splitlines()[-1]
+
+
 def test_exec_tells_a_signals_death_as_a_shell_does(sandbox: Sandbox) -> None:
     assert sandbox.run_kcoord(*KCOORD, "exec", "--", "bash", "-c", "kill -9 $$").returncode == 128 + 9
     assert sandbox.run_kcoord(*KCOORD, "exec", "--", "no-such-command").returncode == 127
@@ -186,7 +196,10 @@ def test_stats_outlast_the_agent_and_hold_the_documented_counters(sandbox: Sandb
     assert stats["saved_seconds"] > 0
     for name in ("memory_hits", "store_hits", "waits", "failures", "alone", "compile_seconds"):
         assert name in stats
-    assert as_json(sandbox, "stats", "--job", "another")["requests"] == 0
+    another = kcoord(sandbox, "stats", "--job", "another", "--json")
+    assert json.loads(another.stdout)["requests"] == 0, "it may be a job that asked for nothing"
+    assert another.stderr == "kcoord: nothing is known here of job 'another'; jobs of the last week: my job\n"
+    assert "names no job" in kcoord(sandbox, "stats", "--job", "", code=2).stderr
     assert "8 kernels asked for" in kcoord(sandbox, "stats").stdout
 
 
@@ -266,6 +279,44 @@ def test_output_that_has_no_room_is_one_line(sandbox: Sandbox, arguments: list[s
             [sys.executable, *KCOORD, *arguments], env=sandbox.env(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "kcoord: No space left on device: look at where the output goes\n")
+
+
+def test_an_arrow_is_no_error_where_the_locale_has_none(sandbox: Sandbox) -> None:
+    sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, str(RANK), "2")
+    first, second = (artifact["digest"] for artifact in as_json(sandbox, "ls"))
+    done = sandbox.run(*KCOORD, "explain", first, second, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2192" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_as_it_ends_cat(sandbox: Sandbox) -> None:
+    out, end = os.pipe()
+    os.close(out)
+    with os.fdopen(end, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, *KCOORD, "ls"], env=sandbox.env(), stdout=pipe, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_what_is_to_be_printed_on_a_closed_stdout_is_one_line(sandbox: Sandbox) -> None:
+    sandbox.run_kcoord(*KCOORD, "exec", "--job", "j", "--", sys.executable, str(RANK), "1")
+    line = f"exec {sys.executable} -c '{KCOORD[1]}' trace -o - j >&-"
+    done = subprocess.run(["bash", "-c", line], env=sandbox.env(), stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "kcoord: stdout is closed: name a file with -o\n")
+
+
+def test_a_local_directory_that_cannot_be_written_is_a_fault_of_doctors_and_a_line_of_a_launchers(
+    sandbox: Sandbox,
+) -> None:
+    with tmpfs(sandbox.local, "1m"):
+        sandbox.local.chmod(0o700)
+        read_only(sandbox.local)
+        told = f"{sandbox.local}: it is on a read-only file system: mount it read-write, or unset it"
+        findings = as_json(sandbox, "doctor", code=1)["findings"]
+        assert [f["finding"] for f in findings if f["state"] == "fail"] == [told]
+        done = kcoord(sandbox, "exec", "--", "echo", "it ran")
+    assert (done.stdout, done.stderr) == ("it ran\n", f"kcoord: {told}; the job runs without kcoord\n")
 
 
 def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
