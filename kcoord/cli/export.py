@@ -33,7 +33,9 @@ def _file(text: str) -> Path:
 @subcommand("export", *IN_STORE, "local_dir")
 @click.argument("names", metavar="[NAME]…", nargs=-1, type=PROFILE)
 @click.argument("out", metavar="FILE", type=Parsed("file", _file))
-@click.option("--all", "everything", is_flag=True, help="All artifacts and all profiles of the store.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All artifacts of the store, and all profiles that it or this node has."
+)
 @click.option("--unsigned", is_flag=True, help="With a signing key: also what no key that is known here has signed. It is "
               "marked, and no import signs it.")  # fmt: skip
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, type=DIGEST,
