@@ -130,7 +130,8 @@ def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: b
         if not pin_profile(store, name):
             unpin(store, name)
             raise KcoordError(
-                f"no job of the profile {name!r} has noted its artifacts: run one with KCOORD_PROFILE={name} and this store"
+                f"no job of the profile {name!r} has asked its agents for an artifact, and none asks for what its node has: "
+                f"run one with KCOORD_PROFILE={name}, this store and an empty KCOORD_LOCAL_DIR"
             )
     held = load_pins(store)
     if as_json:

@@ -129,8 +129,8 @@ def jobs(settings: Settings) -> list[JobSeen]:
 def load_timeline(settings: Settings, job: str, since: float = 0.0) -> Timeline:
     """The part of `job`'s time line that began after `since` (Unix seconds).
 
-    Raises `KcoordError` if nothing can be read; if there is nothing, it names the jobs with a time line. Blocks for as long as the
-    file system does.
+    Raises `KcoordError` if nothing can be read; if there is nothing, it names the jobs with a time line. Blocks for as long as
+    the file system does.
     Not guaranteed: completeness. An agent writes once a second, and to the store twice a minute and at its end. Files that cannot
     be read are left out, and `problems` says so.
     """
