@@ -95,9 +95,12 @@ def parse_redis_url(value: str) -> str:
         )
     first = Nodes.of(value).first
     try:
-        urlsplit(first)
+        place = urlsplit(first)
     except ValueError:  # its text may hold a part of the password
         raise ValueError(_UNREADABLE) from None
+    db = place.path.strip("/")
+    if place.scheme != "unix" and db and not db.isdecimal():
+        raise ValueError("after the host it must have the number of a database, as in redis://host:6379/0")
     return value
 
 

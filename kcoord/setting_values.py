@@ -50,7 +50,12 @@ def seconds(value: str) -> float:
 
 
 def seconds_or_never(value: str) -> float:
-    return 0.0 if value.strip() in ("0", "0.0") else seconds(value)
+    if value.strip() in ("0", "0.0"):
+        return 0.0
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from None
 
 
 def factor(value: str) -> float:

@@ -170,7 +170,7 @@ class Trust:
 OFF = Trust()
 VERIFIES_ONLY = "its signing keys only verify: give this node one that signs, or let others publish"
 """The reason not to publish, where `Trust.publishes` is False."""
-_SIGN = "let every node that publishes have the key, and see 'kcoord verify'"
+_SIGN = "let every node that publishes have the key"
 
 
 def _message(kind: str, key_id: str, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import click
 
-from kcoord.cli.options import ALL, Finite, environ_with, no_agent, running_agent, settings_flags
+from kcoord.cli.options import ALL, Finite, Whole, environ_with, no_agent, running_agent, settings_flags
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
 from kcoord.settings import Settings
 
@@ -22,13 +22,13 @@ _CHECKED_WITHIN = 5.0  # seconds
 @click.option("--stop", is_flag=True, help="End the running agent, after its publishes.")
 @click.option("--check", is_flag=True, help="For a probe: exit with 0 if the agent answers, else with 1.")
 @click.option("--prefetch", is_flag=True, help="Fetch the artifacts of the profile's jobs from the store to this node, and end. "
-              "Exits with 0 in any case.")  # fmt: skip
+              "Exits with 0 also if that fails.")  # fmt: skip
 @click.option("--timeout", type=Finite(0, 86400), default=120.0, show_default=True, metavar="SECONDS",
               help="With --prefetch: after this long, end.")  # fmt: skip
-@click.option("--max-mib", type=click.IntRange(0), default=4096, show_default=True, metavar="MIB",
+@click.option("--max-mib", type=Whole(0), default=4096, show_default=True, metavar="MIB",
               help="With --prefetch: fetch about this much at most.")  # fmt: skip
 @click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
-              help="Wait until the agent answers, at most this long. Exits with 0 in any case.")  # fmt: skip
+              help="Wait until the agent answers, at most this long. Exits with 0 also if it does not.")  # fmt: skip
 @click.option("--sidecar", is_flag=True, help="In a pod: if the agent cannot serve, log why and stay; hide its secrets from "
               "other processes of this user.")  # fmt: skip
 @settings_flags(*ALL)
@@ -37,6 +37,8 @@ def command(
     **flags: str | None,
 ) -> None:  # fmt: skip
     """Run this node's agent until SIGTERM. It finishes its publishes and releases its leases first."""
+    if stop + check + prefetch + sidecar + (within is not None) > 1:
+        raise click.UsageError("--stop, --check, --prefetch, --await and --sidecar are five commands: give one of them")
     if prefetch or check or sidecar or within is not None:  # in a pod, beside the agent's secrets
         _hide_memory()
     if prefetch:

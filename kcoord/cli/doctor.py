@@ -23,9 +23,10 @@ from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
+from kcoord.artifacts.store_root import check_is_store
 from kcoord.backends.registry import backends, obstacle
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
-from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError
+from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
@@ -142,7 +143,9 @@ def _store(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", "fail", f"{settings.store}: {error.strerror}", "look at its server and its mount")
         return
     except KcoordError as error:
-        yield Finding("store", "fail", str(error), "see the finding; without a store the job trains on, uncached")
+        yield Finding(
+            "store", "fail", str(error), "see the finding; meanwhile jobs run, and artifacts stay on each node"
+        )
         return
     kind = _file_system(settings.store)
     place = f"{store.root} ({kind}, {uuid[:8]})"
@@ -283,6 +286,11 @@ def _agent(settings: Settings) -> Iterator[Finding]:
 def _lease_files(settings: Settings) -> Iterator[Finding]:
     if settings.store is None:
         return
+    root = settings.store_root or settings.store
+    try:
+        check_is_store(root)
+    except StoreError:  # a finding of `_store`
+        return
     from kcoord.leases.files import FileLeases
 
     async def attempt(store: Path) -> float:
@@ -294,7 +302,7 @@ def _lease_files(settings: Settings) -> Iterator[Finding]:
 
     has_redis = settings.redis_url is not None or settings.redis_url_file is not None
     try:
-        took = asyncio.run(attempt(settings.store_root or settings.store))
+        took = asyncio.run(attempt(root))
     except LeaseUnavailable as error:
         remedy = "see the finding; without Redis each node then elects its own compiler"
         yield Finding("lease files", "warn" if has_redis else "fail", str(error), remedy)

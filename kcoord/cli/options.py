@@ -83,8 +83,16 @@ def environ_with(flags: Mapping[str, str | None]) -> dict[str, str]:
     return environ
 
 
+class Whole(click.IntRange):
+    """A whole number within a range."""
+
+    name = "integer"  # click's error says "not a valid integer range"
+
+
 class Finite(click.FloatRange):
     """A finite number within a range. `click.FloatRange` takes "nan" for one, and with an open end "inf"."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

@@ -23,6 +23,7 @@ from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.profiles.packs import all_packs
+from kcoord.report.tables import several
 from kcoord.settings import Settings
 from kcoord.transfer.bundle import Bundle
 from kcoord.transfer.bundle_index import BundleInvalid
@@ -164,8 +165,8 @@ def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None
         click.echo(f"bad: {place}: {fault}", err=True)
     if len(bad) > _MOST_SHOWN:
         click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
-    packs = f" and {seen.packs} packs" if seen.packs else ""
+    packs = f" and {several(seen.packs, 'pack')}" if seen.packs else ""
     click.echo(
-        f"{seen.whole} artifacts{packs} verified, {len(bad)} bad, {seen.size:,} bytes read, "
+        f"{several(seen.whole, 'artifact')}{packs} verified, {len(bad)} bad, {seen.size:,} bytes read, "
         f"{seen.signed} signed by any key, in {where}"
     )

@@ -11,12 +11,12 @@ from kcoord.errors import StoreError
 
 _REMEDIES = {
     errno.EXDEV: "it is on another file system than its staging directory: make it one directory of one file system",
-    errno.EACCES: "permission denied: let this user write to it",
-    errno.EPERM: "not permitted: let this user write to it",
+    errno.EACCES: "permission denied: let this user read and write it",
+    errno.EPERM: "not permitted: let this user read and write it",
     errno.EROFS: "it is on a read-only file system: mount it read-write, or unset it",
-    errno.ENOSPC: "its file system is full: free space, or run 'kcoord gc'",
-    errno.EDQUOT: "the quota is used up: free space, or run 'kcoord gc'",
-    errno.ENOENT: "it has vanished: create it, or mount it",
+    errno.ENOSPC: "its file system is full: free space, or run 'kcoord gc' (--local for a local directory)",
+    errno.EDQUOT: "the quota is used up: free space, or run 'kcoord gc' (--local for a local directory)",
+    errno.ENOENT: "it is missing: create it, or mount it",
     errno.ENOTDIR: "a part of its path is a file: name a directory",
     errno.ESTALE: "its NFS handle is stale: mount it again",
     errno.EIO: "input/output error: look at the file system's log",

@@ -76,7 +76,9 @@ def connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:
     try:
         return _connect(url)
     except (TypeError, ValueError, RedisError) as error:
-        raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {error}") from None
+        unknown = re.search(r"unexpected keyword argument '?(\w+)", str(error))
+        reason = f"there is no {unknown[1]}" if unknown else error
+        raise SettingsError(f"KCOORD_REDIS_URL has an option that redis-py refuses: {reason}") from None
 
 
 def _connect(url: str) -> tuple[aioredis.Redis, list[aioredis.Redis]]:

@@ -112,7 +112,7 @@ def test_a_mount_that_vanishes_is_not_replaced_by_the_disk_below_it(tmp_path: Pa
             assert list(store.iterdir()) == [], "something was written below the mount"
             mount(store, "--bind", str(there))
 
-        assert_survives(made, "it has vanished: create it, or mount it", begin)
+        assert_survives(made, "it is missing: create it, or mount it", begin)
 
 
 def _close_to_us(store: Path) -> Repair:
@@ -136,7 +136,7 @@ def test_a_store_that_this_user_may_not_write_costs_one_line(tmp_path: Path) -> 
     store = tmp_path / "store"
     with cluster(store) as made:
         made.start = lambda: Cluster.start(made, UNPRIVILEGED + QUICK)  # type: ignore[method-assign]
-        assert_survives(made, "permission denied: let this user write to it", lambda: _close_to_us(store))
+        assert_survives(made, "permission denied: let this user read and write it", lambda: _close_to_us(store))
 
 
 def test_a_store_that_could_not_be_opened_at_the_start_is_used_as_soon_as_it_can(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_store_that_could_not_be_opened_at_the_start_is_used_as_soon_as_it_can
             made.start(UNPRIVILEGED + QUICK)
             made.add_ranks()
             assert 1 <= made.compiles("during") <= NODES
-            assert_told_once(made, "permission denied: let this user write to it")
+            assert_told_once(made, "permission denied: let this user read and write it")
             repair()
             until(lambda: all(BACK in log for log in made.logs()))
             assert made.compiles("after") == 1

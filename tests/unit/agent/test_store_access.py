@@ -18,7 +18,7 @@ from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import manifest_of
 
 CANNOT, BACK = "the store cannot be used", "is back"
-VANISHED = "it has vanished: create it, or mount it"
+VANISHED = "it is missing: create it, or mount it"
 
 
 class Disk:

@@ -45,6 +45,11 @@ def test_what_is_no_number_is_refused(name: str, option: str, text: str) -> None
     assert len(caught.value.format_message().splitlines()) == 1
 
 
+def test_a_whole_number_is_called_an_integer() -> None:
+    with pytest.raises(click.BadParameter, match=r"'x' is not a valid integer\."):
+        dict(commands())["gc"].make_context("gc", ["--max-files", "x"])
+
+
 def test_a_number_is_taken_as_before() -> None:
     command = dict(commands())["agent"]
     assert command.make_context("agent", ["--await", "1.5", "--timeout", "0"]).params["within"] == 1.5

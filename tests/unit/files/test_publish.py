@@ -227,7 +227,7 @@ def test_a_pipe_in_the_place_of_ones_own_manifest_is_not_waited_for(
         os.mkfifo(target / "kcoord-manifest.msgpack")
 
     _pretend(monkeypatch, a_stranger_is_faster, errno.ENOENT)
-    with pytest.raises(StoreError, match="vanished"):
+    with pytest.raises(StoreError, match="it is missing"):
         local.publish_local(staging, home, KEY, 1.0, ORIGIN)
 
 
@@ -353,7 +353,7 @@ def test_eacces_is_told_with_its_remedy(tmp_path_factory: pytest.TempPathFactory
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert len(lines) == 4
-        assert all("permission denied: let this user write to it" in line for line in lines)
+        assert all("permission denied: let this user read and write it" in line for line in lines)
         assert all(str(root / "closed") in line for line in lines)
 
 

@@ -569,7 +569,7 @@ def test_a_lease_that_could_not_be_touched_for_most_of_its_ttl_is_kept_by_renewi
     ("call", "error", "remedy"),
     [
         ("open", errno.EROFS, "mount it read-write"),
-        ("open", errno.EACCES, "let this user write"),
+        ("open", errno.EACCES, "let this user read and write"),
         ("open", errno.ESTALE, "mount it again"),
         ("write", errno.ENOSPC, "free space"),
     ],

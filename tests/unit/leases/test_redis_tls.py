@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.errors import LeaseUnavailable
+from kcoord.errors import LeaseUnavailable, SettingsError
 from kcoord.leases.redis import RedisLeases
 from kcoord.leases.redis_client import connect
 from tests.support.redis_server import RedisServer, find_redis_server
@@ -89,3 +89,8 @@ def test_a_server_of_an_old_tls_is_refused(server: RedisServer, certificates: Ce
         LeaseUnavailable
     ):  # fmt: skip
         _ping(f"rediss://127.0.0.1:{front.port}/0?ssl_ca_certs={Path(certificates.good)}")
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"an option that redis-py refuses: there is no certs$"):
+        connect("redis://localhost?certs=x")

@@ -152,7 +152,7 @@ def test_the_commands_know_packs(sandbox: Sandbox) -> None:
     assert len(as_json(sandbox, "ls", **there)) == ARTIFACTS
     verified = as_json(sandbox, "verify", **there)
     assert (verified["whole"], verified["packs"], verified["bad"]) == (ARTIFACTS, 1, {})
-    assert f"{ARTIFACTS} artifacts and 1 packs verified, 0 bad" in kcoord(sandbox, "verify", **there).stdout
+    assert f"{ARTIFACTS} artifacts and 1 pack verified, 0 bad" in kcoord(sandbox, "verify", **there).stdout
     kcoord(sandbox, "doctor", **there)
     printed = kcoord(sandbox, "gc", "--unused-for", "10d", "--least-age", "0s", **there).stdout
     assert f"removed packs/job/{pack_of(made(sandbox.root / 'other')).name}" in printed

@@ -320,7 +320,7 @@ def test_a_pipe_a_directory_and_nothing_are_refused(tmp_path: Path) -> None:
         Bundle(tmp_path / "pipe", Trust())
     with pytest.raises((BundleInvalid, StoreError)):
         Bundle(tmp_path, Trust())
-    with pytest.raises(StoreError, match="vanished"):
+    with pytest.raises(StoreError, match="it is missing"):
         Bundle(tmp_path / "nothing", Trust())
 
 
@@ -422,7 +422,7 @@ def test_verify_names_each_bad_artifact_and_exits_with_1(kcoord: Run, tmp_path: 
     assert told["whole"] == 2
     assert kcoord("verify", DIGESTS[2], **given).returncode == 0
     assert kcoord("verify", DIGESTS[1], **given, KCOORD_TRUST="off").returncode == 0
-    assert "1 artifacts verified" in kcoord("verify", DIGESTS[2][:12], **given).stdout, "what kcoord ls prints of a key"
+    assert "1 artifact verified" in kcoord("verify", DIGESTS[2][:12], **given).stdout, "what kcoord ls prints of a key"
     missing = kcoord("verify", "f" * 64, **given)
     assert missing.returncode == 1
     assert "f" * 64 in missing.stderr
@@ -506,7 +506,7 @@ def test_an_import_that_is_interrupted_leaves_nothing_half_done(sandbox: Sandbox
         (["export", "--all", ""], 2, "names no file"),
         (["export", "--all", f"{__file__}/out"], 1, "part of its path is a file"),
         (["export", "--all", "o" * 250], 1, "too long"),
-        (["import", "nothing.kcb"], 1, "vanished"),
+        (["import", "nothing.kcb"], 1, "it is missing: create it"),
         (["verify", "xyz"], 2, "no digest"),
         (["verify", "--local", "--local-dir", "/" + "n" * 300], 1, "too long"),
         (["status", "--local-dir", "/" + "n" * 300, "--socket", "/nowhere"], 1, "/nowhere"),
