@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from kcoord.testing.forkserver import fork_server
+from kcoord.testing.shared_servers import ForkServers, fork_server
 from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
 from tests.support.forked_agents import fork_agents
@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     fork_agents(lambda: fork_server((WITH_KCOORD,)).address)
     if not hasattr(config, "workerinput"):
         toolchain.begin()
+        servers = ForkServers()
+        os.environ.update(servers.variables)
+        config.add_cleanup(servers.close)
         for package in ("kcoord", "launch", "tests"):
             compileall.compile_dir(ROOT / package, quiet=2)
 

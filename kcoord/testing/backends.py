@@ -34,7 +34,8 @@ from kcoord.artifacts.catalog import local_manifests
 from kcoord.rank.client import AgentClient
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.testing.forkserver import Forked, fork_server
+from kcoord.testing.forkserver import Forked
+from kcoord.testing.shared_servers import fork_server
 
 Started = subprocess.Popen[str] | Forked
 Environ = Mapping[str, str]

@@ -95,15 +95,11 @@ class ForkServer(ForkClient):
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
         self._directory = tempfile.mkdtemp(prefix="kcoord-fork-", dir="/tmp")  # a socket's path is short
-        address = str(Path(self._directory, "requests"))
+        address = Path(self._directory, "requests")
         self._life, life = socket.socketpair()
-        with life, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
-            requests.bind(address)
-            room = "-" * _ROOM
-            numbers = [requests.fileno(), life.fileno()]
-            command = [sys.executable, "-m", __name__, *map(str, numbers), *modules, room]
-            self._server = subprocess.Popen(command, env={**environ, "_": room}, pass_fds=numbers)
-        super().__init__(address, environ)
+        with life, listen(address) as requests:
+            self._server = start_server(modules, environ, requests, life.fileno())
+        super().__init__(str(address), environ)
 
     def close(self) -> None:
         """Another process may have inherited the socket: so it is shut down, too."""
@@ -118,19 +114,21 @@ class ForkServer(ForkClient):
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-_servers: dict[tuple[str, ...], ForkServer] = {}
-_one_at_a_time = threading.Lock()
+def listen(address: Path) -> socket.socket:
+    requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    requests.bind(str(address))
+    return requests
 
 
-def fork_server(modules: Sequence[str]) -> ForkServer:
-    """This process's server of `modules`, with this process's variables but for kcoord's. It ends with this process."""
-    with _one_at_a_time:
-        server = _servers.get(tuple(modules))
-        if server is None:
-            environ = {name: value for name, value in os.environ.items() if not name.startswith("KCOORD_")}
-            server = _servers[tuple(modules)] = ForkServer(modules, environ)
-            atexit.register(server.close)
-        return server
+def start_server(
+    modules: Sequence[str], environ: Mapping[str, str], requests: socket.socket, life: int
+) -> subprocess.Popen[bytes]:
+    """`life`: a descriptor that can be read as soon as the server is to end."""
+    room = "-" * _ROOM
+    numbers = [requests.fileno(), life]
+    command = [sys.executable, "-m", __name__, *map(str, numbers), *modules, room]
+    none = subprocess.DEVNULL
+    return subprocess.Popen(command, env={**environ, "_": room}, pass_fds=numbers, stdin=none, stdout=none)
 
 
 class Forked:
@@ -197,7 +195,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _serve(requests: socket.socket, life: socket.socket) -> list[str]:
+def _serve(requests: socket.socket, life: int) -> list[str]:
     """Fork a process for each request until `life` ends. Returns in the child alone, with its arguments.
 
     Invariant: `statuses` has the processes that were started and have not been waited for.
@@ -209,8 +207,8 @@ def _serve(requests: socket.socket, life: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     own = os.getpid()
     while True:
-        ready, _, _ = select.select([requests.fileno(), life.fileno(), ended], [], [])
-        if life.fileno() in ready:
+        ready, _, _ = select.select([requests.fileno(), life, ended], [], [])
+        if life in ready:
             break
         if ended in ready:
             os.read(ended, 512)
@@ -226,10 +224,9 @@ def _serve(requests: socket.socket, life: socket.socket) -> list[str]:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                for each in (ended, wakes, *statuses.values()):
+                for each in (ended, wakes, life, *statuses.values()):
                     os.close(each)
                 requests.close()
-                life.close()
                 return _become(request, received)
             statuses[pid] = status
             for each in given:
@@ -328,7 +325,7 @@ if __name__ == "__main__":
         __import__(_name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all modules
-    _code = _exit_code(_serve(*(socket.socket(fileno=int(_number)) for _number in sys.argv[1:3])))
+    _code = _exit_code(_serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
     vars(threading)["_shutdown"]()  # it waits for the threads that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kcoord.testing.forkserver import Forked, fork_server
+from kcoord.testing.forkserver import Forked
+from kcoord.testing.shared_servers import fork_server
 from tests.support.forked_agents import naming
 
 WITH_KCOORD = "tests.support.with_kcoord"

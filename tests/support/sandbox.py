@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.testing.forkserver import Forked, fork_server
+from kcoord.testing.forkserver import Forked
+from kcoord.testing.shared_servers import fork_server
 from tests.support import living, toolchain
 from tests.support.environment import clean_environ
 from tests.support.processes import WITH_KCOORD, with_agents_forked
