@@ -52,6 +52,7 @@ class World:
         self.local = root / "local"
         kept = {n: v for n, v in os.environ.items() if not n.startswith("KCOORD_") and not n.endswith("_CACHE_DIR")}
         self.environ = {**kept, "KCOORD_LOCAL_DIR": str(self.local), "HOME": str(root), **environ}
+        self.held = ["held", str(root / "began"), str(root / "release")]  # a step: compiles begin, and end by `release`
 
     def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> Started:
         """A process that goes through `steps` (`kcoord.testing.subject`)."""
@@ -95,14 +96,23 @@ class World:
     def artifacts(self) -> list[Path]:
         return [manifest.parent for manifest in local_manifests(self.local)]
 
-    def has_waiters(self) -> bool:
-        """True if a process waits for another that compiles."""
+    def began(self) -> set[int]:
+        """The processes with the step `held` whose compile has begun."""
+        return {int(path.suffix[1:]) for path in self.root.glob("began.*")}
+
+    def release(self, processes: set[int]) -> None:
+        """Let their compiles end."""
+        for process in processes:
+            Path(f"{self.held[2]}.{process}").touch()
+
+    def waiters(self) -> int:
+        """How many processes wait for another that compiles."""
         client = AgentClient(Settings.from_environ({**self.environ, "KCOORD_SPAWN": "0"}), Notices())
         try:
             status = client.status(quietly=True)
         finally:
             client.close()
-        return status is not None and any(flight["waiting"] for flight in status["flights"])
+        return sum(len(flight["waiting"]) for flight in status["flights"]) if status else 0
 
     def processes(self) -> list[psutil.Process]:
         """The agent, and whatever else runs with this local directory."""
@@ -175,22 +185,23 @@ class BackendSuite:
     def test_a_failing_compile_raises_the_compilers_own_exception_everywhere_and_in_parallel(
         self, world: World
     ) -> None:
-        failed = world.together(4, ["slow", 4.0, str(world.root / "began")], ["refuse"])
-        outcomes = [each[1] for each in failed]
-        errors = sorted(outcome["error"] for outcome in outcomes)
-        if self.failure_elsewhere:
-            assert errors == sorted([self.error, *[self.failure_elsewhere] * 3])
-            return
-        assert errors == [self.error] * 4
-        _, *others = sorted(tuple(pause) for outcome in outcomes for pause in outcome["pauses"])
-        assert max(begun for begun, _ in others) < min(ended for _, ended in others), "one after the other"
+        """And the processes that waited compile at the same time: none ends before all have begun."""
+        processes = [world.start(world.held, ["refuse"]) for _ in range(4)]
+        until(lambda: world.began() or any(p.poll() for p in processes))
+        until(lambda: world.waiters() == 3 or any(p.poll() for p in processes))
+        world.release(first := world.began())
+        others = [p for p in processes if p.pid not in first]
+        until(lambda: len(world.began()) == 4 or all(p.poll() is not None for p in others))
+        world.release(world.began() - first)
+        errors = sorted(world.outcomes(process)[1]["error"] for process in processes)
+        assert errors == sorted([self.error, *[self.failure_elsewhere or self.error] * 3])
 
     def test_an_abandoned_compile_is_taken_over_while_its_process_lives(self, world: World) -> None:
-        began, gate = str(world.root / "began"), str(world.root / "gate")
-        first = world.start(["slow", _LONG, began], ["interruptible"], ["build", 1], ["meet", gate])
-        until(lambda: Path(began).exists() or first.poll() is not None)
+        gate = str(world.root / "gate")
+        first = world.start(world.held, ["interruptible"], ["build", 1], ["meet", gate])
+        until(lambda: world.began() or first.poll() is not None)
         second = world.start(["build", 1])
-        until(lambda: world.has_waiters() or second.poll() is not None)
+        until(lambda: world.waiters() or second.poll() is not None)
         first.send_signal(signal.SIGALRM)
         (built,) = world.outcomes(second)
         assert (built["compiles"], "code" in built) == (1, True)
@@ -199,9 +210,8 @@ class BackendSuite:
         assert world.outcomes(first)[2]["error"] == self.interrupted
 
     def test_a_killed_leader_is_followed_by_another(self, world: World) -> None:
-        began = str(world.root / "began")
-        leader = world.start(["slow", _LONG, began], ["build", 1])
-        until(lambda: Path(began).exists() or leader.poll() is not None)
+        leader = world.start(world.held, ["build", 1])
+        until(lambda: world.began() or leader.poll() is not None)
         follower = world.start(["build", 1])
         leader.kill()
         leader.communicate()
@@ -255,7 +265,7 @@ class BackendSuite:
 
     def test_a_key_is_the_same_in_every_process_that_asks_for_the_same(self, world: World) -> None:
         """With another hash seed and working directory, and the subject imported rather than run as ``__main__``."""
-        (first,) = world.run(["build", 1], environ={"PYTHONHASHSEED": "1"})
+        (first,) = world.run(["build", 1])  # a seed at random
         elsewhere = world.root / "elsewhere"
         elsewhere.mkdir()
         imports = world.root / "imports.py"

@@ -50,7 +50,6 @@ def main(kind: type[Subject]) -> None:
 class _Run:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.pauses: list[tuple[float, float]] = []
 
     def step(self, name: str, *arguments: Any) -> Any:
         return getattr(self, name)(*arguments)
@@ -61,14 +60,13 @@ class _Run:
     def refuse(self) -> dict[str, Any]:
         return self._timed(self.subject.refuse)
 
-    def slow(self, seconds: float, began: str) -> None:
-        """From now on each compile makes the file `began`, and takes `seconds` more, which are recorded."""
+    def held(self, began: str, gate: str) -> None:
+        """From now on each compile makes the file `began`, and ends once there is a file `gate`; both with this process's id."""
 
         def pause() -> None:
-            Path(began).touch()
-            begun = time.time()
-            time.sleep(seconds)
-            self.pauses.append((begun, time.time()))
+            Path(f"{began}.{os.getpid()}").touch()
+            while not Path(f"{gate}.{os.getpid()}").exists():
+                time.sleep(0.01)
 
         self.subject.before_each_compile(pause)
 
@@ -96,10 +94,10 @@ class _Run:
             time.sleep(0.01)
 
     def _timed(self, work: Callable[[], object]) -> dict[str, Any]:
-        before, pauses = self.subject.compiles(), len(self.pauses)
+        before = self.subject.compiles()
         outcome: dict[str, Any] = {}
         try:
             outcome["code"] = work()
         except Exception as error:  # noqa: BLE001 - an outcome, whatever it is
             outcome["error"] = type(error).__name__
-        return {**outcome, "compiles": self.subject.compiles() - before, "pauses": self.pauses[pauses:]}
+        return {**outcome, "compiles": self.subject.compiles() - before}

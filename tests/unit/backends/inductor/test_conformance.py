@@ -22,4 +22,6 @@ class TestInductor(BackendSuite):
     changes = ("a setting",)
 
     def environment(self, root: Path) -> Mapping[str, str]:
-        return with_agents_forked({})
+        return with_agents_forked(
+            {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+        )
