@@ -249,7 +249,7 @@ def test_a_launcher_starts_the_pool_with_the_compilers_that_the_script_imports(
 
 
 MODULES = {
-    "reads": "import sys\nassert sys.stdin.read() == ''\nopen('read', 'w').close()\n",
+    "reads": "import sys\nassert sys.stdin.read() == ''\nopen(f'{__file__}.done', 'w').close()\n",
     "thread": "import threading\nthreading.Thread(target=threading.Event().wait).start()\n",
     "locked": "import os, threading\nos.register_at_fork(after_in_child=threading.Semaphore(0).acquire)\n"
     "threading.Thread(target=threading.Event().wait).start()\n",
@@ -301,6 +301,7 @@ def test_a_module_that_misbehaves_costs_its_own_kernels_only(
         ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)])
     eventually(lambda: len(kernels(sandbox)) == 6, 60)
     eventually(lambda: pool_status(sandbox)["failed"] == len(modules))
+    assert (sandbox.root / "reads.py.done").exists() == ("reads" in modules), "its input was not empty"
     ours.close()
     eventually(lambda: not pool(sandbox))
 
