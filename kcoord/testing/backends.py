@@ -106,7 +106,7 @@ class World:
             Path(f"{self.held[2]}.{process}").touch()
 
     def waiters(self) -> int:
-        """How many processes wait for another that compiles."""
+        """The number of processes that wait for another that compiles."""
         client = AgentClient(Settings.from_environ({**self.environ, "KCOORD_SPAWN": "0"}), Notices())
         try:
             status = client.status(quietly=True)

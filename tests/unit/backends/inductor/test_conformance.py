@@ -22,6 +22,8 @@ class TestInductor(BackendSuite):
     changes = ("a setting",)
 
     def environment(self, root: Path) -> Mapping[str, str]:
-        return with_agents_forked(
-            {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+        return (
+            with_agents_forked(  # what Inductor reads as it is imported: as in the server (tests/support/with_torch.py)
+                {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+            )
         )
