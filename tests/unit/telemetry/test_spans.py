@@ -64,7 +64,8 @@ class Gate:
 
         def waiting() -> int:
             status = agent_status(settings)
-            return sum(len(f["waiting"]) for f in status["flights"]) if status else 0
+            under_way = ("compiling", "waiting for another node")  # and no longer being asked for
+            return sum(len(f["waiting"]) for f in status["flights"] if f["state"] in under_way) if status else 0
 
         eventually(lambda: waiting() == waiters)
         self._path.touch()
