@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 
 from kcoord.artifacts.store import Store
 from kcoord.settings import Settings
+from kcoord.testing.forkserver import Forked
+from tests.support import processes
 from tests.support.agents import Wire
 from tests.support.command import KCOORD
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
@@ -88,7 +91,7 @@ class Job:
         self.store = Store(store_here or sandbox.root / "store")
         self._batches = 0
         self._settings: list[Settings] = []
-        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[subprocess.Popen[bytes] | Forked] = []
         self.lost: set[int] = set()
         self._logs = [sandbox.root / f"node{n}.log" for n in range(NODES)]
         for node in range(NODES):
@@ -102,11 +105,12 @@ class Job:
             program = f"{sys.executable} {PROGRAMS / 'batch_rank.py'} {self.directory}"
             ranks = "; ".join(f'RANK={r} LOCAL_RANK={r} {program} {node}.{r} & pids="$pids $!"' for r in range(RANKS))
             script = f"{ranks}; for p in $pids; do wait $p || exit 1; done"
-            command = [sys.executable, *KCOORD, "exec", "--", "bash", "-c", script]
-            command = [*(wrap[node] if wrap else []), *command]
-            with self._logs[node].open("wb") as log:
-                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                self.nodes.append(subprocess.Popen(command, env=environ, cwd=sandbox.root, **streams))
+            command = [*KCOORD, "exec", "--", "bash", "-c", script]
+            with self._logs[node].open("wb") as log, Path(os.devnull).open("rb") as nothing:
+                streams = (nothing.fileno(), log.fileno(), log.fileno())
+                self.nodes.append(
+                    processes.start(command, environ, sandbox.root, streams, wrap=wrap[node] if wrap else ())
+                )
             self._settings.append(Settings.from_environ(environ))
 
     # Batches.

@@ -20,14 +20,24 @@ def start(
     cwd: Path | str,
     streams: Sequence[int],
     pass_fds: Sequence[int] = (),
+    wrap: Sequence[str] = (),
 ) -> subprocess.Popen[bytes] | Forked:
-    """``python *arguments``, forked if `environ` allows that. `streams`: descriptors of its input, output and errors."""
+    """``python *arguments``, forked if `environ` allows that. `streams`: descriptors of its input, output and errors.
+
+    `wrap`: a command that runs it, which may lead into a namespace; nothing is forked there.
+    """
     server = fork_server((WITH_KCOORD,))
-    if server.serves(environ):
+    if server.serves(environ) and not wrap:
         return server.start(arguments, with_agents_forked(environ), cwd, streams, pass_fds)
     stdin, stdout, stderr = streams
     return subprocess.Popen(
-        [sys.executable, *arguments], env=environ, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+        [*wrap, sys.executable, *arguments],
+        env=environ,
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
     )
 
 
