@@ -299,7 +299,7 @@ def test_a_module_that_misbehaves_costs_its_own_kernels_only(
         eventually(lambda: (s := pool_status(sandbox))["starts"] and not s["running"], 60, "it took the pool with it")
         ours.close()
         ours = started(sandbox, [str(PROGRAMS), str(sandbox.root)])
-    eventually(lambda: len(kernels(sandbox)) == 6, 60)
+    eventually(lambda: len(kernels(sandbox)) == 6, 200, "its workers have a low priority")
     eventually(lambda: pool_status(sandbox)["failed"] == len(modules))
     assert (sandbox.root / "reads.py.done").exists() == ("reads" in modules), "its input was not empty"
     ours.close()
@@ -523,7 +523,8 @@ def test_with_torchrun_the_pool_begins_before_the_ranks_and_holds_no_script_up(
     gate = sandbox.root / "gate"
     command = ["-c", TORCHRUN_ON_MANY_CORES, "--kcoord-profile", profile, "--kcoord-job", "tr", "--nproc-per-node", "1"]
     python_path = os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")])
-    job = sandbox.start(*command, RANK, "--kernels", "6", "--gate", gate, PYTHONPATH=python_path, OMP_NUM_THREADS="1")
+    rank = (RANK, "--kernels", "6", "--gate", gate)
+    job = sandbox.fork_torchrun(*command, *rank, PYTHONPATH=python_path, OMP_NUM_THREADS="1")
     eventually(lambda: len(kernels(sandbox)) == 6, 120)
     eventually(lambda: list(sandbox.root.glob("gate.*")), 120, "the script has begun, though nobody needs a kernel")
     gate.touch()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from kcoord.rank.client import AgentClient
 from kcoord.rank.pool_start import PoolStart
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from tests.support.sandbox import Sandbox, eventually
+from kcoord.testing.shared_servers import fork_server
+from tests.support import forked_pools, processes
+from tests.support.sandbox import WITH_TRITON, Sandbox, eventually
 from tests.support.triton_ranks import hooked
 
 _SEES_IDLE_CORES = """
@@ -38,11 +40,12 @@ def start_agent(settings: Settings, rests: float = 30.0, starved: float = 30.0) 
     """
     path = settings.socket_path
     endpoint.make_directory(settings)
-    with endpoint.agent_lock(path, 20), endpoint.bind(path) as listener:
+    with endpoint.agent_lock(path, 20), endpoint.bind(path) as listener, Path(os.devnull).open("rb") as nothing:
         fd = listener.fileno()
         program = _SEES_IDLE_CORES.format(rests=rests, starved=starved)
-        command = [sys.executable, "-c", program, "kcoord.agent", "--fd", str(fd), "--daemon"]
-        subprocess.run(command, pass_fds=[fd], env=spawn.agent_environment(settings), check=True, timeout=60)
+        command = ["-c", program, "kcoord.agent", "--fd", str(fd), "--daemon"]
+        starter = processes.start(command, spawn.agent_environment(settings), "/", (nothing.fileno(), 1, 2), [fd])
+        assert starter.wait(60) == 0
 
 
 def started(
@@ -60,6 +63,8 @@ def started(
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**sandbox.environment, **environment}.items():
             patched.setenv(name, value)
+        patched.setenv(forked_pools.VARIABLE, fork_server((WITH_TRITON,)).address)
+        patched.setattr(PoolStart, "_started", forked_pools._forked)
         patched.delenv("KCOORD_SPAWN", raising=False)
         patched.setattr(pool_start, "_COMPILERS", first)
         start.start_early([*path, *sys.path], script, os.environ, first)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
-from tests.support import toolchain
+from kcoord.testing.shared_servers import fork_server
+from tests.support import forked_pools, toolchain
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
 
 _gates = itertools.count()
@@ -30,7 +31,8 @@ def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None
 
 
 def fork_rank(sandbox: Sandbox, *arguments: str | Path, **more: str | None) -> Started:
-    return sandbox.fork(RANK, *arguments, preload=WITH_TRITON, **more)
+    pools = {forked_pools.VARIABLE: fork_server((WITH_TRITON,)).address}
+    return sandbox.fork(RANK, *arguments, preload=WITH_TRITON, **{**pools, **more})
 
 
 def report(process: Started) -> dict[str, Any]:
