@@ -27,7 +27,7 @@ from tests.support.interpose import Interposer
 from tests.support.living import those_within
 from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
+from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
 
 TTL = 2.0  # seconds
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL, as schedulers have it
@@ -53,16 +53,23 @@ class Cluster:
 
     def start(self, *command: str | Path, node: int = 0, **more: str) -> subprocess.Popen[str]:
         """A job's part on one node; `begun` is there once a rank of the node compiles."""
-        environment = {
+        job = self.sandbox.start(*command, **{**self.environment(node), **more})
+        self.jobs.append(job)
+        return job
+
+    def fork(self, *command: str | Path, node: int = 0) -> Started:
+        """As `start`, but the launcher is forked, and so are torchrun's ranks."""
+        fork = self.sandbox.fork_torchrun if "kcoord_launch.torchrun" in command else self.sandbox.fork_kcoord
+        return fork(*command, **self.environment(node))
+
+    def environment(self, node: int) -> dict[str, str | None]:
+        return {
             "KCOORD_LOCAL_DIR": str(self.local(node)),
             "KCOORD_STORE": str(self.store),
             "KCOORD_REDIS_URL": self._url,
             "KCOORD_LEASE_TTL": str(TTL),
             "BEGUN": str(self.begun_on(node)),
         }
-        job = self.sandbox.start(*command, **{**environment, **more})
-        self.jobs.append(job)
-        return job
 
     def local(self, node: int) -> Path:
         return self.sandbox.root / f"node{node}"
@@ -265,7 +272,7 @@ def test_a_worker_that_dies_as_it_compiles_is_started_again_and_what_was_publish
         "runpy.run_path(programs + '/rank.py', run_name='__main__')\n"
     )
     second.mkdir()
-    done = finish(cluster.start(*TORCHRUN[:-1], "--max-restarts=1", script), 120)
+    done = finish(cluster.fork(*TORCHRUN[:-1], "--max-restarts=1", script), 120)
     assert done.returncode == 0, done.stderr
     found = {int(p.suffix[1:]) for p in second.iterdir()}
     assert len(found) == 1, found
@@ -284,7 +291,7 @@ def test_a_job_that_is_pre_empted_and_resumed_compiles_nothing_twice_that_was_pu
 ) -> None:
     """Two nodes; SIGTERM to every process there is, SIGKILL to those that are left after a grace."""
     keys = 10
-    jobs = [cluster.start(*EXEC, str(keys), "0.15", node=node) for node in range(2)]
+    jobs = [cluster.fork(*EXEC, str(keys), "0.15", node=node) for node in range(2)]
     eventually(lambda: cluster.published() >= 3 or any(j.poll() is not None for j in jobs), 60)
     if grace:
         for process in cluster.sandbox.processes():
@@ -304,11 +311,11 @@ def test_a_job_that_is_pre_empted_and_resumed_compiles_nothing_twice_that_was_pu
     eventually(lambda: cluster.leases() == 0, TTL + 1, "the leases ended")
     if grace:
         cluster.nothing_is_left()
-    resumed = [finish(cluster.start(*EXEC, str(keys), "0.05", node=node)) for node in range(2)]
+    resumed = [finish(cluster.fork(*EXEC, str(keys), "0.05", node=node)) for node in range(2)]
     assert [r.returncode for r in resumed] == [0, 0], [r.stderr for r in resumed]
     assert [len(r["served"]) for r in reports("".join(r.stdout for r in resumed))] == [keys] * 4
     assert compiles("".join(r.stdout for r in resumed)) == keys - published
-    warm = finish(cluster.start(*EXEC, str(keys), "0.05"))
+    warm = finish(cluster.fork(*EXEC, str(keys), "0.05"))
     assert compiles(warm.stdout) == 0
     cluster.nothing_is_left()
 

@@ -114,7 +114,7 @@ def test_the_agent_starts_while_torch_is_imported(sandbox: Sandbox) -> None:
 
 @pytest.mark.smoke
 def test_ranks_compile_each_kernel_once_and_two_lines_sum_it_up(sandbox: Sandbox) -> None:
-    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
+    done = sandbox.run_torchrun(*LAUNCH, "--nproc-per-node=4", PROGRAMS / "rank.py", "--kernels", "5")
     assert done.returncode == 0, done.stderr
     assert sum(len(w["compiled"]) for w in witnesses(done.stdout)) == 5
     line, cold = re.findall(r"^kcoord: .*$", done.stderr, re.MULTILINE)
@@ -185,7 +185,7 @@ def test_nobody_reading_stderr_is_no_failure(sandbox: Sandbox) -> None:
 
 def test_without_an_agent_the_job_runs_as_without_kcoord(sandbox: Sandbox) -> None:
     secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_SOCKET": "/proc/nowhere/agent.sock"}
-    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    done = sandbox.run_torchrun(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
     assert done.returncode == 0, done.stderr
     (rank,) = witnesses(done.stdout)
     assert rank["password"] is None
@@ -254,7 +254,7 @@ def test_disabled_leaves_no_trace(sandbox: Sandbox) -> None:
 
 def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) -> None:
     secrets = {"KCOORD_REDIS_URL": "redis://:hunter2@127.0.0.1:1/0", "KCOORD_STORE": str(sandbox.root / "store")}
-    done = sandbox.run_forked(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
+    done = sandbox.run_torchrun(*LAUNCH, "--nproc-per-node=1", PROGRAMS / "rank.py", "--kernels", "1", **secrets)
     assert done.returncode == 0, done.stderr
     assert witnesses(done.stdout)[0]["password"] is None
     assert "hunter2" not in done.stdout + done.stderr
@@ -263,7 +263,7 @@ def test_the_redis_password_is_not_in_the_ranks_environment(sandbox: Sandbox) ->
 def test_an_agent_killed_in_mid_job_is_replaced_and_the_job_ends_well(sandbox: Sandbox) -> None:
     begun = sandbox.root / "begun"
     program = (PROGRAMS / "rank.py", "--kernels", "6", "--slow", "0.3", "--compiling", str(begun))
-    job = sandbox.fork(*LAUNCH, "--nproc-per-node=3", *program)
+    job = sandbox.fork_torchrun(*LAUNCH, "--nproc-per-node=3", *program)
     eventually(lambda: begun.exists() or job.poll() is not None, 60)
     (agent,) = agents_of(sandbox.processes())
     agent.kill()

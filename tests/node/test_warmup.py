@@ -21,7 +21,7 @@ from kcoord.warmup.runner import warmup
 from kcoord.warmup.tasks import distinct
 from tests.support.command import KCOORD
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually
+from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, eventually
 
 
 def path(directory: Path) -> str:
@@ -167,7 +167,7 @@ def test_a_compile_function_without_target_is_not_compiled_for_another_gpu(
 def test_a_process_that_is_killed_after_a_compile_has_recorded_it(sandbox: Sandbox) -> None:
     """A compile worker ends without a chance to say anything."""
     code = "import os, profiled; profiled.make(1); os._exit(0)"
-    done = sandbox.run("-c", code, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS), KCOORD_IDLE_TIMEOUT="0.2")
+    done = sandbox.run_kcoord("-c", code, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS), KCOORD_IDLE_TIMEOUT="0.2")
     assert done.returncode == 0, done.stderr
     eventually(lambda: len(list((sandbox.local / "profiles" / "job").glob("*.recipes"))) == 1)
     assert [r.call["args"] for r in load_profile(settings_of(sandbox), "job")] == [(1,)]
@@ -311,11 +311,8 @@ sys.stdout.write(json.dumps({{"compiled": hits.count(False), "loaded": hits.coun
 def torchrun(sandbox: Sandbox, local: str, *flags: str) -> tuple[list[dict[str, int]], str]:
     script = sandbox.root / "job.py"
     script.write_text(JOB.format(programs=str(PROGRAMS)))
-    environment = sandbox.env(
-        KCOORD_LOCAL_DIR=str(sandbox.root / local), PYTHONPATH=path(PROGRAMS), OMP_NUM_THREADS="1"
-    )
-    command = [sys.executable, "-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", *flags, str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    variables = {"KCOORD_LOCAL_DIR": str(sandbox.root / local), "PYTHONPATH": path(PROGRAMS), "OMP_NUM_THREADS": "1"}
+    done = sandbox.run_torchrun("-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", *flags, script, **variables)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
 
@@ -349,7 +346,7 @@ def test_a_profile_is_compiled_without_a_job_for_gpus_that_are_not_here(
 ) -> None:
     give(sandbox, profile, "six")
     arguments = [*KCOORD, "warmup", "six", "--json", "--workers", "2", "--target", "cuda:90", "--target", "hip:gfx942"]
-    done = sandbox.run(*arguments, PYTHONPATH=path(PROGRAMS))
+    done = sandbox.run_kcoord(*arguments, PYTHONPATH=path(PROGRAMS))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["compiled"], summary["failed"], summary["keys"]) == (12, [], 12)
@@ -361,9 +358,10 @@ def test_a_warm_up_without_hooks_sets_them(sandbox: Sandbox, profile: list[Recip
     """Else each rank would compile all of it, for itself."""
     give(sandbox, profile, "six")
     code = "import sys, kcoord; r = kcoord.warmup('six'); print(r.compiled, r.loaded)"
-    done = [sandbox.run("-c", code, PYTHONPATH=path(PROGRAMS), HOME=str(sandbox.root)) for _ in range(2)]
+    how = {"preload": WITH_TRITON, "PYTHONPATH": path(PROGRAMS)}
+    done = [sandbox.run_forked("-c", code, **how, HOME=str(sandbox.root)) for _ in range(2)]
     assert [d.stdout for d in done] == ["6 0\n", "0 6\n"], done[0].stderr
-    own = sandbox.run("-c", code, PYTHONPATH=path(PROGRAMS), TRITON_CACHE_MANAGER="mine:Manager")
+    own = sandbox.run_forked("-c", code, **how, TRITON_CACHE_MANAGER="mine:Manager")
     assert (own.stdout, "kcoord leaves Triton to it" in own.stderr) == ("0 0\n", True)
 
 
@@ -404,7 +402,7 @@ def test_the_command_fails_if_what_it_compiles_reaches_nobody_else(sandbox: Sand
     """In a pod whose agent cannot work, say: each process compiles all of it, and the next job finds nothing."""
     give(sandbox, record(sandbox, count=2))
     command = [*KCOORD, "warmup", "job", "--workers", "2"]
-    done = sandbox.run(*command, PYTHONPATH=path(PROGRAMS), KCOORD_SPAWN="0")
+    done = sandbox.run_kcoord(*command, PYTHONPATH=path(PROGRAMS), KCOORD_SPAWN="0")
     assert done.returncode == 1
     assert done.stderr.count("kcoord: no agent (") == 1, "what its processes say, once"
     assert re.search(r"\d of these compiles are not shared", done.stderr.splitlines()[-1]), done.stderr
@@ -431,7 +429,7 @@ def test_what_was_recorded_for_several_gpus_is_compiled_once_for_another(sandbox
     call: dict[str, Any] = {"args": (5,), "kwargs": {}}
     give(sandbox, [Recipe("python", "profiled", "make_for", call, t, 1.0, 0) for t in ("cuda:80", "hip:gfx942", "")])
     command = [*KCOORD, "warmup", "job", "--json", "--workers", "2", "--target", "cuda:90"]
-    done = json.loads(sandbox.run(*command, PYTHONPATH=path(PROGRAMS)).stdout)
+    done = json.loads(sandbox.run_kcoord(*command, PYTHONPATH=path(PROGRAMS)).stdout)
     assert (done["keys"], done["compiled"], done["loaded"]) == (1, 1, 0)
     chosen = [Recipe("tilelang", "m", "f", {}, target, 1.0, 0) for target in ("cuda:80", "cuda:90")]
     assert distinct(chosen, ["cuda:90"]) == chosen, "TileLang's are of their GPUs, and left alone on another"

@@ -93,6 +93,11 @@ class Sandbox:
     ) -> subprocess.CompletedProcess[str]:
         return finish(self.fork(*arguments, **more), timeout)
 
+    def run_torchrun(
+        self, *arguments: str | Path, timeout: float = 120, **more: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        return finish(self.fork_torchrun(*arguments, **more), timeout)
+
     def processes(self) -> list[psutil.Process]:
         """Everything that runs with this sandbox's settings."""
         return living.those_within(self.root)
