@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-PARALLEL := $(BIN)/pytest -n auto --dist loadgroup
+PARALLEL := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 marked = $(shell grep -rl --include='test_*.py' pytest.mark.$(1) tests)
 fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 

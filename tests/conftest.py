@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import compileall
+import gc
 import os
 import signal
 import sys
@@ -25,8 +26,15 @@ from tests.support.sandbox import Sandbox, sandboxed
 
 ROOT = Path(__file__).resolve().parents[1]
 settings.register_profile("long", max_examples=LONG * USUAL)
-_LONGEST = [ROOT / "tests" / name for name in ("stale", "cluster/proof", "chaos")]
-_WORKERS_PER_CORE = 1.5  # a third of a test's time is waiting; with more, agents of short time-outs starve
+_LONGEST = [
+    ROOT / "tests" / name
+    for name in (
+        "node/test_torch_compile.py", "stale", "node/test_pool.py", "docs/test_tutorial.py", "cluster/proof", "chaos",
+        "unit/agent/test_flights_model.py", "unit/report/test_report.py", "faults/test_launcher.py",
+        "unit/leases/test_redis_model.py", "node/test_workers.py",
+    )
+]  # fmt: skip
+_WORKERS_PER_CORE = 2  # half of a test's time is waiting
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     sys.dont_write_bytecode = False
+    gc.disable()  # what the collection of tests makes stays
     fork_agents(lambda: fork_server((WITH_KCOORD,)).address)
     if not hasattr(config, "workerinput"):
         toolchain.begin()
@@ -46,6 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(servers.close)
         for package in ("kcoord", "launch", "tests"):
             compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # no later collection looks at it
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -67,7 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shared = [name for name in getattr(item, "fixturenames", ()) if _of_a_module(item, name)]
         if shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: not any(map(item.path.is_relative_to, _LONGEST)))  # they begin first
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The longest begin first."""
+    return next((turn for turn, path in enumerate(_LONGEST) if item.path.is_relative_to(path)), len(_LONGEST))
 
 
 def _of_a_module(item: pytest.Item, name: str) -> bool:
