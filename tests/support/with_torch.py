@@ -34,7 +34,8 @@ for _name in (
     "torch.distributed.tensor",
     "torch.export._trace",
 ):
-    importlib.import_module(_name)
+    with suppress(ModuleNotFoundError):  # not every release has each
+        importlib.import_module(_name)
 
 import torch  # noqa: E402
 from torch._inductor.codecache import torch_key  # noqa: E402

@@ -14,7 +14,6 @@ from kcoord.ranks import POOL_SCRIPT
 from kcoord.settings import Settings
 from tests.support.pools import pool_status, start_agent, started
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-from tests.support.triton_ranks import homes
 
 pytest.importorskip("triton")
 from kcoord.backends.triton.script import Unreplayable, kernel_of_script
@@ -175,6 +174,5 @@ def test_the_pool_compiles_a_scripts_own_kernels_under_the_scripts_keys(sandbox:
     start_agent(settings)
     ours = started(sandbox, [str(PROGRAMS)], script=str(script))
     eventually(lambda: pool_status(sandbox)["compiled"] == 3, 60)
-    assert len(homes(sandbox)) == 3
     assert json.loads(sandbox.run(script, **environment).stdout)["compiled"] == 0
     ours.close()
