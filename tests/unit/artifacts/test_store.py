@@ -225,7 +225,7 @@ def test_a_lookup_opens_the_directories_whose_names_an_nfs_client_remembers(
 def test_where_the_store_has_vanished_nothing_is_made(opened: Store) -> None:
     """Its mount is gone, and there is another disk below."""
     shutil.rmtree(opened.root)
-    with pytest.raises(StoreError, match="vanished"):
+    with pytest.raises(StoreError, match="it is missing"):
         opened.publish(manifest_of(), FILES)
     assert not opened.root.exists()
 

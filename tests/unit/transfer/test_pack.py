@@ -471,7 +471,7 @@ def test_a_pack_for_which_the_local_disk_has_no_room_is_not_read(
     monkeypatch.setattr(pack_module, "has_room", lambda directory, room: False)
     assert "too little room" in refused(store)
     monkeypatch.undo()
-    with pytest.raises(PackUnused, match="vanished"):
+    with pytest.raises(PackUnused, match="it is missing"):
         read_pack(store, "job", tmp_path / "missing")
 
 
