@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -77,7 +78,8 @@ def main() -> None:
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):  # an arrow in a locale that has none is no error; so it is on stderr
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # a stream that wrote to a file cannot change once that is another
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli(prog_name="kcoord")
     except KcoordError as error:
