@@ -64,7 +64,9 @@ def _shared(directory: Path, modules: Sequence[str], environ: dict[str, str]) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
             life = os.open(directory / _LIFE, os.O_RDONLY | os.O_NONBLOCK)
-            with listen(address) as requests:
-                _started.append(start_server(modules, environ, requests, life))
-            os.close(life)
+            try:
+                with listen(address) as requests:
+                    _started.append(start_server(modules, environ, requests, life))
+            finally:
+                os.close(life)
     return ForkClient(str(address), environ)

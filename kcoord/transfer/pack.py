@@ -62,7 +62,7 @@ def write_pack(
     """Write a pack of the artifacts `digests` of `store`, and move the profile's older packs of the same signer to the trash.
 
     Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
-    ones first; nor those that were not read `within` seconds. What `earlier` has is not read from the store.
+    ones first. What `earlier` has comes first, and from there; the store is read for `within` seconds, or one artifact.
 
     Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. It is signed if the store's `trust` has
     a key; it then holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
@@ -70,9 +70,17 @@ def write_pack(
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    here = {} if earlier is None else {"here": earlier.files}
-    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, **here)
-    found = _fitting(gather(store, dict.fromkeys(digests), {}, reads=reads), time.monotonic() + within)
+    if earlier is None:
+        reads, here = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY), frozenset[str]()
+    else:
+        reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, here=earlier.files)
+        here = earlier.digests
+    wanted = list(dict.fromkeys(digests))
+    entries = itertools.chain(
+        gather(store, (digest for digest in wanted if digest in here), {}, reads=reads),
+        _in_time(gather(store, (digest for digest in wanted if digest not in here), {}, reads=reads), within),
+    )
+    found = _fitting(entries)
     index = Index(tuple(sorted(found, key=lambda entry: entry.digest)))
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
@@ -105,7 +113,16 @@ def write_pack(
     return frozenset(entry.digest for entry in index.artifacts)
 
 
-def _fitting(entries: Iterable[Packed], until: float) -> list[Packed]:
+def _in_time(entries: Iterable[Packed], seconds: float) -> Iterator[Packed]:
+    """Those that come within so many seconds of the first demand, and one more."""
+    until = time.monotonic() + seconds
+    for entry in entries:
+        yield entry
+        if time.monotonic() > until:
+            break
+
+
+def _fitting(entries: Iterable[Packed]) -> list[Packed]:
     found: list[Packed] = []
     room = LARGEST_PACK - _IN_INDEX
     for entry in entries:
@@ -116,8 +133,6 @@ def _fitting(entries: Iterable[Packed], until: float) -> list[Packed]:
         if room < 0 or len(found) == MOST_PACKED:
             break
         found.append(entry)
-        if time.monotonic() > until:
-            break
     return found
 
 

@@ -135,9 +135,6 @@ class PackWriter:
             return newest
         note_uses(store.root, [prefix_of(digest) for digest in attempt.used])
         digests = [*attempt.used, *self._still_used(store, newest, set(attempt.used))]
-        if attempt.earlier is not None:
-            here = attempt.earlier.digests
-            digests.sort(key=lambda digest: digest not in here)
         written = write_pack(store, profile, digests, earlier=attempt.earlier, within=attempt.within)
         log.info("the pack of %s was written: %d artifacts", profile, len(written))
         return self._look(store, profile)

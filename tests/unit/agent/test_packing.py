@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kcoord.agent import early_packs
 from kcoord.agent import packs as packs_module
 from kcoord.agent.chores import packing
 from kcoord.agent.chores.packing import PackWriter
@@ -301,6 +302,32 @@ def test_while_a_slow_store_has_much_for_this_node_the_pack_of_what_the_job_comp
         assert not leases.held
         await world.packs.renew("job")
         assert early.wanted() == [], "the pack states all that is READY"
+
+    played(store, scene)
+
+
+def test_what_an_early_pack_had_no_time_for_is_in_the_next_one_beside_what_the_first_one_has(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_packs, "_GATHERED_WITHIN", 0.0)
+
+    async def scene(world: World) -> None:
+        now, leases = 0.0, Told(15.0, 900.0, 30.0)
+        early = EarlyPacks(leases, "job", world.packs, lambda: now)
+        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
+        with early.fetching():
+            now += 60.0
+        for count in (1, 2):
+            assert len(early.wanted()) == len(NAMES)
+            await asyncio.sleep(0.01)  # a pack that is written now is newer than the last one
+            chore.begin()
+            await chore.settled()
+            await world.packs.renew("job")
+            pack = world.packs.get("job")
+            assert pack is not None
+            assert len(pack.digests) == count
+            for digest in pack.digests:  # the next pack has them from this one
+                shutil.rmtree(store.home(digest), ignore_errors=True)
 
     played(store, scene)
 

@@ -206,12 +206,16 @@ def test_what_an_earlier_pack_has_is_not_read_from_the_store_unless_its_copy_is_
         assert write_pack(store, "job", DIGESTS, earlier=earlier) == set(DIGESTS[:-1])
 
 
-def test_a_pack_that_is_wanted_soon_holds_what_was_read_until_then(tmp_path: Path) -> None:
+def test_a_pack_that_is_wanted_soon_holds_what_was_read_until_then_and_loses_nothing(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    held = write_pack(store, "job", DIGESTS, within=0.0)
-    assert held == {DIGESTS[0]}, "each makes progress"
+    held = write_pack(store, "job", DIGESTS[1:], within=0.0)
+    assert held == {DIGESTS[1]}, "each makes progress"
     with read(store) as pack:
         assert pack.digests == held
+        assert write_pack(store, "job", DIGESTS, earlier=pack, within=0.0) == {*DIGESTS[:2]}
+    packed(store, DIGESTS[1:])
+    with read(store) as pack:
+        assert write_pack(store, "job", DIGESTS, earlier=pack, within=0.0) == set(DIGESTS), "no cut in what is here"
 
 
 def test_a_job_without_a_name_takes_the_pack_of_the_nearest(tmp_path: Path) -> None:
