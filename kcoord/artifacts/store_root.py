@@ -38,7 +38,14 @@ class StoreRoot:
         self._left: set[Path] = set()  # staged by us, and not removed because of a fault
 
     def create(self) -> str:
-        """Make the store if there is none, and return its uuid. Safe to run from many nodes at once. Raises `StoreError`."""
+        """Make the store if there is none, and return its uuid. Safe to run from many nodes at once. Raises `StoreError`.
+
+        Of a store that is there, what may be written is asked for, and nothing is: each node of a job does this at its start.
+        """
+        with suppress(StoreError):
+            uuid = self.uuid()
+            if all(os.access(place, os.W_OK | os.X_OK) for place in (self.staging, self.objects)):
+                return uuid
         with store_errors(self.path):
             self.staging.mkdir(parents=True, exist_ok=True)
             self.objects.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ _REMEDIES = {
     errno.ENOSPC: "its file system is full: free space, or run 'kcoord gc' (--local for a local directory)",
     errno.EDQUOT: "the quota is used up: free space, or run 'kcoord gc' (--local for a local directory)",
     errno.ENOENT: "it is missing: create it, or mount it",
-    errno.ENOTDIR: "a part of its path is a file: name a directory",
+    errno.ENOTDIR: "a part of its path is a file, or a link inside the store: name a directory",
     errno.ESTALE: "its NFS handle is stale: mount it again",
     errno.EIO: "input/output error: look at the file system's log",
     errno.ENAMETOOLONG: "its path is too long: use a shorter one",

@@ -29,14 +29,17 @@ def replace_file(
     nothing is left in `staging` then.
     """
     fresh = path.with_name(f".{staging_name()}") if staging is None else staging / f"{staging_name()}.part"
+    staged = True
     try:
         write_file(fresh, content, durable=durable)
         if at is not None:
             os.utime(fresh, (at, at))
         if create or path.exists():
             beneath.rename(fresh, path, root)
+            staged = False
             if durable:
                 sync_directory(path.parent)
     finally:
-        with suppress(OSError):
-            beneath.unlink(fresh, root)
+        if staged:
+            with suppress(OSError):
+                beneath.unlink(fresh, root)

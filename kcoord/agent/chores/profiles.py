@@ -24,6 +24,7 @@ from kcoord.telemetry.events import Notices
 _MOST_PROFILES = 64
 _MOST_BYTES = 64 << 20  # of a profile's recipes, in memory
 _EVERY = 1.0  # seconds between two parts
+_SERVES = 10.0  # seconds that what was read serves: an agent and its node's pool ask at a job's start
 _MOST_LATEST, _MOST_RECIPES_OF_LATEST = 20, 10_000
 
 
@@ -43,6 +44,7 @@ class Profiles:
         self._notices, self._trust = notices, trust
         self._profiles: dict[str, _Profile] = {}
         self._lane = Lane("profiles")
+        self._readings: dict[str, asyncio.Future[list[Recipe]]] = {}  # of `recorded`, under way or of the last seconds
         self._copies: dict[str, asyncio.Future[None]] = {}  # to this node, under way: the ranks of a job ask at once
         self.chores = [
             Chore("profiles", self._lane, self._save, notices, every=_EVERY, rest=REST, wanted=self._has_changes,
@@ -71,8 +73,16 @@ class Profiles:
                 profile.unsaved = True
 
     async def recorded(self, name: str) -> list[Recipe]:
-        """The recipes that earlier jobs recorded under `name`, as far as they can be read. Takes as long as the store does."""
-        return await self._lane.run(functools.partial(self._read, name))
+        """The recipes that earlier jobs recorded under `name`, as far as they can be read: of now, or of seconds ago.
+
+        Takes as long as the store does.
+        """
+        reading = self._readings.get(name)
+        if reading is None:
+            reading = self._readings[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._read, name)))
+            asyncio.get_running_loop().call_later(_SERVES, self._readings.pop, name, None)
+        await asyncio.wait({reading})
+        return list(reading.result())
 
     async def latest(self) -> list[list[Recipe]]:
         """The recipes of the profiles that were written last, the latest first, as far as they can be read; a bounded number."""

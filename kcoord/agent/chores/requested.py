@@ -79,8 +79,8 @@ class RequestedRecorder:
                 continue  # it lies where no other node would look for it
         if self._in_store is not None and self._in_store.issuperset(needs):
             return
-        StoreRoot(self._store).find()
-        if self._in_store is None:
-            self._in_store = set(load_requested(self._directory))
-        if not self._in_store.issuperset(needs):
+        known = set(load_requested(self._directory)) if self._in_store is None else self._in_store
+        if not known.issuperset(needs):
+            StoreRoot(self._store).find()
             self._file = save_requested(self._directory, needs, self._file)
+        self._in_store = known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import platform
@@ -219,12 +218,15 @@ class Timelines:
             return
         if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
             return
-        make_below(there)
-        if there.is_symlink():  # whoever may write to the store would choose where we write
-            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(there))
         if _size(there / path.name) != here.st_size:
-            content = path.read_bytes()
-            replace_file(there / path.name, content, self._store / "v1" / "staging", self._store)
+            replace = functools.partial(
+                replace_file, there / path.name, path.read_bytes(), self._store / "v1" / "staging", self._store
+            )
+            try:
+                replace()
+            except FileNotFoundError:  # the first of its job
+                make_below(there)
+                replace()
         self._shared[path] = here.st_size
 
 

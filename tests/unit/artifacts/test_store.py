@@ -222,6 +222,14 @@ def test_a_lookup_opens_the_directories_whose_names_an_nfs_client_remembers(
     assert looked == [bucket]
 
 
+def test_to_open_a_store_that_is_there_writes_nothing(opened: Store) -> None:
+    places = [opened.root, *(place for place in opened.root.rglob("*") if place.is_dir())]
+    for place in places:
+        os.utime(place, (1, 1))
+    assert Store(opened.root).open() == opened.uuid
+    assert {place.stat().st_mtime for place in places} == {1.0}
+
+
 def test_where_the_store_has_vanished_nothing_is_made(opened: Store) -> None:
     """Its mount is gone, and there is another disk below."""
     shutil.rmtree(opened.root)
