@@ -218,15 +218,11 @@ class Timelines:
             return
         if not stat.S_ISREG(here.st_mode) or not self._shared.get(path, 0) < here.st_size <= span_files.LARGEST_FILE:
             return
+        if not there.is_dir():
+            make_below(there)
         if _size(there / path.name) != here.st_size:
-            replace = functools.partial(
-                replace_file, there / path.name, path.read_bytes(), self._store / "v1" / "staging", self._store
-            )
-            try:
-                replace()
-            except FileNotFoundError:  # the first of its job
-                make_below(there)
-                replace()
+            content = path.read_bytes()
+            replace_file(there / path.name, content, self._store / "v1" / "staging", self._store)
         self._shared[path] = here.st_size
 
 
