@@ -179,7 +179,7 @@ class Backend(Steps[R, H]):
     def _behind(self, request: R, asked: _Asked) -> CacheKey:
         """The key that the alias stands for: the job's if a rank has traced it before, else traced now."""
         begun = time.perf_counter()
-        content = asked.coordinator.choice(asked.key)
+        content = asked.coordinator.choices.get(asked.key)
         if content is not None:
             try:
                 return CacheKey.from_wire(msgpack.unpackb(content))
@@ -187,7 +187,7 @@ class Backend(Steps[R, H]):
                 pass  # another version's: this rank traces
         key = self.key(request)
         content = msgpack.packb(key.to_wire(), unicode_errors="surrogatepass")
-        asked.coordinator.offer(asked.key, content, time.perf_counter() - begun)
+        asked.coordinator.choices.offer(asked.key, content, time.perf_counter() - begun)
         return key
 
     def _loaded(self, request: R, artifact: Artifact) -> Any:

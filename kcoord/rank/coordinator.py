@@ -13,19 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-from kcoord.artifacts import choices, local
+from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.verified import Verified
-from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, ProtocolError, StoreError
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, StoreError
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
-from kcoord.profiles.choices import choice_recipe
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol.messages import Measurements
 from kcoord.rank import client as agent
+from kcoord.rank.choices import Choices
 from kcoord.rank.client import BUSY as BUSY
 from kcoord.rank.client import AgentClient
 from kcoord.rank.client import Busy as Busy
@@ -82,6 +81,7 @@ class Coordinator:
         self.pool = PoolStart(settings, self.notices, self._client)
         self._staging = StagingDirectories(self.notices, self._tiers.trusts)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
+        self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
         forgets_after_fork(self)
 
@@ -285,64 +285,6 @@ class Coordinator:
             found.give_up()
             raise CompileFailed(key.name, found.failed.log, found.failed.where)
         return found.run(compile, lambda _: found.publish(strict=True))
-
-    def choice(self, key: CacheKey) -> bytes | None:
-        """The content that the first rank offered for `key`; None if there is none, or the agent cannot tell.
-
-        Waits for no other rank; for the agent and the store, seconds at most. The content is untrusted.
-        """
-        if not self.usable:
-            return None
-        homes = [choices.store_decided(self.settings.local_dir, key.digest)]
-        if self.settings.store is None:
-            homes.append(choices.node_decided(self.settings.local_dir, key.digest))
-        for home in homes:
-            artifact = self.find(key, home)
-            if artifact is not None:
-                try:
-                    content = choices.content_of(key.name, local.read_contents(artifact))
-                except ArtifactInvalid as error:
-                    let_through(error)
-                    self.notices.tell(f"{error}; it is ignored")
-                    return None
-                return self._recorded_choice(key, content, artifact.manifest.compile_seconds)
-        return self._recorded_choice(key, self._client.lookup(key), 0.0)
-
-    def offer(self, key: CacheKey, content: bytes, seconds: float, device: str = "") -> bytes | None:
-        """Offer `content` as the choice for `key`; returns the one that holds from now on, here and wherever the store is read.
-
-        That is `content`, or an earlier offer of another rank. None: nothing is kept, and the choice is this process's own.
-        `seconds` is the time that choosing took. Not guaranteed: that nodes agree which have no store in common, or whose store
-        does not answer.
-        """
-        if not self.usable:
-            return None
-        if len(content) > choices.LARGEST_CHOICE:
-            self.notices.tell(f"{key.name}: a choice of {len(content)} bytes is too large to be shared")
-            return None
-        try:
-            return self._recorded_choice(key, self._client.offer(key, content, seconds, device), seconds)
-        except ProtocolError as error:
-            self.notices.tell(f"{key.name} is not shared: {error}")
-            return None
-
-    def next_measurement(
-        self, digest: str, count: int, index: int | None = None, timing: bytes | None = None
-    ) -> Measurements | None:
-        """Of `count` configurations, the one to measure next; or all that this node's ranks measured of what has this `digest`.
-
-        `timing` is what this process has just measured of number `index`. None: nobody shares measurements. Waits for no rank.
-        Others' timings are untrusted.
-        """
-        return self._client.next_measurement(digest, count, index, timing) if self.usable else None
-
-    def _recorded_choice(self, key: CacheKey, content: bytes | None, seconds: float) -> bytes | None:
-        """`content`, which is in the job's profile from now on."""
-        if content is not None and self.settings.recorded_as is not None:
-            recipe = choice_recipe(key, content, seconds)
-            if recipe is not None:
-                self.record(recipe)
-        return content
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""

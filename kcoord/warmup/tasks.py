@@ -81,8 +81,8 @@ def _task(name: str, seconds: float, target: str, replay: Callable[[GPUTarget | 
 def _offered(recipe: Recipe) -> str:
     """Offer a recorded choice, unless there is one. Always ``loaded``: nothing is compiled. Raises ValueError for no choice."""
     coordinator, (key, content) = coordinator_in_use(), choice_in(recipe)
-    if coordinator is not None and coordinator.choice(key) is None:
-        coordinator.offer(key, content, recipe.seconds)
+    if coordinator is not None and coordinator.choices.get(key) is None:
+        coordinator.choices.offer(key, content, recipe.seconds)
     return "loaded"
 
 

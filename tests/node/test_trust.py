@@ -603,8 +603,8 @@ def test_a_rank_loads_nothing_from_a_directory_that_everybody_may_write_to(open_
         artifact = found.publish()
         assert (artifact.path / "mine").read_bytes() == b"mine"
         assert not artifact.path.is_relative_to(open_to_all)
-        assert coordinator.choice(KEY) is None
-        assert coordinator.offer(KEY, b"chosen", 0.0) is None
+        assert coordinator.choices.get(KEY) is None
+        assert coordinator.choices.offer(KEY, b"chosen", 0.0) is None
         assert coordinator.status() is None
         (line,) = coordinator.notices.since(0)[0]
         assert "everybody may write to it" in line

@@ -51,7 +51,7 @@ class _Module:
         with self._lock:
             if self._found is None:
                 coordinator = coordinator_in_use()
-                content = coordinator.choice(self._key()) if coordinator is not None else None
+                content = coordinator.choices.get(self._key()) if coordinator is not None else None
                 self._found, self._begun = _read(content), time.perf_counter()
             return self._found.get(_name(tuner), {})
 
@@ -86,7 +86,7 @@ class _Module:
 
 @fails_open(lambda *arguments: None)
 def _offer(coordinator: Coordinator, key: CacheKey, content: bytes, seconds: float, device: str) -> None:
-    coordinator.offer(key, content, seconds, device)
+    coordinator.choices.offer(key, content, seconds, device)
 
 
 def _read(content: bytes | None) -> dict[str, Choice]:

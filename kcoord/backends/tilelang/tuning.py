@@ -117,7 +117,7 @@ def _shared(tuner: Any, key: _Key | None) -> Any:
     coordinator = coordinator_in_use()
     if key is None or not asks or key in tuner._memory_cache or coordinator is None:
         return None
-    content = coordinator.choice(key.key)
+    content = coordinator.choices.get(key.key)
     return None if content is None else _result(tuner, content)
 
 
@@ -128,7 +128,7 @@ def _agreed(tuner: Any, key: _Key, result: Any, seconds: float) -> Any:
     if coordinator is None or result.config is None:
         return result
     mine = _packed(result)
-    decided = coordinator.offer(key.key, mine, seconds, str(current_device()))
+    decided = coordinator.choices.offer(key.key, mine, seconds, str(current_device()))
     if decided is None or _config(tuner, _unpacked(decided)) == result.config:
         return result
     return _result(tuner, decided) or result

@@ -73,7 +73,7 @@ class _Tuning:
 
     def find(self) -> Any | None:
         """The configuration that was chosen by whichever rank was first; None if there is none, or it cannot be used."""
-        content = self.coordinator.choice(self.key)
+        content = self.coordinator.choices.get(self.key)
         chosen = self._use(content, None) if content is not None else None
         if chosen is not None and content is not None:
             timings = triton_choice.timings_in(content, len(self.configs))
@@ -91,7 +91,7 @@ class _Tuning:
             return chosen
         measured = None if timings is None else [timings.get(config) for config in self.configs]
         content = triton_choice.pack(mine, chosen, measured)
-        decided = self.coordinator.offer(self.key, content, took, str(self.device))
+        decided = self.coordinator.choices.offer(self.key, content, took, str(self.device))
         runs = timings if self.measuring is None else self.measuring.own
         winner = self._use(decided, runs) if decided is not None and decided != content else None
         winner = chosen if winner is None else winner
@@ -294,7 +294,7 @@ def _announce(tuning: _Tuning) -> None:
 @fails_open(lambda tuning: None)
 def _share(tuning: _Tuning) -> None:
     digest = choice_key.measured_as(tuning.key, choice_key.named(tuning.autotuner, tuning.args) | tuning.kwargs)
-    tuning.measuring = Measuring(tuning.coordinator, digest, tuning.configs, tuning.runs)
+    tuning.measuring = Measuring(tuning.coordinator.choices, digest, tuning.configs, tuning.runs)
 
 
 @fails_open(lambda tuning: None)

@@ -12,7 +12,7 @@ from typing import Any
 from kcoord.backends.fail_open import fails_open
 from kcoord.backends.triton import choice, choice_key
 from kcoord.protocol.messages import Measurements
-from kcoord.rank.coordinator import Coordinator
+from kcoord.rank.choices import Choices
 
 Measure = Callable[[Any], Any]
 """Measures a configuration here."""
@@ -24,10 +24,8 @@ class Measuring:
     ``runs(config)`` compiles a configuration, and tells whether it runs on this GPU. `own`: what this rank measured.
     """
 
-    def __init__(
-        self, coordinator: Coordinator, digest: str, configs: Sequence[Any], runs: Callable[[Any], bool]
-    ) -> None:
-        self._coordinator, self._digest, self._configs, self._runs = coordinator, digest, configs, runs
+    def __init__(self, choices: Choices, digest: str, configs: Sequence[Any], runs: Callable[[Any], bool]) -> None:
+        self._choices, self._digest, self._configs, self._runs = choices, digest, configs, runs
         self.own: dict[Any, Any] = {}
         self._found: dict[Any, Any] | None = None
 
@@ -57,7 +55,7 @@ class Measuring:
     def _asked(self, index: int | None, packed: bytes | None) -> Measurements | None:
         if not self._digest:
             return None
-        return self._coordinator.next_measurement(self._digest, len(self._configs), index, packed)
+        return self._choices.next_measurement(self._digest, len(self._configs), index, packed)
 
     @fails_open(lambda self, answer: self.own)
     def _with_others(self, answer: Measurements) -> dict[Any, Any]:

@@ -134,7 +134,7 @@ def test_a_rank_on_which_the_nodes_best_does_not_run_measures_for_itself(sandbox
 
 
 class ScriptedAgent:
-    """A coordinator whose agent gives out `given`, one after the other, and then knows `timings`."""
+    """The choices of a rank whose agent gives out `given`, one after the other, and then knows `timings`."""
 
     def __init__(self, given: list[int], timings: list[Any]) -> None:
         self._answers = [Measurements(number) for number in given] + [Measurements(timings=timings)]
@@ -525,7 +525,7 @@ def test_a_choice_that_is_none_of_the_configurations_is_ignored(
     tune(sandbox, 128, node="elsewhere")
     (chosen,) = choices(sandbox.root / "elsewhere")
     coordinator = coordinator_of(sandbox, monkeypatch)
-    assert coordinator.offer(chosen.key, garbage, 0.0) == garbage
+    assert coordinator.choices.offer(chosen.key, garbage, 0.0) == garbage
     coordinator.close()
     report = tune(sandbox, 32)
     assert (report["choice"], report["launched"], report["measured"]) == (32, 32, [32, 64, 128])
@@ -580,7 +580,7 @@ def test_an_agent_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_choice_that_is_too_large_stays_with_its_rank(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = coordinator_of(sandbox, monkeypatch)
-    assert coordinator.offer(CacheKey.of("test", "large"), b"x" * (LARGEST_CHOICE + 1), 0.0) is None
+    assert coordinator.choices.offer(CacheKey.of("test", "large"), b"x" * (LARGEST_CHOICE + 1), 0.0) is None
     assert any("too large" in line for line in coordinator.notices.since(0)[0])
 
 
