@@ -112,7 +112,7 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     await agent.serve(listener)
     for_sure.cancel()
     # else the socket's name belongs to our supervisor, which may start the next agent on it
-    if daemon or orphaned.is_set() or agent.launchers.handed_over:
+    if daemon or orphaned.is_set() or agent.handed_over:
         unlink_own(path, identity, settings.agent_timeout)
     # the loop's end waits for these threads, of which one may ask a dead name server
     loop.set_default_executor(ThreadPoolExecutor(1))

@@ -1,0 +1,144 @@
+"""The agent's table of requests: which part answers each, and which others hear of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kcoord.agent.connections import Connection, Observer
+from kcoord.agent.parts import Parts
+from kcoord.agent.pools import of_worker
+from kcoord.artifacts.choices import store_decided
+from kcoord.protocol import messages
+from kcoord.settings import Settings, is_profile_name
+from kcoord.telemetry import json_log
+
+_LOGGED = {"key": "digest", "backend": "backend", "name": "name"}
+"""The fields of `kcoord.telemetry.json_log.about` that name a key: attributes of a request, or of its key."""
+
+Handler = Callable[[Connection, int, Any], messages.Answer | Awaitable[messages.Answer] | None]
+"""``handler(connection, request id, message)`` returns the answer, or an awaitable of it. None: it calls `Connections.answer`,
+now or later. Raises `ProtocolError`, which ends the connection.
+"""
+
+
+class Requests:
+    """Answers an agent's clients, by its `parts`. ``status()``, ``stop()`` and ``hand_over()`` are the agent's own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        observer: Observer,
+        status: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+        hand_over: Callable[[], bool],
+    ) -> None:
+        self._settings, self._parts, self._observer, self._end = settings, parts, observer, stop
+        self._handlers: dict[type[messages.Request], Handler] = {
+            messages.Claim: self._claim,
+            messages.Publish: self._publish,
+            messages.Fail: self._parts.claims.fail,
+            messages.GiveUp: self._parts.claims.give_up,
+            messages.Lookup: self._lookup,
+            messages.Offer: lambda connection, _, message: self._parts.choices.offer(connection.who, message),
+            messages.Measure: lambda connection, _, message: self._parts.measurements.answer(
+                (connection.pid, connection.who.pid), message
+            ),
+            messages.Record: self._record,
+            messages.Deliver: self._deliver,
+            messages.Profile: lambda _, __, message: self._parts.profiles.bring(
+                message.profile, settings.agent_timeout / 2
+            ),
+            messages.Announce: self._announce,
+            messages.Join: self._parts.pools.join,
+            messages.Take: self._parts.pools.take,
+            messages.Status: lambda _, __, ___: messages.Facts(status()),
+            messages.Stats: self._stats,
+            messages.Stop: self._stop,
+            messages.Attend: self._attend,
+            messages.Leave: self._leave,
+            messages.HandOver: lambda _, __, ___: messages.Left(last=not hand_over(), ends=0),
+        }
+
+    def answer(self, connection: Connection, request: int, message: messages.Request) -> None:
+        about: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._settings.log_format == "json":
+            who, key = connection.who, getattr(message, "key", message)
+            named = {field: getattr(key, attribute, None) for field, attribute in _LOGGED.items()}
+            about = json_log.about(job=who.job, rank=who.rank, pid=who.pid, **named)
+        with about:
+            answer = self._handlers[type(message)](connection, request, message)
+            if isinstance(answer, messages.Answer):
+                self._parts.connections.answer(connection, request, answer)
+            elif answer is not None:
+                self._parts.connections.answer_later(connection, request, answer)
+
+    def gone(self, connection: Connection) -> None:
+        self._parts.pools.gone(connection.id)
+        self._parts.launchers.gone(connection.id)
+        self._parts.claims.gone(connection)
+        if not self._parts.connections:  # the user's next command finds what the last one recorded
+            for chore in (*self._parts.profiles.chores, *self._parts.requested.chores):
+                chore.hasten()
+
+    def _claim(self, connection: Connection, request: int, message: messages.Claim) -> None:
+        ahead = self._parts.pools.compiling(connection)
+        self._parts.claims.claim(connection, request, message, ahead)
+        self._parts.pools.asked(connection, message.recipe)
+        self._parts.requested.note(message.digest, str(message.home))
+        self._parts.use_notes.used([message.digest], connection.pid)
+
+    def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
+        if message.profile is not None and is_profile_name(message.profile):
+            self._parts.tiers.packs.begin(message.profile)
+        return self._parts.pools.announce(connection, request, message)
+
+    def _publish(self, connection: Connection, request: int, message: messages.Publish) -> Awaitable[messages.Answer]:
+        self._parts.pools.published(connection, message.key, message.compile_seconds)
+        return self._parts.claims.publish(connection, request, message)
+
+    def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
+        self._parts.requested.note(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
+        self._parts.use_notes.used([message.digest], connection.pid)
+        return self._parts.choices.lookup(message)
+
+    def _record(self, connection: Connection, _: int, message: messages.Record) -> messages.Answer:
+        self._parts.profiles.add(message.profile, message.recipes)
+        return messages.Done()
+
+    def _deliver(self, connection: Connection, _: int, message: messages.Deliver) -> messages.Answer:
+        if not self._parts.deliveries.new(message):
+            message = dataclasses.replace(message, counters={}, spans=[], dropped=0)
+        if connection.who.pool:
+            message = of_worker(message)
+        self._observer.counted(message.counters)
+        self._parts.statistics.add(connection.who.job, message.counters)
+        spans = self._parts.timelines.add(connection.who, message)
+        used = [span.key for span in spans]
+        if not connection.who.pool:
+            self._parts.cold_starts.add(connection.who, spans)
+            self._parts.pools.used(connection.who.job, used)
+        self._parts.use_notes.used(used, connection.pid)
+        self._parts.late.used(span.key for span in spans if span.kind == "load")
+        return messages.Done()
+
+    async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:
+        cold = self._parts.cold_starts.of(message.job)
+        return messages.Facts(await self._parts.statistics.answer(message.job) | ({"cold_start": cold} if cold else {}))
+
+    def _stop(self, connection: Connection, _: int, message: messages.Stop) -> messages.Answer:
+        self._end()
+        return messages.Done()
+
+    def _attend(self, connection: Connection, _: int, message: messages.Attend) -> messages.Answer:
+        self._parts.connections.must_live(connection)
+        self._parts.launchers.attend(connection.id)
+        return messages.Done()
+
+    def _leave(self, connection: Connection, _: int, message: messages.Leave) -> messages.Answer:
+        last = self._parts.launchers.leaves(connection.id)
+        return messages.Left(last, ends=os.getpid() if last and self._parts.launchers.handed_over else 0)
