@@ -41,13 +41,13 @@ import torch  # noqa: E402
 from torch._inductor.codecache import torch_key  # noqa: E402
 from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, post_grad  # noqa: E402
-from triton.runtime.cache import triton_key  # noqa: E402
+from torch._inductor.runtime.triton_compat import triton_key  # noqa: E402
 
 from tests.support.forked_agents import fork_agents  # noqa: E402
 from tests.support.forked_ranks import fork_ranks  # noqa: E402
 
 torch_key()  # it hashes all files of torch
-triton_key()
+triton_key()  # torch knows where each release of Triton has it
 with suppress(TypeError):  # an older torch names no device
     joint_graph.lazy_init(torch.device("cpu"))
     post_grad.lazy_init()
