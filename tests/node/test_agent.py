@@ -634,7 +634,7 @@ def test_an_agent_ends_with_its_parent() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_agent_that_is_told_to_stop_lets_everybody_go(number: signal.Signals) -> None:
-    with Node(spawn="0") as node:
+    with Node(spawn="0", agent_timeout="1") as node:
         agent = node.start()
         client = node.client()
         lead = node.lead(client, "k")
