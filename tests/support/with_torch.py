@@ -38,6 +38,7 @@ for _name in (
         importlib.import_module(_name)
 
 import torch  # noqa: E402
+from torch._dynamo import guards  # noqa: E402
 from torch._inductor.codecache import torch_key  # noqa: E402
 from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, post_grad  # noqa: E402
@@ -46,6 +47,7 @@ from torch._inductor.runtime.triton_compat import triton_key  # noqa: E402
 from tests.support.forked_agents import fork_agents  # noqa: E402
 from tests.support.forked_ranks import fork_ranks  # noqa: E402
 
+guards.profile_guard_manager = lambda *_: 0.0  # for a line of a log it empties the processor's cache, 50 ms a frame
 torch_key()  # it hashes all files of torch
 triton_key()  # torch knows where each release of Triton has it
 with suppress(TypeError):  # an older torch names no device

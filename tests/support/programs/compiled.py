@@ -225,11 +225,7 @@ def main() -> None:
     counted(compile_fx, "fx_codegen_and_compile", lambda *_: "codegens", before_code_generation)
     counted(aot_autograd, "aot_stage1_graph_capture", lambda *_: "traces")
     counted(CppBuilder, "build", kind_of_build)
-    settings = {
-        "cpp_cache_precompile_headers": False,
-        **wanted.get("settings", {}),
-    }  # headers are slower than these models
-    for name, value in settings.items():
+    for name, value in wanted.get("settings", {}).items():
         setattr(config, name, value)
     if wanted.get("marks"):
         mark_inputs()
