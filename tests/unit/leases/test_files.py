@@ -25,7 +25,7 @@ from kcoord.leases import file_threads, lease_files
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, await_turn
 from kcoord.leases.files import FileLeases
 from kcoord.leases.lease_files import KeyFiles
-from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, eventually, some_key, waiting, won
 from tests.support.interpose import Interposer
 from tests.unit.leases.other_agent import OtherAgent
 
@@ -114,7 +114,7 @@ def test_a_killed_holder_on_this_host_is_followed_long_before_its_ttl(store: Pat
     assert not litter(store)
 
 
-def test_a_holder_whose_host_has_vanished_is_followed_when_its_ttl_has_run_out(store: Path) -> None:
+async def test_a_holder_whose_host_has_vanished_is_followed_when_its_ttl_has_run_out(store: Path) -> None:
     async def scenario() -> float:
         key, ttl = some_key(), 1.0
         async with leases_in(store, ttl=ttl) as service:
@@ -128,30 +128,23 @@ def test_a_holder_whose_host_has_vanished_is_followed_when_its_ttl_has_run_out(s
             assert took > ttl
             return took
 
-    async def one_of_three() -> None:
-        took = [await scenario()]
-        while min(took) > 1.0 + 0.5:  # on a busy machine
-            assert len(took) < 3, took
-            took.append(await scenario())
-
-    bounded(one_of_three())
+    took = [await scenario()]
+    while min(took) > 1.0 + 0.5:  # on a busy machine
+        assert len(took) < 3, took
+        took.append(await scenario())
 
 
-def test_a_vanished_holder_is_followed_where_names_cannot_be_exchanged(
+async def test_a_vanished_holder_is_followed_where_names_cannot_be_exchanged(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS refuses RENAME_EXCHANGE, and there filelock alone leaves an expired marker where it is, for ever."""
     monkeypatch.setattr("filelock._soft.exchange_supported", lambda: False, raising=False)
-
-    async def scenario() -> None:
-        async with leases_in(store, ttl=TTL) as service:
-            path_of(store, "lease").write_bytes(marker_of_another_host(TTL))
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
-            assert await service.held[_KEY, "b"].renew()
-            await service.held[_KEY, "b"].release()
-        assert not litter(store)
-
-    bounded(scenario())
+    async with leases_in(store, ttl=TTL) as service:
+        path_of(store, "lease").write_bytes(marker_of_another_host(TTL))
+        assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
+        assert await service.held[_KEY, "b"].renew()
+        await service.held[_KEY, "b"].release()
+    assert not litter(store)
 
 
 def test_a_stopped_holder_is_followed_a_ttl_after_its_last_heartbeat_and_its_late_ready_counts(store: Path) -> None:
@@ -328,28 +321,22 @@ def test_a_marker_that_somebody_removed_is_made_again_by_its_holder(store: Path)
 # Nodes that differ in their settings.
 
 
-def test_a_living_holder_with_another_ttl_is_told_with_the_remedy(store: Path) -> None:
-    async def scenario() -> None:
-        with OtherAgent(store, 1.0) as holder:
-            holder.ask("keep", _KEY, "a", "host-a")
-            async with leases_in(store, ttl=2.0) as service:
-                with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL is not this node's 2 s: set the same"):
-                    await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND)
-                with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL"):
-                    await service.ping()  # else a breaker would open and close for ever
-
-    bounded(scenario())
+async def test_a_living_holder_with_another_ttl_is_told_with_the_remedy(store: Path) -> None:
+    with OtherAgent(store, 1.0) as holder:
+        holder.ask("keep", _KEY, "a", "host-a")
+        async with leases_in(store, ttl=2.0) as service:
+            with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL is not this node's 2 s: set the same"):
+                await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND)
+            with pytest.raises(LeaseUnavailable, match="KCOORD_LEASE_TTL"):
+                await service.ping()  # else a breaker would open and close for ever
 
 
-def test_a_dead_holder_with_another_ttl_is_waited_out(store: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(store, ttl=TTL) as service:
-            began = time.monotonic()
-            path_of(store, "lease").write_bytes(marker_of_another_host(2 * TTL))
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
-            assert time.monotonic() - began > 2 * TTL
-
-    bounded(scenario())
+async def test_a_dead_holder_with_another_ttl_is_waited_out(store: Path) -> None:
+    async with leases_in(store, ttl=TTL) as service:
+        began = time.monotonic()
+        path_of(store, "lease").write_bytes(marker_of_another_host(2 * TTL))
+        assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
+        assert time.monotonic() - began > 2 * TTL
 
 
 # What others left there.
@@ -381,80 +368,65 @@ _GARBAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", _GARBAGE)
-def test_garbage_in_a_markers_place_holds_its_key_up_for_a_ttl_and_no_other(store: Path, name: str) -> None:
-    async def scenario() -> None:
-        async with leases_in(store, ttl=TTL) as service:
-            path = path_of(store, "lease")
-            _GARBAGE[name](path)
-            other = _KEY[:2] + some_key()
-            await won(service, other)
-            assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
-            assert isinstance(await service.acquire(_KEY, "c", "host-c"), Wait)
-            await service.held[_KEY, "b"].release()
-            await won(service, _KEY, "c")
-
-    bounded(scenario())
+async def test_garbage_in_a_markers_place_holds_its_key_up_for_a_ttl_and_no_other(store: Path, name: str) -> None:
+    async with leases_in(store, ttl=TTL) as service:
+        path = path_of(store, "lease")
+        _GARBAGE[name](path)
+        other = _KEY[:2] + some_key()
+        await won(service, other)
+        assert isinstance(await asyncio.wait_for(await_turn(service, _KEY, "b", "host-b"), BOUND), Lease)
+        assert isinstance(await service.acquire(_KEY, "c", "host-c"), Wait)
+        await service.held[_KEY, "b"].release()
+        await won(service, _KEY, "c")
     assert not path_of(store, "lease").exists()
     if name == "a link":
         assert (path_of(store, "lease").parent / "target").read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", _GARBAGE)
-def test_garbage_in_an_outcomes_place_is_no_outcome_and_is_replaced(store: Path, name: str) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            _GARBAGE[name](path_of(store, "outcome"))
-            await won(service, _KEY, "b")
-            assert not os.path.lexists(path_of(store, "outcome"))
-            _GARBAGE[name](path_of(store, "outcome", some_other := _KEY[:2] + some_key()))
-            await service.ready(some_other, "m")
-            assert await service.acquire(some_other, "c", "host-c") == Ready("m")
-
-    bounded(scenario())
+async def test_garbage_in_an_outcomes_place_is_no_outcome_and_is_replaced(store: Path, name: str) -> None:
+    async with leases_in(store) as service:
+        _GARBAGE[name](path_of(store, "outcome"))
+        await won(service, _KEY, "b")
+        assert not os.path.lexists(path_of(store, "outcome"))
+        _GARBAGE[name](path_of(store, "outcome", some_other := _KEY[:2] + some_key()))
+        await service.ready(some_other, "m")
+        assert await service.acquire(some_other, "c", "host-c") == Ready("m")
 
 
-def test_a_directory_in_a_markers_place_leaves_its_key_uncoordinated_and_no_other(store: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(store, ttl=TTL) as service:
-            path_of(store, "lease").mkdir()
-            for token in ("a", "b"):
-                answer = await service.acquire(_KEY, token, "host")
-                assert isinstance(answer, Lease)
-                assert not answer.fence
-                assert not await answer.renew()
-                assert not await answer.release()
-            assert not service.held
-            await service.ready(_KEY, "m")
-            assert await service.acquire(_KEY, "c", "host") == Ready("m")
-
-    bounded(scenario())
+async def test_a_directory_in_a_markers_place_leaves_its_key_uncoordinated_and_no_other(store: Path) -> None:
+    async with leases_in(store, ttl=TTL) as service:
+        path_of(store, "lease").mkdir()
+        for token in ("a", "b"):
+            answer = await service.acquire(_KEY, token, "host")
+            assert isinstance(answer, Lease)
+            assert not answer.fence
+            assert not await answer.renew()
+            assert not await answer.release()
+        assert not service.held
+        await service.ready(_KEY, "m")
+        assert await service.acquire(_KEY, "c", "host") == Ready("m")
 
 
-def test_a_directory_in_an_outcomes_place_keeps_the_news_from_others_and_nothing_else(store: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            (path_of(store, "outcome") / "full").mkdir(parents=True)
-            await won(service, _KEY)
-            waiter = await waiting(service, _KEY, "b")
-            await service.ready(_KEY, "m")
-            assert isinstance(await asyncio.wait_for(waiter, BOUND), Lease)
-        assert not litter(store)
-
-    bounded(scenario())
+async def test_a_directory_in_an_outcomes_place_keeps_the_news_from_others_and_nothing_else(store: Path) -> None:
+    async with leases_in(store) as service:
+        (path_of(store, "outcome") / "full").mkdir(parents=True)
+        await won(service, _KEY)
+        waiter = await waiting(service, _KEY, "b")
+        await service.ready(_KEY, "m")
+        assert isinstance(await asyncio.wait_for(waiter, BOUND), Lease)
+    assert not litter(store)
 
 
-def test_a_failure_is_forgotten_by_the_file_systems_clock_and_its_file_removed(store: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            await won(service, _KEY)
-            await service.held[_KEY, "a"].fail("log", "where")
-            path = path_of(store, "outcome")
-            for moment, kind in ((time.time() - 29, Failed), (time.time() + 29, Failed), (time.time() - 31, Lease)):
-                os.utime(path, (moment, moment))
-                assert isinstance(await service.acquire(_KEY, "b", "host-b"), kind)
-            assert not path.exists()
-
-    bounded(scenario())
+async def test_a_failure_is_forgotten_by_the_file_systems_clock_and_its_file_removed(store: Path) -> None:
+    async with leases_in(store) as service:
+        await won(service, _KEY)
+        await service.held[_KEY, "a"].fail("log", "where")
+        path = path_of(store, "outcome")
+        for moment, kind in ((time.time() - 29, Failed), (time.time() + 29, Failed), (time.time() - 31, Lease)):
+            os.utime(path, (moment, moment))
+            assert isinstance(await service.acquire(_KEY, "b", "host-b"), kind)
+        assert not path.exists()
 
 
 # Clocks that are wrong: of the hosts, whose wall clocks are set while a lease is held, or waited for.
@@ -593,15 +565,12 @@ def test_a_file_system_that_refuses_is_told_with_the_remedy_and_used_again_later
     assert not litter(store)
 
 
-def test_a_store_that_is_not_there_is_unavailable_and_is_not_made(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(tmp_path / "unmounted") as service:
-            for command in (lambda: service.acquire(_KEY, "a", "host"), service.ping):
-                with pytest.raises(LeaseUnavailable, match="create it, or mount it"):
-                    await command()
-        assert not (tmp_path / "unmounted").exists()
-
-    bounded(scenario())
+async def test_a_store_that_is_not_there_is_unavailable_and_is_not_made(tmp_path: Path) -> None:
+    async with leases_in(tmp_path / "unmounted") as service:
+        for command in (lambda: service.acquire(_KEY, "a", "host"), service.ping):
+            with pytest.raises(LeaseUnavailable, match="create it, or mount it"):
+                await command()
+    assert not (tmp_path / "unmounted").exists()
 
 
 def test_a_file_system_that_hangs_is_given_up_within_seconds_and_a_late_lease_given_back(
@@ -633,33 +602,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     resumed.set()
 
 
-def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hanging: threading.Event) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            first = await asyncio.gather(
-                *(service.acquire(f"k{n}", "a", "host") for n in range(20)), return_exceptions=True
-            )
-            assert {type(e) for e in first} == {LeaseUnavailable}
-            deadline = time.monotonic() + BOUND
-            while not hangs(service):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            hanging_now = len(service._tasks)
-            for command in [
-                lambda: service.acquire("later", "a", "host"),
-                service.ping,
-                service.watch("later").__aenter__,
-            ]:
-                with pytest.raises(LeaseUnavailable, match="has not answered for"):  # not: no answer to this one
-                    await command()
-            assert len(service._tasks) == hanging_now
-            assert sum(t.name.startswith("lease-files") for t in threading.enumerate()) <= 8
-            hanging.set()
-            await eventually(lambda: patiently(service), Lease)
-            while service._tasks:
-                await asyncio.sleep(0.01)
-            assert [p for p in litter(store) if "/k" in p] == [], "a lease that nobody wanted any more was kept"
-
+async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hanging: threading.Event) -> None:
     def hangs(service: FileLeases) -> bool:
         try:
             service._threads.check()
@@ -673,54 +616,68 @@ def test_while_many_threads_hang_commands_are_refused_at_once(store: Path, hangi
         except LeaseUnavailable:
             return None
 
-    bounded(scenario())
+    async with leases_in(store) as service:
+        first = await asyncio.gather(
+            *(service.acquire(f"k{n}", "a", "host") for n in range(20)), return_exceptions=True
+        )
+        assert {type(e) for e in first} == {LeaseUnavailable}
+        deadline = time.monotonic() + BOUND
+        while not hangs(service):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        hanging_now = len(service._tasks)
+        for command in [
+            lambda: service.acquire("later", "a", "host"),
+            service.ping,
+            service.watch("later").__aenter__,
+        ]:
+            with pytest.raises(LeaseUnavailable, match="has not answered for"):  # not: no answer to this one
+                await command()
+        assert len(service._tasks) == hanging_now
+        assert sum(t.name.startswith("lease-files") for t in threading.enumerate()) <= 8
+        hanging.set()
+        await eventually(lambda: patiently(service), Lease)
+        while service._tasks:
+            await asyncio.sleep(0.01)
+        assert [p for p in litter(store) if "/k" in p] == [], "a lease that nobody wanted any more was kept"
 
 
-def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, hanging: threading.Event) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            claim = asyncio.create_task(service.acquire(_KEY, "a", "host"))
-            while not service._threads.busy:
-                await asyncio.sleep(0)
-            claim.cancel()
-            await asyncio.gather(claim, return_exceptions=True)
-            hanging.set()
-            while service._tasks:
-                await asyncio.sleep(0.01)
-            assert not path_of(store, "lease").exists()
-
-    bounded(scenario())
+async def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, hanging: threading.Event) -> None:
+    async with leases_in(store) as service:
+        claim = asyncio.create_task(service.acquire(_KEY, "a", "host"))
+        while not service._threads.busy:
+            await asyncio.sleep(0)
+        claim.cancel()
+        await asyncio.gather(claim, return_exceptions=True)
+        hanging.set()
+        while service._tasks:
+            await asyncio.sleep(0.01)
+        assert not path_of(store, "lease").exists()
 
 
 # What it costs.
 
 
-def test_the_memory_of_keys_that_were_asked_for_is_bounded(store: Path) -> None:
-    async def scenario() -> None:
-        async with leases_in(store) as service:
-            await won(service, _KEY)
-            for n in range(1100):
-                await service.ready(f"k{n}", "m")
-            assert len(service._keys) <= 1001
-            assert await service.held[_KEY, "a"].renew(), "a lease was forgotten"
-
-    bounded(scenario())
+async def test_the_memory_of_keys_that_were_asked_for_is_bounded(store: Path) -> None:
+    async with leases_in(store) as service:
+        await won(service, _KEY)
+        for n in range(1100):
+            await service.ready(f"k{n}", "m")
+        assert len(service._keys) <= 1001
+        assert await service.held[_KEY, "a"].renew(), "a lease was forgotten"
 
 
-def test_a_waiter_looks_ever_more_seldom(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        looks = []
-        for name in ("attempt", "changes"):
-            original = getattr(KeyFiles, name)
-            monkeypatch.setattr(KeyFiles, name, lambda *a, _o=original: (looks.append(time.monotonic()), _o(*a))[1])
-        async with leases_in(store) as service:
-            path_of(store, "lease").write_bytes(marker_of_another_host(30.0))
-            waiter = await waiting(service, _KEY, "b")
-            began = time.monotonic()
-            await asyncio.sleep(3.0)
-            waiter.cancel()
-            await asyncio.gather(waiter, return_exceptions=True)
-            assert sum(t > began + 1.5 for t in looks) <= 8
-            assert len(looks) <= 30
-
-    bounded(scenario())
+async def test_a_waiter_looks_ever_more_seldom(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for name in ("attempt", "changes"):
+        original = getattr(KeyFiles, name)
+        monkeypatch.setattr(KeyFiles, name, lambda *a, _o=original: (looks.append(time.monotonic()), _o(*a))[1])
+    async with leases_in(store) as service:
+        path_of(store, "lease").write_bytes(marker_of_another_host(30.0))
+        waiter = await waiting(service, _KEY, "b")
+        began = time.monotonic()
+        await asyncio.sleep(3.0)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        assert sum(t > began + 1.5 for t in looks) <= 8
+        assert len(looks) <= 30

@@ -14,7 +14,7 @@ from kcoord.errors import LeaseUnavailable
 from kcoord.leases.base import Lease, LeaseService, Ready, Wait, await_turn, within
 from kcoord.leases.local import LocalLeases
 from kcoord.leases.redis import RedisLeases
-from kcoord.testing.leases import BOUND, TTL, LeaseConformance, bounded, eventually, some_key, waiting, won
+from kcoord.testing.leases import BOUND, TTL, LeaseConformance, eventually, some_key, waiting, won
 from tests.support.redis_server import RedisServer
 
 _ANSWERS_WITHIN = 5.0  # seconds; a dead or silent server is told apart from a slow one by then
@@ -33,97 +33,78 @@ class TestLocalLeases(LeaseConformance):
 class TestLocalLeasesByTheClock:
     """What depends on time alone, without waiting for it."""
 
-    def test_a_lease_ends_at_its_ttl_and_not_before(self) -> None:
-        async def scenario() -> None:
-            now = [0.0]
-            service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
-            await won(service, "k")
-            now[0] = 14.999
-            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
-            now[0] = 15.0
-            await won(service, "k", "b")
+    async def test_a_lease_ends_at_its_ttl_and_not_before(self) -> None:
+        now = [0.0]
+        service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
+        await won(service, "k")
+        now[0] = 14.999
+        assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+        now[0] = 15.0
+        await won(service, "k", "b")
 
-        bounded(scenario())
-
-    def test_renewals_never_reach_beyond_the_hard_limit(self) -> None:
-        async def scenario() -> None:
-            now = [0.0]
-            service = LocalLeases(15.0, 40.0, 30.0, clock=lambda: now[0])
-            a = await won(service, "k")
-            for moment in (10.0, 20.0, 30.0, 39.0):
-                now[0] = moment
-                assert await a.renew()
-            answer = await service.acquire("k", "b", "host-b")
-            assert isinstance(answer, Wait)
-            assert answer.ttl == pytest.approx(1.0)
-            now[0] = 40.0
-            assert not await a.renew()
-            await won(service, "k", "b")
-
-        bounded(scenario())
-
-    def test_a_lease_that_ran_out_and_that_nobody_took_can_be_renewed(self) -> None:
-        async def scenario() -> None:
-            now = [0.0]
-            service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
-            a = await won(service, "k")
-            now[0] = 20.0
+    async def test_renewals_never_reach_beyond_the_hard_limit(self) -> None:
+        now = [0.0]
+        service = LocalLeases(15.0, 40.0, 30.0, clock=lambda: now[0])
+        a = await won(service, "k")
+        for moment in (10.0, 20.0, 30.0, 39.0):
+            now[0] = moment
             assert await a.renew()
-            assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
+        answer = await service.acquire("k", "b", "host-b")
+        assert isinstance(answer, Wait)
+        assert answer.ttl == pytest.approx(1.0)
+        now[0] = 40.0
+        assert not await a.renew()
+        await won(service, "k", "b")
 
-        bounded(scenario())
+    async def test_a_lease_that_ran_out_and_that_nobody_took_can_be_renewed(self) -> None:
+        now = [0.0]
+        service = LocalLeases(15.0, 900.0, 30.0, clock=lambda: now[0])
+        a = await won(service, "k")
+        now[0] = 20.0
+        assert await a.renew()
+        assert isinstance(await service.acquire("k", "b", "host-b"), Wait)
 
-    def test_outcomes_are_forgotten_oldest_first_and_memory_is_bounded(self) -> None:
-        async def scenario() -> None:
-            service = LocalLeases(15.0, 900.0, 30.0)
-            for n in range(10_050):
-                await service.ready(f"k{n}", "m")
-            assert len(service._outcomes) == 10_000
-            await won(service, "k0", "b")
-            assert await service.acquire("k10049", "b", "host") == Ready("m")
-
-        bounded(scenario())
+    async def test_outcomes_are_forgotten_oldest_first_and_memory_is_bounded(self) -> None:
+        service = LocalLeases(15.0, 900.0, 30.0)
+        for n in range(10_050):
+            await service.ready(f"k{n}", "m")
+        assert len(service._outcomes) == 10_000
+        await won(service, "k0", "b")
+        assert await service.acquire("k10049", "b", "host") == Ready("m")
 
 
-def test_a_cancellation_that_arrives_as_the_work_ends_is_not_swallowed() -> None:
+async def test_a_cancellation_that_arrives_as_the_work_ends_is_not_swallowed() -> None:
     """`asyncio.wait_for` swallows it before Python 3.12: a cancelled claim then went on waiting."""
-
-    async def scenario() -> None:
-        for steps in range(10):
-            work: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(within(5.0, work))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            work.set_result("done")
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    bounded(scenario())
+    for steps in range(10):
+        work: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(within(5.0, work))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        work.set_result("done")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
-def test_work_that_takes_too_long_is_cancelled_even_if_it_swallows_a_cancellation() -> None:
-    async def scenario() -> None:
-        cancelled = []
+async def test_work_that_takes_too_long_is_cancelled_even_if_it_swallows_a_cancellation() -> None:
+    cancelled = []
 
-        async def stubborn() -> None:
-            while len(cancelled) < 2:
-                try:
-                    await asyncio.sleep(60)
-                except asyncio.CancelledError:
-                    cancelled.append(1)
+    async def stubborn() -> None:
+        while len(cancelled) < 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(1)
 
-        with pytest.raises(asyncio.TimeoutError):
-            await within(0.01, stubborn())
-        assert len(cancelled) == 2
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.01, stubborn())
+    assert len(cancelled) == 2
 
-        async def fails() -> None:
-            raise KeyError("its own error")
+    async def fails() -> None:
+        raise KeyError("its own error")
 
-        with pytest.raises(KeyError):
-            await within(5.0, fails())
-
-    bounded(scenario())
+    with pytest.raises(KeyError):
+        await within(5.0, fails())
 
 
 @asynccontextmanager
@@ -147,166 +128,145 @@ class TestRedisLeases(LeaseConformance):
             assert not service._facts.watched, "a watch was left behind"
 
 
-def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
-            key = some_key()
-            a = await won(one, key)
-            waiter = await waiting(other, key, "b")
-            began = time.monotonic()
-            await a.ready("m")
-            assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
-            assert time.monotonic() - began < 1.5
-
-    bounded(scenario())
+async def test_two_agents_share_one_redis(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
+        key = some_key()
+        a = await won(one, key)
+        waiter = await waiting(other, key, "b")
+        began = time.monotonic()
+        await a.ready("m")
+        assert await asyncio.wait_for(waiter, BOUND) == Ready("m")
+        assert time.monotonic() - began < 1.5
 
 
-def test_namespaces_are_kept_apart(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url, "one") as one, leases_at(shared_redis.url, "two") as two:
-            key = some_key()
-            await won(one, key)
-            await won(two, key, "b")
-
-    bounded(scenario())
+async def test_namespaces_are_kept_apart(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url, "one") as one, leases_at(shared_redis.url, "two") as two:
+        key = some_key()
+        await won(one, key)
+        await won(two, key, "b")
 
 
-def test_the_fence_grows_over_flushall_and_over_an_empty_restart(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
-            key, fences = some_key(), []
-            for disturb in (lambda: redis_server.command("FLUSHALL"), redis_server.restart, lambda: None):
-                lease = await eventually(lambda: patiently(service, key), Lease)
-                fences.append(lease.fence)
-                disturb()
-            assert fences[0] < fences[1] < fences[2]
-
+async def test_the_fence_grows_over_flushall_and_over_an_empty_restart(redis_server: RedisServer) -> None:
     async def patiently(service: RedisLeases, key: str) -> object:
         try:
             return await service.acquire(key, uuid.uuid4().hex, "host")
         except LeaseUnavailable:  # the pool's old connections, after the restart
             return None
 
-    bounded(scenario())
+    async with leases_at(redis_server.url) as service:
+        key, fences = some_key(), []
+        for disturb in (lambda: redis_server.command("FLUSHALL"), redis_server.restart, lambda: None):
+            lease = await eventually(lambda: patiently(service, key), Lease)
+            fences.append(lease.fence)
+            disturb()
+        assert fences[0] < fences[1] < fences[2]
 
 
-def test_a_living_holder_takes_its_lease_again_after_flushall(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            key = some_key()
-            a = await won(service, key)
-            shared_redis.command("FLUSHALL")
-            assert await a.renew()
-            answer = await service.acquire(key, "b", "host-b")
-            assert isinstance(answer, Wait)
-            assert answer.holder == "host-a"
-            again = await service.acquire(key, "a", "host-a")
-            assert isinstance(again, Lease)
-            assert again.fence > a.fence
-
-    bounded(scenario())
+async def test_a_living_holder_takes_its_lease_again_after_flushall(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        key = some_key()
+        a = await won(service, key)
+        shared_redis.command("FLUSHALL")
+        assert await a.renew()
+        answer = await service.acquire(key, "b", "host-b")
+        assert isinstance(answer, Wait)
+        assert answer.holder == "host-a"
+        again = await service.acquire(key, "a", "host-a")
+        assert isinstance(again, Lease)
+        assert again.fence > a.fence
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            key = some_key()
-            a = await won(service, key)
-            for command in (
-                lambda: a.renew(),
-                lambda: service.acquire(key, "b", "host-b"),
-                lambda: a.fail("log", "where"),
-            ):
-                shared_redis.command("SCRIPT", "FLUSH")
-                assert await command()
-
-    bounded(scenario())
+async def test_scripts_that_the_server_forgot_are_sent_again(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        key = some_key()
+        a = await won(service, key)
+        for command in (
+            lambda: a.renew(),
+            lambda: service.acquire(key, "b", "host-b"),
+            lambda: a.fail("log", "where"),
+        ):
+            shared_redis.command("SCRIPT", "FLUSH")
+            assert await command()
 
 
-def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service, leases_at(redis_server.url) as new:
-            await won(service, "k", "other")
-            held, failing, released = [await won(service, key) for key in ("held", "failing", "released")]
+async def test_a_silent_server_is_given_up_within_seconds_by_every_command(redis_server: RedisServer) -> None:
+    async with leases_at(redis_server.url) as service, leases_at(redis_server.url) as new:
+        await won(service, "k", "other")
+        held, failing, released = [await won(service, key) for key in ("held", "failing", "released")]
 
-            async def outcome(command: Awaitable[object]) -> tuple[type[BaseException] | None, bool]:
-                began = time.monotonic()
-                try:
-                    await command
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is compared below
-                    return type(error), time.monotonic() - began < _ANSWERS_WITHIN
-                return None, time.monotonic() - began < _ANSWERS_WITHIN
-
-            redis_server.pause()
-            commands = {
-                "acquire": service.acquire("k", "a", "host"),
-                "look": service.look("k"),
-                "renew": held.renew(),
-                "ready": service.ready("another", "m"),
-                "fail": failing.fail("log", "where"),
-                "release": released.release(),
-                "ping": service.ping(),
-                "add_up": service.add_up("job", "agent", {"compiles": 1}),
-                "await_turn": await_turn(service, "k", "a", "host"),
-                "watch": new.watch("k").__aenter__(),
-            }
-            outcomes = await asyncio.gather(*(outcome(c) for c in commands.values()))
-            assert dict(zip(commands, outcomes, strict=True)) == dict.fromkeys(commands, (LeaseUnavailable, True))
-            redis_server.resume()
-            assert isinstance(await service.acquire("k", "a", "host"), Wait)
-
-    bounded(scenario())
-
-
-def test_a_server_that_falls_silent_under_a_waiter_is_given_up_within_seconds(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
-            await won(service, "k")
-            waiter = await waiting(service, "k", "b")
-            redis_server.pause()
+        async def outcome(command: Awaitable[object]) -> tuple[type[BaseException] | None, bool]:
             began = time.monotonic()
+            try:
+                await command
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is compared below
+                return type(error), time.monotonic() - began < _ANSWERS_WITHIN
+            return None, time.monotonic() - began < _ANSWERS_WITHIN
+
+        redis_server.pause()
+        commands = {
+            "acquire": service.acquire("k", "a", "host"),
+            "look": service.look("k"),
+            "renew": held.renew(),
+            "ready": service.ready("another", "m"),
+            "fail": failing.fail("log", "where"),
+            "release": released.release(),
+            "ping": service.ping(),
+            "add_up": service.add_up("job", "agent", {"compiles": 1}),
+            "await_turn": await_turn(service, "k", "a", "host"),
+            "watch": new.watch("k").__aenter__(),
+        }
+        outcomes = await asyncio.gather(*(outcome(c) for c in commands.values()))
+        assert dict(zip(commands, outcomes, strict=True)) == dict.fromkeys(commands, (LeaseUnavailable, True))
+        redis_server.resume()
+        assert isinstance(await service.acquire("k", "a", "host"), Wait)
+
+
+async def test_a_server_that_falls_silent_under_a_waiter_is_given_up_within_seconds(redis_server: RedisServer) -> None:
+    async with leases_at(redis_server.url) as service:
+        await won(service, "k")
+        waiter = await waiting(service, "k", "b")
+        redis_server.pause()
+        began = time.monotonic()
+        with pytest.raises(LeaseUnavailable):
+            await asyncio.wait_for(waiter, BOUND)
+        assert time.monotonic() - began < 2.2 + _ANSWERS_WITHIN  # the re-check, then one command
+        redis_server.resume()
+
+
+async def test_a_server_that_is_gone_is_told_at_once(redis_server: RedisServer) -> None:
+    async with leases_at(redis_server.url) as service:
+        await service.ping()
+        redis_server.stop()
+        began = time.monotonic()
+        for command in (service.ping, lambda: service.acquire("k", "a", "host")):
             with pytest.raises(LeaseUnavailable):
-                await asyncio.wait_for(waiter, BOUND)
-            assert time.monotonic() - began < 2.2 + _ANSWERS_WITHIN  # the re-check, then one command
-            redis_server.resume()
-
-    bounded(scenario())
-
-
-def test_a_server_that_is_gone_is_told_at_once(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
-            await service.ping()
-            redis_server.stop()
-            began = time.monotonic()
-            for command in (service.ping, lambda: service.acquire("k", "a", "host")):
-                with pytest.raises(LeaseUnavailable):
-                    await command()
-            with pytest.raises(LeaseUnavailable):
-                async with service.watch("k"):
-                    pass
-            assert time.monotonic() - began < _REFUSED_WITHIN
-
-    bounded(scenario())
+                await command()
+        with pytest.raises(LeaseUnavailable):
+            async with service.watch("k"):
+                pass
+        assert time.monotonic() - began < _REFUSED_WITHIN
 
 
-def test_a_restarted_server_is_used_again(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
-            await won(service, "k")
-            redis_server.kill()
-            with pytest.raises(LeaseUnavailable):
-                await service.acquire("k", "b", "host")
-            redis_server.start()
-            await won(service, "k", "b")
-
-    bounded(scenario())
+async def test_a_restarted_server_is_used_again(redis_server: RedisServer) -> None:
+    async with leases_at(redis_server.url) as service:
+        await won(service, "k")
+        redis_server.kill()
+        with pytest.raises(LeaseUnavailable):
+            await service.acquire("k", "b", "host")
+        redis_server.start()
+        await won(service, "k", "b")
 
 
-def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
+async def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
     """Agents come in thousands: one that waits for no key does not knock several times a second, for as long as it is away."""
 
-    async def scenario(server: RedisServer) -> None:
+    async def patiently(service: RedisLeases) -> object:
+        try:
+            return await service.acquire("another", "a", "host")
+        except LeaseUnavailable:  # the pool's old connections
+            return None
+
+    with RedisServer(tcp=True) as server:
         knocks: list[object] = []
 
         def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -328,79 +288,60 @@ def test_a_server_that_is_away_is_left_alone_while_nobody_watches() -> None:
                 await other.ready("k", "m")
                 assert await watch.changed(BOUND), "nobody reads the news any more"
 
-    async def patiently(service: RedisLeases) -> object:
-        try:
-            return await service.acquire("another", "a", "host")
-        except LeaseUnavailable:  # the pool's old connections
-            return None
 
-    with RedisServer(tcp=True) as server:
-        bounded(scenario(server))
-
-
-def test_a_watch_is_woken_by_a_restart_and_hears_what_comes_after_it(redis_server: RedisServer) -> None:
-    async def scenario() -> None:
-        async with (
-            leases_at(redis_server.url) as service,
-            leases_at(redis_server.url) as other,
-            service.watch("k") as watch,
-        ):
-            while await watch.changed(0.1):
+async def test_a_watch_is_woken_by_a_restart_and_hears_what_comes_after_it(redis_server: RedisServer) -> None:
+    async with (
+        leases_at(redis_server.url) as service,
+        leases_at(redis_server.url) as other,
+        service.watch("k") as watch,
+    ):
+        while await watch.changed(0.1):
+            pass
+        redis_server.restart()
+        assert await watch.changed(BOUND), "nobody said that something may have been missed"
+        deadline = time.monotonic() + BOUND
+        heard = False
+        while not heard and time.monotonic() < deadline:  # subscribed again some time after the restart
+            while await watch.changed(0.15):
                 pass
-            redis_server.restart()
-            assert await watch.changed(BOUND), "nobody said that something may have been missed"
-            deadline = time.monotonic() + BOUND
-            heard = False
-            while not heard and time.monotonic() < deadline:  # subscribed again some time after the restart
-                while await watch.changed(0.15):
-                    pass
-                await other.ready("k", "m")
-                heard = await watch.changed(0.3)
-            assert heard, "not subscribed again"
-
-    bounded(scenario())
+            await other.ready("k", "m")
+            heard = await watch.changed(0.3)
+        assert heard, "not subscribed again"
 
 
-def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None:
+async def test_waiters_are_answered_after_a_restart(redis_server: RedisServer) -> None:
     """An empty server is a free key: of the waiters one leads, the others hear that it is ready."""
+    async with leases_at(redis_server.url) as service:
+        await won(service, "k")
 
-    async def scenario() -> None:
-        async with leases_at(redis_server.url) as service:
+        async def claim(token: str, waits: asyncio.Event) -> object:
+            answer = await await_turn(service, "k", token, token, on_wait=lambda wait: waits.set())
+            if isinstance(answer, Lease):
+                await answer.ready("m")
+            return answer
+
+        told = [asyncio.Event() for _ in range(10)]
+        claims = [asyncio.create_task(claim(f"w{n}", waits)) for n, waits in enumerate(told)]
+        await asyncio.wait_for(asyncio.gather(*(waits.wait() for waits in told)), BOUND)
+        redis_server.restart()
+        answers = await asyncio.wait_for(asyncio.gather(*claims), BOUND)
+        assert sum(isinstance(a, Lease) for a in answers) == 1
+        assert sum(a == Ready("m") for a in answers) == 9
+
+
+async def test_a_wrong_password_is_told_and_not_shown() -> None:
+    with RedisServer(tcp=True, password="right-horse") as server:
+        async with leases_at(server.url) as service:
             await won(service, "k")
-
-            async def claim(token: str, waits: asyncio.Event) -> object:
-                answer = await await_turn(service, "k", token, token, on_wait=lambda wait: waits.set())
-                if isinstance(answer, Lease):
-                    await answer.ready("m")
-                return answer
-
-            told = [asyncio.Event() for _ in range(10)]
-            claims = [asyncio.create_task(claim(f"w{n}", waits)) for n, waits in enumerate(told)]
-            await asyncio.wait_for(asyncio.gather(*(waits.wait() for waits in told)), BOUND)
-            redis_server.restart()
-            answers = await asyncio.wait_for(asyncio.gather(*claims), BOUND)
-            assert sum(isinstance(a, Lease) for a in answers) == 1
-            assert sum(a == Ready("m") for a in answers) == 9
-
-    bounded(scenario())
-
-
-def test_a_wrong_password_is_told_and_not_shown() -> None:
-    async def scenario() -> None:
-        with RedisServer(tcp=True, password="right-horse") as server:
-            async with leases_at(server.url) as service:
+        async with leases_at(server.url.replace("right-horse", "wrong-donkey")) as service:
+            with pytest.raises(LeaseUnavailable) as caught:
                 await won(service, "k")
-            async with leases_at(server.url.replace("right-horse", "wrong-donkey")) as service:
-                with pytest.raises(LeaseUnavailable) as caught:
-                    await won(service, "k")
-                assert "donkey" not in str(caught.value)
-                with pytest.raises(LeaseUnavailable):
-                    await service.ping()
-                with pytest.raises(LeaseUnavailable):
-                    async with service.watch("k"):
-                        pass
-
-    bounded(scenario())
+            assert "donkey" not in str(caught.value)
+            with pytest.raises(LeaseUnavailable):
+                await service.ping()
+            with pytest.raises(LeaseUnavailable):
+                async with service.watch("k"):
+                    pass
 
 
 _GARBAGE = {
@@ -422,36 +363,30 @@ _GARBAGE = {
 
 
 @pytest.mark.parametrize("name", _GARBAGE)
-def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer(
+async def test_garbage_in_a_keys_hash_never_hangs_and_never_passes_for_an_answer(
     shared_redis: RedisServer, name: str
 ) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            key = some_key()
-            words = [w.format(key=service._key(key)) if isinstance(w, str) else w for w in _GARBAGE[name]]
-            shared_redis.command(*words)
-            answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
-            assert isinstance(answer, Lease)
-            assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
-
-    bounded(scenario())
+    async with leases_at(shared_redis.url) as service:
+        key = some_key()
+        words = [w.format(key=service._key(key)) if isinstance(w, str) else w for w in _GARBAGE[name]]
+        shared_redis.command(*words)
+        answer = await asyncio.wait_for(await_turn(service, key, "a", "host"), BOUND)
+        assert isinstance(answer, Lease)
+        assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
 
 
-def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
-            job = some_key()
-            await one.add_up(job, "agent|1", {"compiles": 3, "compile_seconds": 1.25})
-            await one.add_up(job, "agent|1", {"compiles": 4, "compile_seconds": 1.5})  # sums, not increments
-            found = await other.add_up(job, "agent-2", {"compiles": 2})
-            assert found == {"agent|1": {"compiles": 4, "compile_seconds": 1.5}, "agent-2": {"compiles": 2}}
-            assert await other.add_up(job, "agent-3", {}) == found
-            assert await other.add_up("another job", "agent-3", {}) == {}
-
-    bounded(scenario())
+async def test_counters_of_all_agents_of_a_job_are_added_up(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as one, leases_at(shared_redis.url) as other:
+        job = some_key()
+        await one.add_up(job, "agent|1", {"compiles": 3, "compile_seconds": 1.25})
+        await one.add_up(job, "agent|1", {"compiles": 4, "compile_seconds": 1.5})  # sums, not increments
+        found = await other.add_up(job, "agent-2", {"compiles": 2})
+        assert found == {"agent|1": {"compiles": 4, "compile_seconds": 1.5}, "agent-2": {"compiles": 2}}
+        assert await other.add_up(job, "agent-3", {}) == found
+        assert await other.add_up("another job", "agent-3", {}) == {}
 
 
-def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
+async def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
     shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that every launch uses again, as that of unnamed jobs, had one hash that never ended."""
@@ -460,131 +395,102 @@ def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
     def ttl(job: str, day: int) -> int:
         return int(shared_redis.command("TTL", f"kcoord:{{test}}:stats:{job}:{day}").strip(b":\r\n"))
 
-    async def scenario() -> None:
-        nonlocal today
-        monkeypatch.setattr("kcoord.leases.redis._day", lambda: today)
-        async with leases_at(shared_redis.url) as service:
-            job = some_key()
-            for n in range(20):
-                await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
-            assert 0 < ttl(job, today) <= 2 * 86400
-            shared_redis.command("EXPIRE", f"kcoord:{{test}}:stats:{job}:{today}", "1000")
-            today += 1
-            found = await service.add_up(job, "agent-0", {"compiles": 3})
-            assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
-            assert ttl(job, today - 1) <= 1000, "a later agent does not prolong it"
-            today += 1
-            assert await service.add_up(job, "agent-30", {}) == {"agent-0": {"compiles": 3}}
-
-    bounded(scenario())
+    monkeypatch.setattr("kcoord.leases.redis._day", lambda: today)
+    async with leases_at(shared_redis.url) as service:
+        job = some_key()
+        for n in range(20):
+            await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
+        assert 0 < ttl(job, today) <= 2 * 86400
+        shared_redis.command("EXPIRE", f"kcoord:{{test}}:stats:{job}:{today}", "1000")
+        today += 1
+        found = await service.add_up(job, "agent-0", {"compiles": 3})
+        assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
+        assert ttl(job, today - 1) <= 1000, "a later agent does not prolong it"
+        today += 1
+        assert await service.add_up(job, "agent-30", {}) == {"agent-0": {"compiles": 3}}
 
 
-def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
+async def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisServer) -> None:
     """Reading them all is as long as the job has nodes, and every agent stores its own every second."""
-
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            job = some_key()
-            shared_redis.command("CONFIG", "RESETSTAT")
-            assert await service.add_up(job, "agent", {"compiles": 3}, read=False) == {}
-            assert await service.add_up(job, "agent", {}, read=False) == {}
-            assert b"cmdstat_hgetall" not in shared_redis.command("INFO", "commandstats")
-            assert await service.add_up(job, "agent", {}) == {"agent": {"compiles": 3}}
-
-    bounded(scenario())
+    async with leases_at(shared_redis.url) as service:
+        job = some_key()
+        shared_redis.command("CONFIG", "RESETSTAT")
+        assert await service.add_up(job, "agent", {"compiles": 3}, read=False) == {}
+        assert await service.add_up(job, "agent", {}, read=False) == {}
+        assert b"cmdstat_hgetall" not in shared_redis.command("INFO", "commandstats")
+        assert await service.add_up(job, "agent", {}) == {"agent": {"compiles": 3}}
 
 
-def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            shared_redis.command(
-                "HSET", f"kcoord:{{test}}:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
-            )
-            with pytest.raises(LeaseUnavailable):
-                await service.add_up("job", "agent", {"compiles": 1})
-
-    bounded(scenario())
+async def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        shared_redis.command(
+            "HSET", f"kcoord:{{test}}:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
+        )
+        with pytest.raises(LeaseUnavailable):
+            await service.add_up("job", "agent", {"compiles": 1})
 
 
-def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            prefix = some_key()
-            answers = await asyncio.gather(*(service.acquire(f"{prefix}{n}", "a", "host") for n in range(1000)))
-            assert all(isinstance(a, Lease) for a in answers)
-
-    bounded(scenario())
+async def test_a_thousand_claims_at_once_do_not_exhaust_the_connections(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        prefix = some_key()
+        answers = await asyncio.gather(*(service.acquire(f"{prefix}{n}", "a", "host") for n in range(1000)))
+        assert all(isinstance(a, Lease) for a in answers)
 
 
-def test_a_script_touches_one_key_so_that_a_cluster_can_run_it(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url, f"kcoord:{some_key()}") as service:
-            await won(service, "k")
-            found = shared_redis.command("KEYS", f"{service._prefix}*")
-            assert found.startswith(b"*1\r\n")
-
-    bounded(scenario())
+async def test_a_script_touches_one_key_so_that_a_cluster_can_run_it(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url, f"kcoord:{some_key()}") as service:
+        await won(service, "k")
+        found = shared_redis.command("KEYS", f"{service._prefix}*")
+        assert found.startswith(b"*1\r\n")
 
 
-def test_no_key_stays_for_ever(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            for end in ("lease", "ready", "fail"):
-                key = some_key()
-                a = await won(service, key)
-                if end == "ready":
-                    await a.ready("m")
-                elif end == "fail":
-                    await a.fail("log", "where")
-                left = int(shared_redis.command("PTTL", service._key(key))[1:].strip())
-                assert 0 < left <= 7 * 86400 * 1000, end
-
-    bounded(scenario())
-
-
-def test_a_released_key_leaves_no_trace(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
-            a = await won(service, "k-released")
-            await a.release()
-            assert shared_redis.command("EXISTS", service._key("k-released")) == b":0\r\n"
-
-    bounded(scenario())
-
-
-def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
-    async def scenario() -> None:
-        async with leases_at(shared_redis.url) as service:
+async def test_no_key_stays_for_ever(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        for end in ("lease", "ready", "fail"):
             key = some_key()
-            await won(service, key)
-            for steps in range(40):
-                waiter = asyncio.create_task(await_turn(service, key, f"w{steps}", "host"))
-                for _ in range(steps):
-                    await asyncio.sleep(0)
-                waiter.cancel()
-                await asyncio.gather(waiter, return_exceptions=True)
-            deadline = time.monotonic() + BOUND
-            while not shared_redis.command("PUBSUB", "NUMSUB", service._key(key)).endswith(b":0\r\n"):
-                assert time.monotonic() < deadline, "the server still sends to somebody"
-                await asyncio.sleep(TTL / 20)
-
-    bounded(scenario())
+            a = await won(service, key)
+            if end == "ready":
+                await a.ready("m")
+            elif end == "fail":
+                await a.fail("log", "where")
+            left = int(shared_redis.command("PTTL", service._key(key))[1:].strip())
+            assert 0 < left <= 7 * 86400 * 1000, end
 
 
-def test_an_error_that_ends_a_renewal_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_released_key_leaves_no_trace(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        a = await won(service, "k-released")
+        await a.release()
+        assert shared_redis.command("EXISTS", service._key("k-released")) == b":0\r\n"
+
+
+async def test_cancelled_watches_are_unsubscribed(shared_redis: RedisServer) -> None:
+    async with leases_at(shared_redis.url) as service:
+        key = some_key()
+        await won(service, key)
+        for steps in range(40):
+            waiter = asyncio.create_task(await_turn(service, key, f"w{steps}", "host"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            waiter.cancel()
+            await asyncio.gather(waiter, return_exceptions=True)
+        deadline = time.monotonic() + BOUND
+        while not shared_redis.command("PUBSUB", "NUMSUB", service._key(key)).endswith(b":0\r\n"):
+            assert time.monotonic() < deadline, "the server still sends to somebody"
+            await asyncio.sleep(TTL / 20)
+
+
+async def test_an_error_that_ends_a_renewal_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Ill(LocalLeases):
         async def renew(self, lease: Lease) -> bool:
             raise ZeroDivisionError("renew")
 
-    async def scenario() -> None:
-        service = Ill(0.06, 900.0, 30.0)
-        a = await won(service, "k")
-        a.keep_alive(0.06)
-        while not caplog.records:
-            await asyncio.sleep(0.01)
-        assert await a.release()
-
-    bounded(scenario())
+    service = Ill(0.06, 900.0, 30.0)
+    a = await won(service, "k")
+    a.keep_alive(0.06)
+    while not caplog.records:
+        await asyncio.sleep(0.01)
+    assert await a.release()
     (record,) = caplog.records
     assert "please report it" in record.getMessage()
     assert record.exc_info

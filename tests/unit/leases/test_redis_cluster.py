@@ -8,7 +8,6 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kcoord.leases.redis_cluster import SlotOwner, SlotPipeline
-from kcoord.testing.leases import bounded
 
 _A, _B = ("a", 1), ("b", 2)
 
@@ -33,48 +32,35 @@ class _Connection:
         return [[0, 16383, *([host.encode(), port, b"id"] for host, port in nodes)]]
 
 
-def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever() -> None:
+async def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever() -> None:
     """Each side of a partition names an owner. The one without a majority answers CLUSTERDOWN, which is a reason for doubt."""
-
-    async def scenario() -> None:
-        owner = SlotOwner(lambda: _Connection({_A: _A, _B: _B}), [_A], "name")
-        for node in (_A, _B, _A):
-            connection = await owner.connect()
-            assert (connection.host, connection.port) == node == owner.first
-            owner.doubt()
-
-    bounded(scenario())
+    owner = SlotOwner(lambda: _Connection({_A: _A, _B: _B}), [_A], "name")
+    for node in (_A, _B, _A):
+        connection = await owner.connect()
+        assert (connection.host, connection.port) == node == owner.first
+        owner.doubt()
 
 
-def test_nodes_that_name_each_other_are_asked_once_each() -> None:
-    async def scenario() -> None:
-        owner = SlotOwner(lambda: _Connection({_A: _B, _B: _A}), [_A], "name")
-        with pytest.raises(RedisConnectionError, match="No node of the Redis Cluster has slot"):
-            await owner.connect()
-
-    bounded(scenario())
+async def test_nodes_that_name_each_other_are_asked_once_each() -> None:
+    owner = SlotOwner(lambda: _Connection({_A: _B, _B: _A}), [_A], "name")
+    with pytest.raises(RedisConnectionError, match="No node of the Redis Cluster has slot"):
+        await owner.connect()
 
 
-def test_a_cluster_of_a_million_nodes_is_remembered_in_part_and_the_named_one_stays() -> None:
+async def test_a_cluster_of_a_million_nodes_is_remembered_in_part_and_the_named_one_stays() -> None:
     class Crowded(_Connection):
         async def read_response(self, disconnect_on_error: bool) -> list[Any]:
             return [[0, 16383, [b"a", 1, b"id"], *([b"n", port, b"id"] for port in range(5000))]]
 
-    async def scenario() -> None:
-        owner = SlotOwner(lambda: Crowded({}), [_A], "name")
-        await owner.connect()
-        assert len(owner._nodes) == 1000
-        assert owner._nodes[0] == _A
-
-    bounded(scenario())
+    owner = SlotOwner(lambda: Crowded({}), [_A], "name")
+    await owner.connect()
+    assert len(owner._nodes) == 1000
+    assert owner._nodes[0] == _A
 
 
-def test_a_slot_has_one_importer_at_a_time() -> None:
-    async def scenario() -> None:
-        pipeline = SlotPipeline(SlotOwner(lambda: _Connection({}), [_A], "name"), lambda: None, lambda: None)
-        first = pipeline._to_importer(_A)
-        assert pipeline._to_importer(_A) is first
-        assert pipeline._to_importer(_B) is not first
-        await pipeline.close()
-
-    bounded(scenario())
+async def test_a_slot_has_one_importer_at_a_time() -> None:
+    pipeline = SlotPipeline(SlotOwner(lambda: _Connection({}), [_A], "name"), lambda: None, lambda: None)
+    first = pipeline._to_importer(_A)
+    assert pipeline._to_importer(_A) is first
+    assert pipeline._to_importer(_B) is not first
+    await pipeline.close()
