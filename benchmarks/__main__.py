@@ -76,7 +76,9 @@ def main() -> int:
         metavar="N",
         help="of cluster, cluster_nfs, cluster_nfs-rig and lease_herd",
     )
-    parser.add_argument("--keys", type=int, nargs="+", default=[], metavar="N", help="of cluster_nfs: 300, 3000")
+    parser.add_argument(
+        "--keys", type=int, nargs="+", default=[], metavar="N", help="of cluster_nfs, and of its rig: 300, 3000"
+    )
     parser.add_argument(
         "--ways", nargs="+", default=[], choices=scale.WAYS, help="of cluster_nfs and cluster_nfs-rig; default: all"
     )
@@ -100,10 +102,8 @@ def main() -> int:
         how = [args.ranks] if name in _ON_GPUS else []
         if name == "cluster":
             how = [args.nodes, args.agents_per_process]
-        elif name == "cluster_nfs":
+        elif name in ("cluster_nfs", "cluster_nfs-rig"):
             how = [args.nodes, args.keys, args.ways]
-        elif name == "cluster_nfs-rig":
-            how = [args.nodes, args.ways]
         elif name == "lease_herd":
             how = [args.nodes, args.ranks or 1, args.dilation]
         result: Result = known[name](*how)

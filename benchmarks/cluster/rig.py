@@ -1,7 +1,7 @@
 """Whole nodes on the client hosts of a rig with a real NFS server (tests/nfs/README.md): the RPCs that their kernels send, beside
 the requests that the model counts in the same run on this machine.
 
-``python -m benchmarks.cluster.rig NODES WAY MOUNT`` is one run, on the server's host; it prints a line of JSON.
+``python -m benchmarks.cluster.rig NODES WAY KEYS MOUNT`` is one run, on the server's host; it prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -70,10 +70,15 @@ class _Rig:
         return dict((self._counts[-1] - self._counts[-2]).most_common())
 
 
-def _run(root: Path, nodes: int, way: str, server: Server, store: Path, slower: float, **where: Any) -> Measured:
+def _keys(nodes: int, way: str) -> int:
+    return _IN_STEP_KEYS if way == IN_STEP else _FEW if nodes > 3 else _KEYS
+
+
+def _run(
+    root: Path, nodes: int, way: str, keys: int, server: Server, store: Path, slower: float, **where: Any
+) -> Measured:
     """A run whose store is at `store` on this machine."""
-    count = _IN_STEP_KEYS if way == IN_STEP else _FEW if nodes > 3 else _KEYS
-    kernels = [(name, round(seconds * _COMPILES, 3)) for name, seconds in kernels_of(count)]
+    kernels = [(name, round(seconds * _COMPILES, 3)) for name, seconds in kernels_of(keys)]
     manifests = fill(store, kernels, pack=way == PACKED) if way in (WARM, PACKED) else {}
     settings = where.pop("settings", {}) | ({} if way == IN_STEP else {"profile": PROFILE})
     return play(
@@ -82,14 +87,14 @@ def _run(root: Path, nodes: int, way: str, server: Server, store: Path, slower: 
     )  # fmt: skip
 
 
-def _on_rig(nodes: int, way: str, mount: str) -> dict[str, Any]:
+def _on_rig(nodes: int, way: str, keys: int, mount: str) -> dict[str, Any]:
     server = _Rig(HOSTS[:nodes], mount)
     with tempfile.TemporaryDirectory(prefix="kcb-", dir="/var/tmp", ignore_cleanup_errors=True) as name:
         root, store = Path(name), _EXPORT / Path(name).name
         store.mkdir()
         try:
             found = _run(
-                root, nodes, way, server, store, _SLOWER, address=_ADDRESS, wraps=[("on", host) for host in HOSTS[:nodes]],
+                root, nodes, way, keys, server, store, _SLOWER, address=_ADDRESS, wraps=[("on", host) for host in HOSTS[:nodes]],
                 settings={"store": f"{mount}/{store.name}", "agent_timeout": "300"},
             )  # fmt: skip
             packs = [path.stat().st_size for path in packs_of(store, PROFILE)]
@@ -101,15 +106,15 @@ def _on_rig(nodes: int, way: str, mount: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _modelled(nodes: int, way: str) -> Measured:
+def _modelled(nodes: int, way: str, keys: int) -> Measured:
     with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as name:
         root = Path(name)
         server = NfsServer(root / "server", root / "store", _MODEL_SLOWER)
-        return _run(root, nodes, way, server, root / "store", _MODEL_SLOWER)
+        return _run(root, nodes, way, keys, server, root / "store", _MODEL_SLOWER)
 
 
-def run(nodes: Sequence[int] = (), ways: Sequence[str] = ()) -> Result:
-    """The ways on so many client hosts, on the rig that ``NFS_RIG`` and ``RIG_SHARE`` name."""
+def run(nodes: Sequence[int] = (), keys: Sequence[int] = (), ways: Sequence[str] = ()) -> Result:
+    """The ways on so many client hosts, of as many keys, on the rig that ``NFS_RIG`` and ``RIG_SHARE`` name."""
     command, share = os.environ.get("NFS_RIG"), os.environ.get("RIG_SHARE")
     if not command or not share:
         raise SystemExit("benchmark cluster_nfs-rig: NFS_RIG and RIG_SHARE name no rig: see tests/nfs/README.md")
@@ -124,20 +129,20 @@ def run(nodes: Sequence[int] = (), ways: Sequence[str] = ()) -> Result:
             "compiles", "wall s", "RPCs, all nodes",
         ],
     )  # fmt: skip
+    rows = [(way, count, each) for way in ways or WAYS for count in sizes for each in keys or [_keys(count, way)]]
     with orderly():
-        for way in ways or WAYS:
-            for count in sizes:
-                where = shlex.join([str(count), way, "/mnt/v4"])
-                line = f"cd {PROJECT} && PYTHONPATH={PROJECT} {PYTHON} -m benchmarks.cluster.rig {where}"
-                try:
-                    found, model = json.loads(rig.run(line, 2 * _LIMIT)), _modelled(count, way)
-                except (AssertionError, ClusterError) as error:
-                    print(f"{count} nodes, {way}: {error}", file=sys.stderr, flush=True)
-                    result.notes.append(f"{count} nodes, {way}: not measured")
-                    continue
-                result.rows.append(_cells(count, way, found, model))
-                print("| " + " | ".join(result.rows[-1]) + " |", file=sys.stderr, flush=True)
-                result.notes += _notes(f"{count} nodes, {way}", found)
+        for way, count, each in rows:
+            where = shlex.join([str(count), way, str(each), "/mnt/v4"])
+            line = f"cd {PROJECT} && PYTHONPATH={PROJECT} {PYTHON} -m benchmarks.cluster.rig {where}"
+            try:
+                found, model = json.loads(rig.run(line, 2 * _LIMIT)), _modelled(count, way, each)
+            except (AssertionError, ClusterError) as error:
+                print(f"{count} nodes, {way}: {error}", file=sys.stderr, flush=True)
+                result.notes.append(f"{count} nodes, {way}: not measured")
+                continue
+            result.rows.append(_cells(count, way, found, model))
+            print("| " + " | ".join(result.rows[-1]) + " |", file=sys.stderr, flush=True)
+            result.notes += _notes(f"{count} nodes, {way}", found)
     kernel, cores = rig.run("uname -r; nproc").split()
     result.notes += [
         f"the rig: a kernel NFS server and {max(sizes)} client hosts (namespaces, default mounts, NFS v4.1) in one emulated "
@@ -173,4 +178,4 @@ def _notes(name: str, found: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     dilate(_SLOWER, _PATIENCE)
-    print(json.dumps(_on_rig(int(sys.argv[1]), *sys.argv[2:])))
+    print(json.dumps(_on_rig(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])))
