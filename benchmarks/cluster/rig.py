@@ -39,7 +39,7 @@ _COMPILES = 0.25  # of the recorded seconds
 _PATIENCE = 10.0  # an earlier job's hundreds of answers come at once
 _LIMIT = 600.0  # seconds of a run
 _ADDRESS = "10.9.0.1"  # of the server's host
-_EXPORT = Path("/srv/nfs")
+_EXPORT, _MOUNT = Path("/srv/nfs"), "/mnt/v4"
 _NOT_OURS = ("SEQUENCE", "RENEW", "NULL")  # sent for the mount
 _SHOWN = 10  # kinds of RPC
 
@@ -122,6 +122,8 @@ def run(nodes: Sequence[int] = (), keys: Sequence[int] = (), ways: Sequence[str]
     rig.install()
     sizes = sorted(set(nodes)) or [1, 3, 8]
     rig.run(f"sh {PROJECT}/tests/nfs/guest/more_hosts.sh {' '.join(HOSTS[3 : max(sizes)])}", _LIMIT)
+    for host in HOSTS[: max(sizes)]:
+        rig.on(host, f"mountpoint -q {_MOUNT}")  # else a node has a store of its own
     result = Result(
         "Nodes of one rank on the client hosts of a real NFS server",
         [
@@ -132,7 +134,7 @@ def run(nodes: Sequence[int] = (), keys: Sequence[int] = (), ways: Sequence[str]
     rows = [(way, count, each) for way in ways or WAYS for count in sizes for each in keys or [_keys(count, way)]]
     with orderly():
         for way, count, each in rows:
-            where = shlex.join([str(count), way, str(each), "/mnt/v4"])
+            where = shlex.join([str(count), way, str(each), _MOUNT])
             line = f"cd {PROJECT} && PYTHONPATH={PROJECT} {PYTHON} -m benchmarks.cluster.rig {where}"
             try:
                 found, model = json.loads(rig.run(line, 2 * _LIMIT)), _modelled(count, way, each)
