@@ -135,7 +135,8 @@ def _store(settings: Settings) -> Iterator[Finding]:
         store = Store(settings.store_root or settings.store, Trust.of(settings), creates=settings.store_create)
         uuid = store.open()
         started = time.perf_counter()
-        if store.reads_only is None:
+        refused = _refused(store)
+        if refused is None:
             _publish_and_fetch(store)
         took = (time.perf_counter() - started) * 1000
         doubted = doubts(store.root)
@@ -149,8 +150,8 @@ def _store(settings: Settings) -> Iterator[Finding]:
         return
     kind = _file_system(settings.store)
     place = f"{store.root} ({kind}, {uuid[:8]})"
-    if store.reads_only is not None:
-        yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", store.reads_only.remedy)
+    if refused is not None:
+        yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", refused.remedy)
     else:
         yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
     has_redis = settings.redis_url is not None or settings.redis_url_file is not None
@@ -172,6 +173,16 @@ def _trust(settings: Settings) -> Iterator[Finding]:
         yield Finding("trust", "ok", f"{trust.policy}: the key {trust.roles()}")
     else:
         yield Finding("trust", "ok", f"{trust.policy}: nothing in the store is signed by us")
+
+
+def _refused(store: Store) -> StoreError | None:
+    """The reason why the store takes no artifact now; None if it takes them."""
+    if store.reads_only is None:
+        try:
+            store.check()
+        except StoreError as error:
+            return error
+    return store.reads_only
 
 
 def _publish_and_fetch(store: Store) -> None:

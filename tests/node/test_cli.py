@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -334,6 +335,20 @@ def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
         assert any("published and fetched" in f["finding"] for f in findings)
         assert any("a lease was taken" in f["finding"] for f in findings)
         assert not list((sandbox.root / "store" / "v1" / "objects").glob("*/*")), "the probe is removed"
+
+
+def test_doctor_finds_that_a_store_is_full(sandbox: Sandbox) -> None:
+    store = sandbox.root / "full" / "store"
+    with tmpfs(store.parent, "1m"), RedisServer() as server:
+        settings = {"KCOORD_STORE": str(store), "KCOORD_REDIS_URL": server.url}
+        as_json(sandbox, "doctor", **settings)
+        with contextlib.suppress(OSError), (store.parent / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(1 << 16)):
+                pass
+        (found, *_) = [f for f in as_json(sandbox, "doctor", **settings)["findings"] if f["what"] == "store"]
+    assert found["state"] == "warn"
+    assert "none are published" in found["finding"]
+    assert "its file system is full" in found["remedy"]
 
 
 @pytest.mark.parametrize(
