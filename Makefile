@@ -8,6 +8,9 @@ fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
+# Bytecode that a shell forbids would be made again by each process of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo check test test-tritons test-compilers test-platforms test-redis-py test-redis-servers chaos fuzz nfs lint format bench docs dist clean
 
 setup: .venv/ready

@@ -419,7 +419,7 @@ def test_an_agent_whose_store_refuses_keeps_the_profile_on_its_node_and_says_so_
         until(lambda n=n, here=here: numbers(here) == set(range(n + 1)))
     told = [line for line in node.status()["notices"] if "profile" in line]
     assert len(told) == 1
-    assert "file: name a directory" in told[0]
+    assert "a part of its path is a file" in told[0]
     home(node.settings).parent.unlink()
     record(node, 3)
     until(lambda: home(node.settings).exists() and numbers(node.settings) == {0, 1, 2, 3})
