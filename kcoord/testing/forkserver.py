@@ -267,6 +267,7 @@ def _become(request: bytes, received: list[int]) -> list[str]:
     sys.path[1:] = dict.fromkeys([*filter(None, now), *(each for each in sys.path[1:] if each not in before)])
     os.environ.clear()
     os.environ.update(environ)
+    sys.dont_write_bytecode = bool(environ.get("PYTHONDONTWRITEBYTECODE"))
     _show(_VARIABLES, [f"{name}={value}" for name, value in environ.items()])
     _show(_ARGUMENTS, [sys.executable, *arguments])
     os.chdir(cwd)

@@ -26,17 +26,18 @@ SLOW, FAST = 2.0, 1.0
 
 
 class Shared:
-    """A coordinator, as far as choices go."""
+    """A coordinator, as far as choices go, and its choices."""
 
     def __init__(self) -> None:
-        self.choices: dict[str, bytes] = {}
+        self.choices = self
+        self.kept: dict[str, bytes] = {}
         self.offered = threading.Semaphore(0)
 
-    def choice(self, key: CacheKey) -> bytes | None:
-        return self.choices.get(key.digest)
+    def get(self, key: CacheKey) -> bytes | None:
+        return self.kept.get(key.digest)
 
     def offer(self, key: CacheKey, content: bytes, seconds: float, device: str) -> bytes:
-        found = self.choices.setdefault(key.digest, content)
+        found = self.kept.setdefault(key.digest, content)
         self.offered.release()
         return found
 
@@ -137,10 +138,10 @@ def test_choices_of_a_module_are_offered_once_all_of_them_are_made(shared: Share
     single = Kernel("single", {256: FAST})
     module(one, other, single)
     one.launch()
-    assert not shared.choices
+    assert not shared.kept
     other.launch()
     offered(shared)
-    assert len(shared.choices) == 1
+    assert len(shared.kept) == 1
     later = Kernel("single", {64: FAST, 256: SLOW})  # the first process had its choice from torch's cache
     module(later)
     assert (later.launch(), later.measured) == ((256, 4), [])
@@ -157,7 +158,7 @@ def test_a_choice_that_is_none_of_the_configurations_is_measured_again(shared: S
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x80", b"\x82\xa6format\x01\xa7configs\x01"])
 def test_what_is_no_choice_is_measured_again(shared: Shared, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "choice", lambda key: content)
+    monkeypatch.setattr(shared, "get", lambda key: content)
     kernel = Kernel("k", {64: SLOW, 128: FAST})
     module(kernel)
     assert kernel.launch() == (128, 4)
@@ -235,7 +236,7 @@ def test_a_kernel_of_two_modules_is_a_choice_of_both(shared: Shared) -> None:
     kernel.launch()
     offered(shared)
     offered(shared)
-    assert len(shared.choices) == 2
+    assert len(shared.kept) == 2
 
 
 def test_no_dispatch_mode_sees_a_measurement() -> None:
