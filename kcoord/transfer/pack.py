@@ -70,11 +70,8 @@ def write_pack(
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    if earlier is None:
-        reads, here = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY), frozenset[str]()
-    else:
-        reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, here=earlier.files)
-        here = earlier.digests
+    files, here = (earlier.files, earlier.digests) if earlier is not None else (None, frozenset[str]())
+    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, here=files)
     wanted = list(dict.fromkeys(digests))
     entries = itertools.chain(
         gather(store, (digest for digest in wanted if digest in here), {}, reads=reads),

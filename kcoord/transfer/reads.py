@@ -30,9 +30,10 @@ class Reads:
         abreast: int = 1,
         largest: int | None = None,
         room: int = 0,
-        here: Callable[[str], Files | None] = lambda digest: None,
+        here: Callable[[str], Files | None] | None = None,
     ) -> None:
-        self._store, self._abreast, self._largest, self._here = store, abreast, largest, here
+        self._store, self._abreast, self._largest = store, abreast, largest
+        self._here = here if here is not None else lambda digest: None
         self._kept: dict[str, Files] = {}
         self._room, self._counting = room, threading.Lock()
 

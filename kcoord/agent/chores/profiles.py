@@ -82,6 +82,8 @@ class Profiles:
             reading = self._readings[name] = asyncio.ensure_future(self._lane.run(functools.partial(self._read, name)))
             asyncio.get_running_loop().call_later(_SERVES, self._readings.pop, name, None)
         await asyncio.wait({reading})
+        if reading.cancelled() or reading.exception() is not None:
+            self._readings.pop(name, None)
         return list(reading.result())
 
     async def latest(self) -> list[list[Recipe]]:
@@ -129,6 +131,7 @@ class Profiles:
                 recipes = list(profile.recipes.values())
                 part = await self._lane.run(functools.partial(self._write, name, recipes, profile.part))
                 profile.part, profile.unsaved = part or profile.part, profile.unsaved or part is None
+                self._readings.clear()  # the next job has what this one recorded
 
     def _read(self, name: str) -> list[Recipe]:
         return self._read_exactly(nearest_of(self._roots, name))
