@@ -53,9 +53,10 @@ def test_a_profile_that_could_not_be_read_is_read_when_somebody_asks_again(
 
     async def scenario() -> int:
         under_test = profiles.Profiles(None, tmp_path, Notices())
-        with monkeypatch.context() as patch, pytest.raises(StoreError):
+        with monkeypatch.context() as patch:
             patch.setattr(under_test, "_read", refused)
-            await under_test.recorded("job")
+            with pytest.raises(StoreError):
+                await under_test.recorded("job")
         return len(await under_test.recorded("job"))
 
     def refused(name: str) -> None:
