@@ -67,14 +67,19 @@ class KeyFiles:
         self._marker = directory / f"{name}.lease"
         self._outcome = directory / f"{name}.outcome"
         self._ttl, self._failure_ttl = ttl, failure_ttl
-        self._lease = filelock.SoftFileLease(self._marker, lease_duration=ttl, thread_local=False)
+        self._lease = self._new_lease()
+        self._unremoved: list[filelock.SoftFileLease] = []  # given back, with a marker that a fault kept
         self._known: _Marker | None = None  # another holder's
+
+    def _new_lease(self) -> filelock.SoftFileLease:
+        return filelock.SoftFileLease(self._marker, lease_duration=self._ttl, thread_local=False)
 
     def attempt(self, void: str | None) -> Ready | Failed | Wait | None:
         """The outcome, if there is one; else who has the lease; else None: it is ours now. `void` is no outcome.
 
         Raises `NotALease`, and `LeaseUnavailable` if the holder lives by another TTL.
         """
+        self._remove_again()
         found = self._read_outcome(void) or self._take()
         if found is not None:
             return found
@@ -112,8 +117,24 @@ class KeyFiles:
         return ours
 
     def release(self) -> None:
-        """Remove the marker, if it is ours."""
-        self._lease.release(force=True)
+        """Remove the marker, if it is ours. One that cannot be removed is given back as well: nobody touches it any more.
+
+        From 4.3 on, filelock still holds a lease whose marker it could not remove, and would acquire it again at once.
+        """
+        try:
+            self._lease.release(force=True)
+        except OSError:
+            self._unremoved.append(self._lease)
+            self._lease = self._new_lease()
+
+    def _remove_again(self) -> None:
+        """Remove markers that `release` could not, unless they are another's by now, and close their files."""
+        tried, self._unremoved = self._unremoved, []
+        for lease in tried:
+            try:
+                lease.release(force=True)
+            except OSError:
+                self._unremoved.append(lease)
 
     def announce(self, outcome: Ready | Failed) -> None:
         """Write the outcome, whole or not at all. A directory in its place stays: then waiters hear nothing."""

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import msgpack
 import pytest
+from filelock.version import version_tuple as FILELOCK
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
@@ -516,6 +517,23 @@ def test_a_marker_that_could_not_be_removed_holds_its_key_up_for_a_ttl_and_no_lo
             assert next_.ask("release", _KEY, "b") is True
             assert not path_of(store, "lease").exists()
     assert not litter(store)
+
+
+@pytest.mark.skipif(FILELOCK < (4, 3), reason="filelock before 4.3 forgets the marker, which stays for its TTL")
+def test_a_marker_that_could_not_be_removed_is_removed_by_the_next_claim_once_it_can_be(
+    store: Path, interposer: Interposer
+) -> None:
+    with OtherAgent(store, 300.0, **interposer.environ) as holder:
+        holder.ask("acquire", _KEY, "a", "host-a")
+        fault = interposer.fail("unlink", below=path_of(store, "lease"), error=errno.EIO)
+        assert holder.ask("release", _KEY, "a") is True
+        assert holder.ask("acquire", _KEY, "b", "host-b")[0] == "Wait", "filelock holds it still"
+        fault.end()
+        assert holder.ask("acquire", _KEY, "b", "host-b")[0] == "Lease"
+        markers = [
+            each for each in Path(f"/proc/{holder.pid}/fd").iterdir() if each.readlink() == path_of(store, "lease")
+        ]
+        assert len(markers) <= 1, "the file of the removed marker is closed"
 
 
 def test_a_lease_that_could_not_be_touched_for_most_of_its_ttl_is_kept_by_renewing_once_it_can_be(
