@@ -176,6 +176,7 @@ def test_a_browser_shows_what_ranks_sent_as_text_and_the_page_on_a_phone(address
 
 
 def test_a_browser_says_that_the_agent_has_gone() -> None:
+    browser = Browser()
     server = BoundedServer("127.0.0.1", 0, application(lambda: STATUS, "127.0.0.1"))
 
     def serve_once() -> None:
@@ -183,7 +184,6 @@ def test_a_browser_says_that_the_agent_has_gone() -> None:
         server.server_close()
 
     thread = threading.Thread(target=serve_once)
-    browser = Browser()
     thread.start()
     shown = browser.dom(f"http://127.0.0.1:{server.server_address[1]}/", after=3)
     thread.join()
