@@ -15,10 +15,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: .venv/ready
 
+# Two paths in the place of setuptools' import hook, which takes half of a Python process' start: the suite has thousands.
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet '$(TORCH)'
 	$(BIN)/pip install --quiet --editable '.[torch,dev]'
+	printf '%s\n' '$(CURDIR)' '$(CURDIR)/launch' > $$(echo .venv/lib/python*/site-packages/__editable__.kcoord-*.pth)
 	touch $@
 
 demo: setup
