@@ -45,7 +45,7 @@ def test_it_says_its_version_and_torchs(sandbox: Sandbox) -> None:
 
     import kcoord
 
-    assert sandbox.run(*LAUNCH, "--version").stdout == f"kcoord {kcoord.__version__}, torch {torch.__version__}\n"
+    assert sandbox.run_forked(*LAUNCH, "--version").stdout == f"kcoord {kcoord.__version__}, torch {torch.__version__}\n"
 
 
 COMMANDS = [
