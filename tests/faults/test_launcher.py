@@ -20,12 +20,11 @@ import psutil
 import pytest
 import redis
 
-import kcoord_launch
 from kcoord.artifacts.store import Store
 from tests.support.agents import Wire
 from tests.support.command import KCOORD, as_json
 from tests.support.interpose import Interposer
-from tests.support.living import those_within, words_of
+from tests.support.living import those_within
 from tests.support.ports import reserve_port
 from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, Started, eventually, finish
@@ -84,11 +83,6 @@ class Cluster:
 
     def processes(self, node: int) -> list[psutil.Process]:
         return those_within(self.local(node))
-
-    def ranks(self, node: int) -> list[psutil.Process]:
-        """Of torchrun."""
-        boot = str(Path(kcoord_launch.__file__).with_name("boot.py"))
-        return [process for process in self.processes(node) if boot in words_of(process)]
 
     def published(self) -> int:
         made = (self.store / "v1" / "objects").is_dir()  # by the first agent
@@ -333,12 +327,17 @@ def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: 
     port = reserve_port()
     flags = ("--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     torchrun = (*TORCHRUN[:2], *flags, "--rdzv-id=faults")
-    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead
+    done = cluster.sandbox.root / "done"
+    done.mkdir()
+    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead; at its end, for a signal
     waits.write_text(
-        "import os, pathlib, runpy, sys, time\n"
+        "import os, pathlib, runpy, signal, sys, time\n"
         f"while not pathlib.Path({str(cluster.begun_on(1))!r}).exists():\n"
         "    time.sleep(0.01)\n"
         f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
+        "sys.stdout.flush()\n"
+        f"pathlib.Path({str(done)!r}, os.environ['RANK']).touch()\n"
+        "signal.pause()\n"
     )
     job = cluster.fork(*torchrun, waits, str(keys), "0.05", node=0)
     eventually(lambda: listens(port), 60, "the node that stays is the one that holds torchrun's own rendezvous")
@@ -350,8 +349,8 @@ def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: 
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     assert finish(other, 20).returncode == -signal.SIGKILL
-    eventually(lambda: not cluster.ranks(0), TTL + 10, "the other node's ranks have ended")
-    job.terminate()  # or it waits for the other node's launcher for minutes
+    eventually(lambda: len([*done.iterdir()]) == 2, TTL + 10, "the other node's ranks have all kernels")
+    job.terminate()  # before its ranks end: then it waits for the other node's launcher for minutes
     found = reports(finish(job, 60).stdout)
     assert [len(r["served"]) for r in found] == [keys, keys]
     assert sum(len(r["compiled"]) for r in found) == keys
