@@ -146,6 +146,18 @@ def _started(arguments: list[str], environment: dict[str, str]) -> _Worker:
         raise KcoordError(f"a process cannot be started: {error.strerror}: ask for fewer --workers") from error
 
 
+def _start_process(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kcoord.warmup", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
 class _Worker(threading.Thread):
     """One process, and its output."""
 
@@ -155,16 +167,7 @@ class _Worker(threading.Thread):
         self.report: dict[str, Any] | None = None
         self.error = ""  # the end of its stderr
         self.warnings: list[str] = []  # kcoord's
-        command = [sys.executable, "-m", "kcoord.warmup", *arguments]
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        self._process = _start_process(arguments, environment)
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
         self.start()

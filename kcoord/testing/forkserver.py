@@ -1,9 +1,9 @@
 """Python processes that begin with modules imported: a server imports them once, and forks.
 
 For suites whose programs import a compiler that takes seconds. The processes are as real as others: each has a process id, a
-command line, an environment and a death of its own. They differ in two points. A variable that a preloaded module reads while it
-is imported, and one of the interpreter's own (``PYTHONHASHSEED``), has the server's value. At the end functions of `atexit` are
-called, and no destructors.
+command line, an environment and a death of its own, in the network and the mounts of the process that asks for it. They differ
+from others in two points. A variable that a preloaded module reads while it is imported, and one of the interpreter's own
+(``PYTHONHASHSEED``), has the server's value. At the end functions of `atexit` are called, and no destructors.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ class ForkClient:
             status, theirs = os.pipe()
             opened.callback(os.close, status)
             streams = streams or [each.fileno() for each in (null, *outputs)]
+            spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("net", "mnt")]
             try:
-                self._send(request, [theirs, *streams, *pass_fds])
+                self._send(request, [theirs, *spaces, *streams, *pass_fds])
             finally:
-                os.close(theirs)
+                for each in (theirs, *spaces):
+                    os.close(each)
             forked = Forked(["python", *arguments], status, outputs)
             opened.pop_all()  # they are `forked`'s
             null.close()
@@ -257,7 +259,10 @@ def _become(request: bytes, received: list[int]) -> list[str]:
         os.setsid()
     wanted = [0, 1, 2, *numbers]
     above = max(*wanted, *received) + 1
-    status, *given = (fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in received)  # none overwrites another
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, above) for each in received]  # none overwrites another
+    status, network, mounts, *given = moved
+    _enter("net", network)
+    _enter("mnt", mounts)
     for each in received:
         os.close(each)
     for each, number in zip(given, wanted, strict=True):
@@ -276,6 +281,15 @@ def _become(request: bytes, received: list[int]) -> list[str]:
     os.close(status)
     listed: list[str] = arguments
     return listed
+
+
+def _enter(name: str, descriptor: int) -> None:
+    """Make the namespace of `descriptor` this process's, and close it."""
+    if os.fstat(descriptor).st_ino != Path("/proc/self/ns", name).stat().st_ino:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, 0):
+            raise OSError(number := ctypes.get_errno(), f"{os.strerror(number)}: the {name} namespace")
+    os.close(descriptor)
 
 
 def _show(field: int, words: list[str]) -> None:

@@ -171,7 +171,7 @@ local.publish_local(staging, home, key, 1.0, Origin.here(0, None, ""))
 
 def test_an_artifact_in_a_default_directory_of_another_users_is_not_loaded(sandbox: Sandbox, usual: Path) -> None:
     plant(planted_artifact(sandbox.root / "prepared"), usual)
-    done = sandbox.run(asks(sandbox), "parent")
+    done = sandbox.run_kcoord(asks(sandbox), "parent")
     assert done.returncode == 0, done.stderr
     ours = ours_beside(usual)
     assert done.stdout.splitlines() == [f"ours 1 {ours}", f"ours 0 {ours}"], "a child shares the directory"
@@ -184,7 +184,8 @@ def test_processes_without_a_launcher_share_the_directory_that_replaces_the_defa
 ) -> None:
     by_other("mkdir", usual)
     by_other("mkdir", usual.with_name(f"{usual.name}-1"))  # the next name is no secret, either
-    ranks = [sandbox.start(asks(sandbox)) for _ in range(4)]
+    program = asks(sandbox)
+    ranks = [sandbox.fork_kcoord(program) for _ in range(4)]
     said = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, said
     assert {out.split()[2] for out, _ in said} == {f"{usual}-2"}
@@ -197,12 +198,11 @@ def test_a_job_starts_although_its_default_directory_is_another_users(
 ) -> None:
     by_other("mkdir", usual)
     if launcher == "exec":
-        two = f"{sys.executable} {asks(sandbox)} & {sys.executable} {asks(sandbox)} && wait $!"
-        command = [*KCOORD, "exec", "--", "sh", "-c", two]
+        one = f"{sys.executable} {asks(sandbox)}"
+        done = sandbox.run_kcoord(*KCOORD, "exec", "--", "sh", "-c", f"{one} & {one} && wait $!")
     else:
         pytest.importorskip("torch")
-        command = ["-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", str(asks(sandbox))]
-    done = sandbox.run(*command)
+        done = sandbox.run_torchrun("-m", "kcoord_launch.torchrun", "--nproc-per-node", "2", asks(sandbox))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"ours {n} {ours_beside(usual)}" for n in (0, 1)]
     assert done.stderr.count("belongs to user") == 1, done.stderr
@@ -212,7 +212,7 @@ def test_a_job_starts_although_no_directory_can_be_this_users_alone(sandbox: San
     """Others may rename whatever is in its temporary directory, and take the names elsewhere."""
     usual.parent.chmod(0o777)
     code = "import kcoord.default_dir as d; d._ELSEWHERE = (); from kcoord.cli import main; main()"
-    done = sandbox.run("-c", code, "exec", "--", sys.executable, asks(sandbox))
+    done = sandbox.run_kcoord("-c", code, "exec", "--", sys.executable, asks(sandbox))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ours 1 ")
     assert "everybody may replace it" in done.stderr
@@ -226,7 +226,7 @@ def test_another_temporary_directory_is_used_where_others_may_rename_what_is_in_
     elsewhere = sandbox.root / "elsewhere"
     elsewhere.mkdir(mode=0o755)
     code = f"import kcoord.default_dir as d; d._ELSEWHERE = ({str(elsewhere)!r},); from kcoord.cli import main; main()"
-    done = sandbox.run("-c", code, "exec", "--", sys.executable, asks(sandbox))
+    done = sandbox.run_kcoord("-c", code, "exec", "--", sys.executable, asks(sandbox))
     assert done.stdout.split() == ["ours", "1", str(elsewhere / f"{usual.name}-1")], done.stderr
 
 
@@ -239,11 +239,11 @@ def test_a_symbolic_link_of_another_users_is_no_local_directory(sandbox: Sandbox
     else:
         target.mkdir(mode=0o700)
     by_other("ln", "-s", target, usual)
-    done = sandbox.run(*KCOORD, "exec", "--", sys.executable, asks(sandbox))
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, asks(sandbox))
     assert done.stdout.split() == ["ours", "1", str(ours_beside(usual))], done.stderr
     assert f"{usual}: it is a symbolic link" in done.stderr
     assert list(target.iterdir()) == []
-    named = sandbox.run(*KCOORD, "exec", "--", "true", KCOORD_LOCAL_DIR=str(usual))
+    named = sandbox.run_kcoord(*KCOORD, "exec", "--", "true", KCOORD_LOCAL_DIR=str(usual))
     assert named.returncode == 2
     assert f"KCOORD_LOCAL_DIR={usual}: it is a symbolic link" in named.stderr
     assert named.stderr.count("\n") == 1
@@ -295,7 +295,7 @@ def test_a_named_directory_that_another_user_may_write_to_or_replace_is_not_used
     assert callable(make)
     named = make(shared)
     code = "import os; print(os.environ.get('KCOORD_DISABLE'))"
-    done = sandbox.run(*KCOORD, "exec", "--", sys.executable, "-c", code, KCOORD_LOCAL_DIR=str(named))
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, "-c", code, KCOORD_LOCAL_DIR=str(named))
     what = f"{named}: {_NAMED[make]}"  # type: ignore[index]
     if make in (theirs, open_to_a_group):
         assert done.returncode == 2
@@ -306,7 +306,7 @@ def test_a_named_directory_that_another_user_may_write_to_or_replace_is_not_used
         assert done.stderr.startswith(f"kcoord: {what}"), done.stderr
         assert done.stderr.endswith("set KCOORD_LOCAL_DIR to a directory of your own; the job runs without kcoord\n")
     assert done.stderr.count("\n") == 1
-    rank = sandbox.run(asks(sandbox), KCOORD_LOCAL_DIR=str(named))
+    rank = sandbox.run_kcoord(asks(sandbox), KCOORD_LOCAL_DIR=str(named))
     assert rank.stdout.split() == ["ours", "1", str(named)], rank.stderr
     assert not list(named.glob("objects/*")), "a rank without a launcher compiles for itself"
     with pytest.raises(StoreError):
@@ -419,7 +419,7 @@ def test_a_launcher_leaves_triton_to_itself_and_says_so_once(sandbox: Sandbox, s
     code = (
         "import json, os; print(json.dumps([os.environ.get('TRITON_CACHE_MANAGER'), os.environ['TRITON_CACHE_DIR']]))"
     )
-    done = sandbox.run(*KCOORD, "exec", "--", sys.executable, "-c", code, TRITON_CACHE_DIR=str(cache))
+    done = sandbox.run_kcoord(*KCOORD, "exec", "--", sys.executable, "-c", code, TRITON_CACHE_DIR=str(cache))
     assert json.loads(done.stdout) == [None, str(cache)]
     assert done.stderr.count(f"TRITON_CACHE_DIR={cache}: it belongs to user {OTHER}") == 1, done.stderr
     findings = as_json(sandbox, "doctor", TRITON_CACHE_DIR=str(cache))["findings"]
@@ -454,10 +454,12 @@ def test_torch_compile_is_left_to_itself_where_another_user_may_write_to_its_cac
     cache.mkdir()
     os.chown(cache, -1, OTHER)
     cache.chmod(mode)
-    done = sandbox.run("-c", "import kcoord; print(kcoord.install())", TORCHINDUCTOR_CACHE_DIR=str(cache))
+    done = sandbox.run_kcoord("-c", "import kcoord; print(kcoord.install())", TORCHINDUCTOR_CACHE_DIR=str(cache))
     assert done.stdout == f"{[name for name in BACKENDS if name != 'inductor']}\n"
     assert "may write to it" in done.stderr
-    chosen = sandbox.run("-c", "import os, kcoord; kcoord.install(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    chosen = sandbox.run_kcoord(
+        "-c", "import os, kcoord; kcoord.install(); print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    )
     directory = Path(chosen.stdout.strip())
     assert directory.name == "inductor"
     assert directory.is_relative_to(sandbox.root), "in the local directory, which is private"

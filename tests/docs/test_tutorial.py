@@ -35,12 +35,12 @@ def steps() -> dict[str, str]:
 
 @pytest.mark.timeout(600)
 def test_every_step_does_as_the_page_says(sandbox: Sandbox) -> None:
-    """But for the first, which installs: it is installed here. The fourth is below, with the commands as they are installed."""
+    """But for the first, which installs: it is installed here. The fourth is below."""
     found = steps()
     forked_command.install(programs := sandbox.root / "programs")
     assert sorted(found) == list("12345678")
     script = "\n".join(f"echo STEP{number}\n{found[number]}" for number in "235678").replace("rm -r", "ls\nrm -r")
-    done = walk(sandbox, script, first=programs, FORKS_RANKS=fork_server((WITH_TORCH,)).address)
+    done = walk(sandbox, script, first=programs)
     said = dict(part.split("\n", 1) for part in done.split("STEP")[1:])
     assert "kcoord: 16 kernels asked for, 8 compiled" in said["2"]
     assert "16 kernels asked for, 0 compiled" in said["2"]
@@ -67,8 +67,7 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
         line for number in "23" for line in found[number].splitlines() if re.match("cp|export|kcoord store", line)
     ]
     assert len(before) == 4
-    programs = sandbox.root / "programs"
-    programs.mkdir()
+    forked_command.install(programs := sandbox.root / "programs")
     server = find_redis_server()
     assert server is not None
     (programs / "redis-server").symlink_to(server)
@@ -85,11 +84,12 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
     assert not agents_of(sandbox.processes())
 
 
-def walk(sandbox: Sandbox, script: str, *into: str, first: Path, **more: str) -> str:
+def walk(sandbox: Sandbox, script: str, *into: str, first: Path) -> str:
     """The output of the page's commands, in the sandbox's directory. `first`: searched for programs before all others."""
     path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_AHEAD": "0"}
-    environment = with_agents_forked(sandbox.env(PATH=path, KCOORD=str(ROOT), **variables, **more))
+    forks = dict.fromkeys(("FORKS_RANKS", "FORKS_WARMUPS"), fork_server((WITH_TORCH,)).address)
+    environment = with_agents_forked(sandbox.env(PATH=path, KCOORD=str(ROOT), **variables, **forks))
     command, pipe = [*into, "bash", "-c", script], subprocess.PIPE
     done = subprocess.run(command, env=environment, cwd=sandbox.root, stdout=pipe, stderr=subprocess.STDOUT, text=True)
     return done.stdout

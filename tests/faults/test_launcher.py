@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from kcoord.artifacts.store import Store
-from tests.support.agents import Wire, in_thread
+from tests.support.agents import Wire
 from tests.support.command import KCOORD, as_json
 from tests.support.interpose import Interposer
 from tests.support.living import those_within
@@ -51,16 +51,16 @@ class Cluster:
         self._redis, self._url = redis.Redis.from_url(server.url), server.url
         self.jobs: list[subprocess.Popen[str]] = []
 
-    def start(self, *command: str | Path, node: int = 0, **more: str) -> subprocess.Popen[str]:
+    def start(self, *command: str | Path, node: int = 0) -> subprocess.Popen[str]:
         """A job's part on one node; `begun` is there once a rank of the node compiles."""
-        job = self.sandbox.start(*command, **{**self.environment(node), **more})
+        job = self.sandbox.start(*command, **self.environment(node))
         self.jobs.append(job)
         return job
 
-    def fork(self, *command: str | Path, node: int = 0) -> Started:
+    def fork(self, *command: str | Path, node: int = 0, **more: str) -> Started:
         """As `start`, but the launcher is forked, and so are torchrun's ranks."""
         fork = self.sandbox.fork_torchrun if "kcoord_launch.torchrun" in command else self.sandbox.fork_kcoord
-        return fork(*command, **self.environment(node))
+        return fork(*command, **{**self.environment(node), **more})
 
     def environment(self, node: int) -> dict[str, str | None]:
         return {
@@ -77,7 +77,7 @@ class Cluster:
     def begun_on(self, node: int) -> Path:
         return self.begun.with_suffix(f".{node}")
 
-    def until_compiling(self, job: subprocess.Popen[str], node: int = 0) -> None:
+    def until_compiling(self, job: Started, node: int = 0) -> None:
         eventually(lambda: self.begun_on(node).exists() or job.poll() is not None, 60)
         assert job.poll() is None, job.communicate()
 
@@ -142,7 +142,7 @@ def compiles(output: str) -> int:
 def test_a_signal_to_the_launcher_ends_ranks_that_compile_and_frees_what_they_lead(
     cluster: Cluster, launcher: str, number: signal.Signals
 ) -> None:
-    job = cluster.start(*LAUNCHERS[launcher], "4", "60", KCOORD_LEASE_TTL="60")
+    job = cluster.fork(*LAUNCHERS[launcher], "4", "60", KCOORD_LEASE_TTL="60")
     cluster.until_compiling(job)
     assert cluster.leases() == 1
     job.send_signal(number)
@@ -327,30 +327,33 @@ def test_a_node_that_is_killed_wholly_holds_up_the_other_one_for_a_ttl(cluster: 
     port = reserve_port()
     flags = ("--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     torchrun = (*TORCHRUN[:2], *flags, "--rdzv-id=faults")
-    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead
+    done = cluster.sandbox.root / "done"
+    done.mkdir()
+    waits = cluster.sandbox.root / "waits.py"  # for the other node, which is to lead; at its end, for a signal
     waits.write_text(
-        "import os, pathlib, runpy, sys, time\n"
+        "import os, pathlib, runpy, signal, sys, time\n"
         f"while not pathlib.Path({str(cluster.begun_on(1))!r}).exists():\n"
         "    time.sleep(0.01)\n"
         f"runpy.run_path({str(RANK)!r}, run_name='__main__')\n"
+        "sys.stdout.flush()\n"
+        f"pathlib.Path({str(done)!r}, os.environ['RANK']).touch()\n"
+        "signal.pause()\n"
     )
-    job = cluster.start(*torchrun, waits, str(keys), "0.05", node=0)
+    job = cluster.fork(*torchrun, waits, str(keys), "0.05", node=0)
     eventually(lambda: listens(port), 60, "the node that stays is the one that holds torchrun's own rendezvous")
-    other = cluster.start(*torchrun, RANK, str(keys), "60", node=1)
+    other = cluster.fork(*torchrun, RANK, str(keys), "60", node=1)
     cluster.until_compiling(other, 1)
     eventually(lambda: waiting_on(cluster.local(0)) == 2, 60, "both ranks of the other node wait")
-    survivors = in_thread(lambda: _lines(job, 2))
     while left := cluster.processes(1):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-    killed = time.monotonic()
-    found = survivors.result(60)
+    assert finish(other, 20).returncode == -signal.SIGKILL
+    eventually(lambda: len([*done.iterdir()]) == 2, TTL + 10, "the other node's ranks have all kernels")
+    job.terminate()  # before its ranks end: then it waits for the other node's launcher for minutes
+    found = reports(finish(job, 60).stdout)
     assert [len(r["served"]) for r in found] == [keys, keys]
     assert sum(len(r["compiled"]) for r in found) == keys
-    assert time.monotonic() - killed < TTL + 10
-    job.terminate()  # or it waits for the other node's launcher for minutes
-    job.wait(60)
     assert cluster.published() == keys
     for path in cluster.local(1).glob("*.sock"):
         path.unlink()  # an agent that is killed with its launcher removes nothing; the next one replaces it
@@ -368,15 +371,6 @@ def waiting_on(local: Path) -> int:
     with Wire(path) as wire:
         wire.hello()
         return sum(len(f["waiting"]) for f in wire.ask({"op": "status"})["flights"])
-
-
-def _lines(job: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
-    """The first `count` reports that the job's ranks print."""
-    assert job.stdout is not None
-    found: list[dict[str, Any]] = []
-    while len(found) < count and (line := job.stdout.readline()):
-        found += reports(line)
-    return found
 
 
 HUNG = {"KCOORD_SIGNING_KEY_FILE": "signing-key", "KCOORD_REDIS_URL_FILE": "redis-url"}

@@ -45,7 +45,8 @@ def test_it_says_its_version_and_torchs(sandbox: Sandbox) -> None:
 
     import kcoord
 
-    assert sandbox.run(*LAUNCH, "--version").stdout == f"kcoord {kcoord.__version__}, torch {torch.__version__}\n"
+    said = sandbox.run_forked(*LAUNCH, "--version").stdout
+    assert said == f"kcoord {kcoord.__version__}, torch {torch.__version__}\n"
 
 
 COMMANDS = [

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from tests.support.forked_agents import fork_agents
+from tests.support.forked_warmups import fork_warmups
 
 for _name in (
     "kcoord.agent.__main__",
@@ -22,3 +23,4 @@ for _name in (
     importlib.import_module(_name)
 del sys.modules["kcoord.agent.__main__"]  # each agent runs it
 fork_agents()
+fork_warmups()

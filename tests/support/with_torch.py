@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import tempfile
 from contextlib import suppress
 
@@ -33,6 +34,13 @@ for _name in (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.export._trace",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.launcher.api",
+    "kcoord.rank.coordinator",
+    "kcoord_launch.torchrun",
+    *(f"kcoord.backends.{name}.backend" for name in ("cutedsl", "flydsl", "inductor", "ninetoothed", "ninja")),
+    *(f"kcoord.backends.{name}.backend" for name in ("tilelang", "triton")),
 ):
     with suppress(ModuleNotFoundError):  # not every release has each
         importlib.import_module(_name)
@@ -43,10 +51,14 @@ from torch._inductor.codecache import torch_key  # noqa: E402
 from torch._inductor.cpu_vec_isa import pick_vec_isa  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, post_grad  # noqa: E402
 from torch._inductor.runtime.triton_compat import triton_key  # noqa: E402
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: E402
 
 from tests.support.forked_agents import fork_agents  # noqa: E402
 from tests.support.forked_ranks import fork_ranks  # noqa: E402
 
+del sys.modules["kcoord_launch.torchrun"]  # each torchrun runs it
+# torch asks `inspect` for the name, which looks at each module for each frame: 0.4 s for a torchrun
+dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 guards.profile_guard_manager = lambda *_: 0.0  # for a line of a log it empties the processor's cache, 50 ms a frame
 torch_key()  # it hashes all files of torch
 triton_key()  # torch knows where each release of Triton has it

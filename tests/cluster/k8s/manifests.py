@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import shutil
 import subprocess
@@ -48,11 +49,11 @@ def is_sidecar(container: Object) -> bool:
 @functools.lru_cache(maxsize=1)
 def checkout() -> Path:
     """A copy of k8s/ with secrets, which the repository has none of."""
-    copy = Path(tempfile.mkdtemp(prefix="kcoord-k8s-")) / "k8s"
-    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
-    shutil.copytree(ROOT / "k8s", copy, ignore=shutil.ignore_patterns("secrets"))
-    subprocess.run([copy / "make-secrets.sh"], check=True, capture_output=True)
-    return copy
+    copied = Path(tempfile.mkdtemp(prefix="kcoord-k8s-")) / "k8s"
+    atexit.register(shutil.rmtree, copied.parent, ignore_errors=True)
+    shutil.copytree(ROOT / "k8s", copied, ignore=shutil.ignore_patterns("secrets"))
+    subprocess.run([copied / "make-secrets.sh"], check=True, capture_output=True)
+    return copied
 
 
 @functools.lru_cache
@@ -64,12 +65,17 @@ def rendered(directory: Path) -> str:
     return done.stdout
 
 
-def objects(directory: str | Path) -> list[Object]:
-    """All objects of ``base`` or of an overlay, freshly parsed."""
+@functools.lru_cache
+def _parsed(directory: Path) -> list[Object]:
     import yaml
 
+    return list(yaml.safe_load_all(rendered(directory)))
+
+
+def objects(directory: str | Path) -> list[Object]:
+    """All objects of ``base`` or of an overlay; the caller may change them."""
     inside = checkout() / ("base" if directory == "base" else f"overlays/{directory}")
-    return list(yaml.safe_load_all(rendered(directory if isinstance(directory, Path) else inside)))
+    return copy.deepcopy(_parsed(directory if isinstance(directory, Path) else inside))
 
 
 def pods(found: list[Object]) -> Iterator[Pod]:

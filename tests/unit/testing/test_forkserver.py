@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from kcoord.testing.forkserver import ForkClient, Forked, ForkServer
+from tests.support import hosts
 from tests.support.waiting import eventually
 
 ENDS = {
@@ -126,7 +128,7 @@ def test_a_process_is_of_the_server_s_session_or_has_its_own(server: ForkServer,
 ASKS = """
 import os, sys
 from kcoord.testing.forkserver import ForkClient
-other = ForkClient(sys.argv[1], os.environ).start(["-c", "import os; print(os.getppid())"], os.environ, "/")
+other = ForkClient(sys.argv[1], os.environ).start(["-c", "import os; print(os.getppid())"], os.environ, os.getcwd())
 print(os.getppid(), other.communicate(60)[0])
 """
 
@@ -134,6 +136,21 @@ print(os.getppid(), other.communicate(60)[0])
 def test_a_process_may_ask_the_server_for_another_one(server: ForkServer, tmp_path: Path) -> None:
     own, other = server.start(["-c", ASKS, server.address], os.environ, tmp_path).communicate(60)[0].split()
     assert own == other, "the server has started both"
+
+
+_WHY_NOT = hosts.why_not()
+
+
+@pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+def test_a_process_is_in_the_network_and_the_mounts_of_who_asks_for_it(server: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "mounted").mkdir()
+    looks = "import os, socket; print(*sorted(name for _, name in socket.if_nameindex()), os.listdir('mounted'))"
+    asks = ASKS.replace("import os; print(os.getppid())", looks)
+    program = shlex.join([sys.executable, "-c", asks, server.address])
+    mounts = f"mount -t tmpfs tmpfs mounted && touch mounted/here && {program}"
+    alone = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", mounts]
+    found = subprocess.check_output(alone, text=True, cwd=tmp_path, timeout=60)
+    assert found.split()[1:] == ["lo", "['here']"]
 
 
 def test_a_server_that_has_ended_starts_nothing(tmp_path: Path) -> None:
