@@ -1,4 +1,4 @@
-"""Fuzzing by hypothesis: valid messages and files with some values, or some bytes, altered."""
+"""Fuzzing by hypothesis: valid messages and files with some values, or some bytes, altered; and events in any order."""
 
 from __future__ import annotations
 
