@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PARALLEL := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 marked = $(shell grep -rl --include='test_*.py' pytest.mark.$(1) tests)
-fuzzed = $(shell grep -rl --include='test_*.py' '^@fuzz' tests)
+fuzzed = $(shell grep -rlE --include='test_*.py' '^@fuzz|^@pytest.mark.fuzz' tests)
 
 TRITONS := 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0
 
@@ -96,7 +96,7 @@ test-redis-servers: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(MODES),--modes $(MODES)) $(if $(JSON),--json $(JSON))
 
-# Messages and files at random, for SECONDS: rounds of the tests that `make test` runs for seconds.
+# Messages, files and orders of events at random, for SECONDS: rounds of the tests that `make test` runs for seconds.
 fuzz: setup
 	end=$$(($$(date +%s) + $(or $(SECONDS),600))); while [ $$(date +%s) -lt $$end ]; do \
 	  $(PARALLEL) -q -m fuzz --hypothesis-profile=long --timeout=900 $(fuzzed) $(ARGS) || exit 1; \

@@ -28,7 +28,7 @@ from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
 
 _ROOT = Path(__file__).parents[2]
-_FOR = 5.0  # seconds
+_FOR = 2.5  # seconds
 _KEYS = 40
 _PINNED = 5
 

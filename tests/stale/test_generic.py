@@ -12,7 +12,7 @@ import pytest
 
 from tests.stale.generic_ways import ROWS
 from tests.stale.row import Row
-from tests.stale.worlds import Oracle, Verdicts, World, by_row, code, consult, together
+from tests.stale.worlds import Changes, Outcomes, Verdicts, World, by_row, code, consult, together
 from tests.support.processes import WITH_KCOORD
 from tests.support.sandbox import sandboxed
 
@@ -23,20 +23,26 @@ pytestmark = pytest.mark.timeout(900)  # the matrix is compiled in a dozen proce
 
 @dataclass(frozen=True)
 class Matrix:
-    oracle: Oracle
+    oracle: Changes
     kcoord: dict[str, Verdicts]
     """By what is done about drift."""
-    naive: Verdicts
+    naive: Changes
 
 
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
     with sandboxed() as box:
         worlds = [World(box, mode, TABLE, ROWS, WITH_KCOORD, STALE_MODE=mode) for mode in ("raise", "rekey", "naive")]
-        oracle, *verdicts = together(
-            lambda: consult(box, TABLE, ROWS, WITH_KCOORD, STALE_MODE="oracle"), *(w.verdicts for w in worlds)
-        )
-        yield Matrix(oracle, {"raise": verdicts[0], "rekey": verdicts[1]}, verdicts[2])
+        raises, rekeys, naive = worlds
+
+        def oracle(state: str, *steps: str) -> Outcomes:
+            return consult(box, TABLE, ROWS, WITH_KCOORD, state, *steps)
+
+        *true, raised, rekeyed, missed = together(
+            lambda: oracle("before", "compile"), lambda: oracle("before", "change", "compile"),
+            lambda: oracle("after", "compile"), raises.verdicts, rekeys.verdicts, naive.changes,
+        )  # fmt: skip
+        yield Matrix(Changes(*true), {"raise": raised, "rekey": rekeyed}, missed)
 
 
 @by_row(ROWS)

@@ -1,4 +1,7 @@
-"""How a row of Triton is compiled: by launching it, and by `triton.compile`. For GPUs that are not there."""
+"""How a row of Triton is compiled: by launching it, and by `triton.compile`. For GPUs that are not there.
+
+With ``STALE_MODE=oracle`` it is launched alone.
+"""
 
 from __future__ import annotations
 
@@ -89,4 +92,6 @@ def _way(launch: Callable[..., Any]) -> Callable[[str, dict[str, Any]], str]:
     return code
 
 
-WAYS = {"launch": _way(_launched), "compile": _way(_compiled)}
+WAYS = {"launch": _way(_launched)}
+if os.environ.get("STALE_MODE") != "oracle":  # which would compile the same code again
+    WAYS["compile"] = _way(_compiled)

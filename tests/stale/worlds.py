@@ -57,8 +57,8 @@ class Verdicts:
 
 
 @dataclass(frozen=True)
-class Oracle:
-    """What fresh processes compile that keep nothing: before the change, after it was made alive, and after the edit."""
+class Changes:
+    """What is compiled before the change, after it was made alive, and after the edit."""
 
     before: Outcomes
     same: Outcomes
@@ -99,6 +99,12 @@ class World:
         (new,) = self.run("after", "compile")
         return Verdicts(before, same, back, again, new, "\n".join(self._stderr))
 
+    def changes(self) -> Changes:
+        """``before``, ``same`` and ``new`` alone."""
+        before, same = self.run("before", "compile", "change", "compile")
+        (new,) = self.run("after", "compile")
+        return Changes(before, same, new)
+
 
 def _parse(trials: dict[str, list[dict[str, Any]]], count: int) -> list[Outcomes]:
     return [
@@ -107,19 +113,13 @@ def _parse(trials: dict[str, list[dict[str, Any]]], count: int) -> list[Outcomes
     ]
 
 
-def consult(box: Sandbox, table: str, rows: Sequence[Row], preload: str, **variables: str) -> Oracle:
-    """Ask the oracle: each answer comes from a process, a tree and a cache of its own."""
-    variables = {"KCOORD_DISABLE": "1", "TRITON_ALWAYS_COMPILE": "1", **variables}
-
-    def fresh(name: str, state: str, *steps: str) -> Outcomes:
-        (found,) = World(box, name, table, rows, preload, **variables).run(state, *steps)
-        return found
-
-    return Oracle(
-        before=fresh("oracle-before", "before", "compile"),
-        same=fresh("oracle-same", "before", "change", "compile"),
-        new=fresh("oracle-new", "after", "compile"),
-    )
+def consult(
+    box: Sandbox, table: str, rows: Sequence[Row], preload: str, state: str, *steps: str, **variables: str
+) -> Outcomes:
+    """Ask the oracle: a process that keeps nothing, with a tree and a cache of its own, which compiles once in `steps`."""
+    variables = {"KCOORD_DISABLE": "1", "TRITON_ALWAYS_COMPILE": "1", "STALE_MODE": "oracle", **variables}
+    (found,) = World(box, "-".join(["oracle", state, *steps]), table, rows, preload, **variables).run(state, *steps)
+    return found
 
 
 def together(*tasks: Callable[[], Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Fuzzing by hypothesis: valid messages and files with some values, or some bytes, altered."""
+"""Fuzzing by hypothesis: valid messages and files with some values, or some bytes, altered; and events in any order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,14 +19,24 @@ LONG = 20  # times as many
 
 def fuzz(examples: int) -> Callable[[F], F]:
     """Try so many `examples`, or with ``--hypothesis-profile=long``, as ``make fuzz`` has it, `LONG` times as many."""
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
     def decorate(test: F) -> F:
-        times = max(1, settings.default.max_examples // USUAL)  # type: ignore[union-attr]
-        tried = settings(max_examples=examples * times, deadline=None, suppress_health_check=checks)
-        return pytest.mark.fuzz(tried(test))  # type: ignore[no-any-return]
+        return pytest.mark.fuzz(_tried(examples)(test))  # type: ignore[no-any-return]
 
     return decorate
+
+
+def fuzz_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    """Play so many `examples` of a state machine, of `steps` at most, or `LONG` times as many. Its test has the mark ``fuzz``."""
+    run_state_machine_as_test(machine, settings=_tried(examples, stateful_step_count=steps))  # type: ignore[no-untyped-call]
+
+
+def _tried(examples: int, **more: Any) -> settings:
+    checks = [
+        HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much,
+    ]  # fmt: skip
+    times = max(1, settings.default.max_examples // USUAL)  # type: ignore[union-attr]
+    return settings(max_examples=examples * times, deadline=None, suppress_health_check=checks, **more)
 
 
 def nested(depth: int, kind: str = "list") -> Any:
