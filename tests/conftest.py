@@ -36,7 +36,7 @@ _LONGEST = [
         "unit/leases/test_redis_model.py", "node/test_workers.py",
     )
 ]  # fmt: skip
-_WORKERS_PER_CORE = 2  # half of a test's time is waiting
+_WORKERS_PER_CORE = 2.5  # more than half of a test's time is waiting
 
 
 def pytest_configure(config: pytest.Config) -> None:
