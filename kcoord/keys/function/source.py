@@ -26,13 +26,33 @@ _NESTED = inspect.CO_NESTED
 _QUALNAMES_ARE_CONSTANTS = sys.version_info < (3, 11)
 
 
-@functools.lru_cache(maxsize=4096)
+class _Itself:
+    """A code object by its identity: codes of two texts are equal if these differ in annotations or comments alone."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.code is other.code
+
+
 def source_of(code: types.CodeType, qualname: str) -> tuple[Any, ...]:
     """``("source", text)``, or ``("bytecode", …)`` with the version of Python that it belongs to.
 
     The text is dedented and begins at ``def`` or ``lambda``: decorators are functions of their own. Costs about half a
     millisecond for a function of 30 lines, once per process.
     """
+    return _source_of(_Itself(code), qualname)
+
+
+@functools.lru_cache(maxsize=4096)
+def _source_of(itself: _Itself, qualname: str) -> tuple[Any, ...]:
+    code = itself.code
     text = _verified_text(code, qualname)
     optimize = (("optimize", sys.flags.optimize),) if sys.flags.optimize else ()  # -O drops assertions
     if text is not None:

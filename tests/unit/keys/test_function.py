@@ -164,6 +164,22 @@ def test_a_file_edited_after_its_import_does_not_lend_its_text_to_the_old_code(w
     assert workshop.digest(subject=new_text) != old_code
 
 
+def test_equal_code_of_an_edited_file_lends_its_bytecode_to_no_other(workshop: Workshop) -> None:
+    fresh = workshop.digest(subject=_BASE)
+    module = workshop.module(subject=_BASE)
+    Path(str(module.__file__)).write_text("edited = True\n")
+    assert digest(module.build) != fresh
+    assert workshop.digest(subject=_BASE) == fresh
+
+
+def test_an_edited_annotation_changes_the_key_though_the_code_is_equal(workshop: Workshop) -> None:
+    """As in a notebook: a compiler may read annotations, of which bytecode has nothing."""
+    one = workshop.module(subject="def build(x: 'float32'):\n    return x + 1\n").build
+    other = workshop.module(subject="def build(x: 'float16'):\n    return x + 1\n").build
+    assert one.__code__ == other.__code__
+    assert digest(one) != digest(other)
+
+
 _OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    print(log)\n    return x\n"
 
 
