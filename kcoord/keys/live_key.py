@@ -19,6 +19,7 @@ from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment, variables
 from kcoord.keys.function.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
+from kcoord.keys.function.values import PARTS
 from kcoord.keys.function.walk import Content, content_of
 from kcoord.keys.tools.toolchain import tools
 from kcoord.keys.tools.tree import by_name, tree_fingerprint
@@ -59,9 +60,7 @@ class _State:
     @cached_property
     def facts(self) -> dict[str, Factor]:
         """Everything that the function reads, by name."""
-        parts = (self.content.code, self.content.globals, self.content.closure, self.content.defaults)
-        names = ("code", "globals", "closure", "defaults")
-        found = ((f"{part} {name}", v) for part, values in zip(names, parts, strict=True) for name, v in values.items())
+        found = ((f"{part} {name}", v) for part in PARTS for name, v in getattr(self.content, part).items())
         return {name: make_factor(name, value) for name, value in found}
 
 

@@ -6,6 +6,7 @@ import builtins
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import resolve_name
@@ -47,6 +48,7 @@ class Bodies:
         name = f"{portable_name(module_of(function))}.{function.__qualname__}"
         self.content.code[label] = text or source_of(code, name)
         self._defaults(function, label)
+        self._annotations(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
         cells = dict(_closure(function))
         for read in reads_of(code, first):
@@ -62,6 +64,18 @@ class Bodies:
                 self.values.add("defaults", f"{label}.{name}", value)
         if function.__kwdefaults__:
             self.values.watch(function.__kwdefaults__, label)
+
+    def _annotations(self, function: types.FunctionType, label: str) -> None:
+        """Compilers that are languages read them: types count by name, values by content, all else by its text alone."""
+        for name, value in _annotations_of(function).items():
+            if name in self.ignore or isinstance(value, (str, types.GenericAlias)):
+                continue
+            if isinstance(value, type):
+                self.values.keep("annotations", f"{label}.{name}", ("type", label_of(value)))
+            elif not is_callable(value):
+                with suppress(KeyFactorError):
+                    described = self.values.describe(value, name, lenient=False)
+                    self.values.keep("annotations", f"{label}.{name}", described)
 
     def _read(
         self, read: Read, function: types.FunctionType, label: str, receiver: Receiver | None, cells: dict[str, Any]
@@ -157,6 +171,14 @@ class Bodies:
                 self.values.keep("globals", f"{name}.{read.path[0]}", self.callable(found, receiver))
             elif found is not MISSING and not hasattr(type(found), "__get__"):
                 self._follow("globals", f"{name}.{read.path[0]}", found, Read("", "", read.path[1:]))
+
+
+def _annotations_of(function: types.FunctionType) -> Mapping[str, Any]:
+    try:
+        return function.__annotations__
+    except Exception as error:  # noqa: BLE001 - from Python 3.14 on they are evaluated when they are asked for
+        let_through(error)
+        return {}
 
 
 def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

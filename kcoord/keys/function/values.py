@@ -17,6 +17,7 @@ from kcoord.keys.function.watch import MISSING, Watch
 from kcoord.keys.packages import module_of
 
 NO_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
+PARTS = ("code", "globals", "closure", "defaults", "annotations")  # of a content, which are factors
 OR_IGNORE = "or name it in ignore=… if it changes nothing"
 
 
@@ -24,10 +25,10 @@ OR_IGNORE = "or name it in ignore=… if it changes nothing"
 class Content:
     """The content of a function. Each mapping is a key factor; its names are the same in every process.
 
-    `code` maps functions to their text, `globals` ``module.NAME`` to values, `closure` and `defaults` ``function.name`` to
-    values. `variables` are the environment variables that are read by a constant name. `attributes` are the paths that a method
-    reads from its own object; `escapes` is true if it also hands that object on. `jit_functions` are Triton's functions among the
-    code. `watch` detects changes of all of it.
+    `code` maps functions to their text, `globals` ``module.NAME`` to values, `closure`, `defaults` and `annotations`
+    ``function.name`` to values. `variables` are the environment variables that are read by a constant name. `attributes` are the
+    paths that a method reads from its own object; `escapes` is true if it also hands that object on. `jit_functions` are Triton's
+    functions among the code. `watch` detects changes of all of it.
     """
 
     function: str = ""
@@ -35,6 +36,7 @@ class Content:
     globals: dict[str, Any] = field(default_factory=dict)
     closure: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
+    annotations: dict[str, Any] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
     attributes: set[tuple[str, ...]] = field(default_factory=set)
     escapes: bool = False
@@ -42,8 +44,7 @@ class Content:
     watch: Watch = field(default_factory=Watch)
 
     def factors(self) -> dict[str, Any]:
-        parts = {"code": self.code, "globals": self.globals, "closure": self.closure, "defaults": self.defaults}
-        return {"function": self.function} | {name: part for name, part in parts.items() if part}
+        return {"function": self.function} | {name: part for name in PARTS if (part := getattr(self, name))}
 
 
 class Values:

@@ -70,6 +70,10 @@ _CHANGES = [
     ("default", "def build(x, n=1): return x + n\n", "def build(x, n=2): return x + n\n"),
     ("computed default", "V = 1\ndef build(x, n=V): return n\n", "V = 2\ndef build(x, n=V): return n\n"),
     ("keyword default", "V = 1\ndef build(x, *, n=V): return n\n", "V = 2\ndef build(x, *, n=V): return n\n"),
+    ("annotation's value", "N = 1\ndef build(x: N): return x\n", "N = 2\ndef build(x: N): return x\n"),
+    ("annotation's type", "T = int\ndef build(x: T): return x\n", "T = float\ndef build(x: T): return x\n"),
+    ("helper's annotation", "T = int\ndef helper(x: T): return x\ndef build(x): return helper(x)\n",
+     "T = bool\ndef helper(x: T): return x\ndef build(x): return helper(x)\n"),
     ("global", "N = 1\ndef build(x): return x + N\n", "N = 2\ndef build(x): return x + N\n"),
     ("a global's type", "N = 1\ndef build(x): return x + N\n", "N = 1.0\ndef build(x): return x + N\n"),
     ("global of a nested function",
@@ -178,6 +182,11 @@ def test_an_edited_annotation_changes_the_key_though_the_code_is_equal(workshop:
     other = workshop.module(subject="def build(x: 'float16'):\n    return x + 1\n").build
     assert one.__code__ == other.__code__
     assert digest(one) != digest(other)
+
+
+def test_an_annotation_without_identity_counts_by_its_text_and_refuses_nothing(workshop: Workshop) -> None:
+    text = "class Opaque: pass\nlog = Opaque()\ndef build(x: log, y: list[int], z: int | None) -> None: return x\n"
+    assert workshop.digest(subject=text) == workshop.digest(subject=text)
 
 
 _OPAQUE = "class Opaque: pass\nlog = Opaque()\ndef build(x):\n    print(log)\n    return x\n"
