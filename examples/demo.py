@@ -149,8 +149,9 @@ def report() -> str:
     page = HOME / "report.html"
     command = [sys.executable, "-m", "kcoord", "report", "demo-cold", "--output", str(page)]
     done = subprocess.run(command, env=environment("kcoord-torchrun", "cold"), capture_output=True, text=True)
-    if done.returncode:
-        return f"There is no report: {done.stderr.strip()}"
+    if done.returncode:  # kcoord was off, most likely, and has said why
+        said = [line for line in lines_of(HOME / "kcoord-torchrun-cold.log") if line.startswith("kcoord: ")]
+        return f"There is no report: {(said or [done.stderr.strip()])[0]}"
     return f"The time line of the cold run under kcoord, for a browser: {page.as_uri()}"
 
 
