@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import IO
 
 _LARGEST_REQUEST = 1 << 20  # bytes
-_MOST_DESCRIPTORS = 16  # of a request
+_MOST_DESCRIPTORS = 18  # of a request
 _ENDS_WITHIN = 10.0  # seconds
 _PR_SET_PDEATHSIG = 1
 _ARGUMENTS, _VARIABLES = 48, 50  # in /proc/PID/stat: where each begins, and in the next field where it ends
@@ -71,12 +71,10 @@ class ForkClient:
             status, theirs = os.pipe()
             opened.callback(os.close, status)
             streams = streams or [each.fileno() for each in (null, *outputs)]
-            spaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("net", "mnt")]
-            try:
-                self._send(request, [theirs, *spaces, *streams, *pass_fds])
-            finally:
-                for each in (theirs, *spaces):
-                    os.close(each)
+            with ExitStack() as lent:
+                lent.callback(os.close, theirs)
+                spaces = [lent.enter_context(Path("/proc/self/ns", name).open("rb")) for name in ("net", "mnt")]
+                self._send(request, [theirs, *(each.fileno() for each in spaces), *streams, *pass_fds])
             forked = Forked(["python", *arguments], status, outputs)
             opened.pop_all()  # they are `forked`'s
             null.close()

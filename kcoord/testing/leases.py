@@ -285,10 +285,10 @@ class LeaseConformance:
         first = await won(service, key)
         while await first.renew():
             await asyncio.sleep(TTL / 10)
-        while (
-            again := await won(service, key)
-        ).fence == first.fence:  # the service's limit began as the claim got there
+        again = await won(service, key)
+        while again.fence == first.fence:  # the service's limit began as the claim got there
             await asyncio.sleep(0.002)
+            again = await won(service, key)
         assert again.fence > first.fence
         assert isinstance(await service.acquire(key, "b", "host-b"), Wait)
         assert await again.renew()

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("rich")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

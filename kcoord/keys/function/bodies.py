@@ -66,9 +66,9 @@ class Bodies:
             self.values.watch(function.__kwdefaults__, label)
 
     def _annotations(self, function: types.FunctionType, label: str) -> None:
-        """Compilers that are languages read them: types count by name, values by content, all else by its text alone."""
+        """Compilers written for Python read them. Types count by name, values by content, others by their text in `code`."""
         for name, value in _annotations_of(function).items():
-            if name in self.ignore or isinstance(value, (str, types.GenericAlias)):
+            if name in self.ignore or isinstance(value, types.GenericAlias):
                 continue
             if isinstance(value, type):
                 self.values.keep("annotations", f"{label}.{name}", ("type", label_of(value)))

@@ -184,6 +184,13 @@ def test_an_edited_annotation_changes_the_key_though_the_code_is_equal(workshop:
     assert digest(one) != digest(other)
 
 
+def test_an_annotation_that_is_a_string_counts_where_there_is_no_text() -> None:
+    made: list[dict[str, Any]] = [{"__name__": "made"} for _ in range(2)]
+    for namespace, what in zip(made, ("float32", "float16"), strict=True):
+        exec(f"def build(x: '{what}'): return x", namespace)
+    assert digest(made[0]["build"]) != digest(made[1]["build"])
+
+
 def test_an_annotation_without_identity_counts_by_its_text_and_refuses_nothing(workshop: Workshop) -> None:
     text = "class Opaque: pass\nlog = Opaque()\ndef build(x: log, y: list[int], z: int | None) -> None: return x\n"
     assert workshop.digest(subject=text) == workshop.digest(subject=text)
