@@ -195,7 +195,8 @@ def test_what_vanishes_between_its_announcement_and_its_loading_is_compiled_by_o
     for other in others:
         other.close()
     assert sum(c.get("compiles", 0) for c in counted) == 1
-    assert sum(c.get("waits", 0) + c.get("local_hits", 0) for c in counted) == 2
+    loads = ("waits", "local_hits", "store_hits")  # the last: who asks again so late that the agent finds it published
+    assert sum(c.get(how, 0) for c in counted for how in loads) == 2, counted
     assert not any(c.get("alone") for c in counted)
 
 
