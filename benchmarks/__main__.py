@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from benchmarks import (
+    beside_stock,
     claims,
     cluster_proof,
     cold_start,
@@ -51,6 +52,7 @@ _ON_REQUEST = {
     "cpu_only": cpu_only.run,  # and this
     "first_step": first_step.run,  # and this
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
+    "beside_stock": beside_stock.run,  # takes minutes
     "claims": claims.run,
     "packs": packs.run,
     "scrapes": scrapes.run,
