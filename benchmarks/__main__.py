@@ -28,6 +28,7 @@ from benchmarks import (
     torch_compile,
     warm_hit,
     warm_job,
+    way,
 )
 from benchmarks.cluster import rig, scale
 from benchmarks.cluster import table as cluster
@@ -54,6 +55,7 @@ _ON_REQUEST = {
     "many_artifacts": many_artifacts.run,  # and this, and 300,000 files below the temporary directory
     "beside_stock": beside_stock.run,  # takes minutes
     "claims": claims.run,
+    "way": way.run,
     "packs": packs.run,
     "scrapes": scrapes.run,
     "lease_script": lease_script.run,
