@@ -103,7 +103,7 @@ class Settings:
         "itself. Keep it below the process group's timeout.")  # fmt: skip
     failure_ttl: float = _setting(
         30.0, values.seconds, "seconds", "For this long after a failed compile, ranks compile the key for themselves "
-        "at once (with `compile_once`: raise `CompileFailed`).")  # fmt: skip
+        "at once.")  # fmt: skip
     idle_timeout: float = _setting(
         600.0, values.seconds, "seconds", "An agent that a rank started ends after this long without ranks.")  # fmt: skip
     agent_timeout: float = _setting(
