@@ -104,7 +104,7 @@ class Coordinator:
         return self.settings.local_dir / local.place_of(digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
-        """The artifact that is asked for, or the task of compiling it. Waits at most `max_wait` seconds."""
+        """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
         return self._found_or_claimed(asked, wait=True)
 
     def attempt(self, asked: Request) -> Artifact | Compilation | Busy:
