@@ -2,7 +2,7 @@
 
 Almost all stay inside: kcoord fails open, and a backend answers each by a compile of its own. Four reach a user's code:
 `SettingsError` (a setting is wrong), `KeyFactorError` (a value has no stable identity), `GlobalsDrift` (a value that a compiled
-function reads has changed) and `CompileFailed` (the generic API's leader, in another process, could not compile).
+function reads has changed) and `CompileFailed` (the generic API's key failed to compile here, after it had elsewhere).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class GlobalsDrift(KcoordError):
 
 
 class CompileFailed(KcoordError):
-    """The rank that compiled this key failed.
+    """This rank could not compile the key, after another rank had failed to.
 
-    `log` is the leader's traceback or compiler output, `where` its host, pid and rank.
+    `__cause__` is this rank's own exception. `log` is the other rank's traceback or compiler output, `where` its host,
+    pid and rank.
     """
 
     def __init__(self, name: str, log: str, where: str = "") -> None:
@@ -46,7 +47,11 @@ class CompileFailed(KcoordError):
         self.name, self.log, self.where = name, log, where
 
     def __str__(self) -> str:
-        return f"{self.name} failed to compile{f' on {self.where}' if self.where else ''}:\n{self.log}"
+        cause = self.__cause__
+        own = f": {type(cause).__name__}: {cause}" if cause is not None else ""
+        return (
+            f"{self.name} failed to compile{own}\nIt had failed{f' on {self.where}' if self.where else ''}:\n{self.log}"
+        )
 
 
 class ArtifactInvalid(KcoordError):

@@ -31,6 +31,8 @@ SECRET_FILES = {"redis_url_file": "redis_url", "signing_key_file": "signing_key"
 ALTERNATIVES = SECRET_FILES | {inline: file for file, inline in SECRET_FILES.items()}
 """The other one of such a pair."""
 LONGEST_JOB = values.LONGEST_JOB
+PATIENCE = 4
+"""Times `max_wait` that a compile on this node is waited for while it uses the CPU."""
 NO_PROFILE = "off"
 """As a profile's name: none."""
 
@@ -99,11 +101,12 @@ class Settings:
         "by the profile, one more rank compiles it. 0: never.")  # fmt: skip
     hedge_after: float = _setting(10.0, values.seconds, "seconds", "No compile counts as slow before this long.")
     max_wait: float = _setting(
-        300.0, values.seconds, "seconds", "A rank that waited this long for another rank's compile compiles for "
-        "itself. Keep it below the process group's timeout.")  # fmt: skip
+        300.0, values.seconds, "seconds", "Ranks wait this long for a compile on another node, and four times as long for "
+        "one on their own node that uses the CPU. Then one rank of the node compiles; the others wait for it as long again, and "
+        "only then compile for themselves. Keep it below the process group's timeout.")  # fmt: skip
     failure_ttl: float = _setting(
         30.0, values.seconds, "seconds", "For this long after a failed compile, ranks compile the key for themselves "
-        "at once (with `compile_once`: raise `CompileFailed`).")  # fmt: skip
+        "at once.")  # fmt: skip
     idle_timeout: float = _setting(
         600.0, values.seconds, "seconds", "An agent that a rank started ends after this long without ranks.")  # fmt: skip
     agent_timeout: float = _setting(
@@ -208,6 +211,11 @@ class Settings:
         if self.store is None or self.namespace == _DEFAULT_NAMESPACE:
             return self.store
         return self.store / "namespaces" / self.namespace
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds after which every claim has been answered: one wait for the leader, and one for the rank that follows."""
+        return 2 * PATIENCE * self.max_wait
 
     @property
     def recorded_as(self) -> str | None:

@@ -21,11 +21,12 @@ class _Sample:
 
 
 class Stalls(Generic[C]):
-    """Finds processes that make no progress for `seconds`."""
+    """Finds processes that make no progress for `seconds`. `working`: those that were seen to make some by the latest look."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._samples: dict[C, _Sample] = {}
+        self.working: list[C] = []
 
     def look(self, compiling: Mapping[C, int], now: float) -> list[C]:
         """Those of `compiling` (name → process id) that have used less than 1 % of a core for so long. Call it again and again.
@@ -34,7 +35,7 @@ class Stalls(Generic[C]):
         """
         for name in self._samples.keys() - compiling.keys():
             del self._samples[name]
-        stalled = []
+        stalled, self.working = [], []
         for name, pid in compiling.items():
             used = _used(pid)
             if used is None:
@@ -43,6 +44,8 @@ class Stalls(Generic[C]):
             took = now - sample.since if sample else 0.0
             if sample is None or abs(used - sample.used) > _IDLE * max(took, self._seconds / 4):
                 self._samples[name] = _Sample(now, used)
+                if sample is not None:
+                    self.working.append(name)
             elif took >= self._seconds:
                 stalled.append(name)
         return stalled

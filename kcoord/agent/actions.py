@@ -15,7 +15,8 @@ def never() -> float:
 
 @dataclass(frozen=True)
 class Claimant:
-    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact.
+    """One pending claim: `id` is its own, `owner` its connection's, `home` is where it wants the artifact. Its wait for a leader
+    elsewhere, or for one that is idle, ends at `deadline`.
 
     ``slow_after()``: seconds of a compile after which it counts as slow, as far as is known now. The profile that tells may be
     read after the first claims, which are those of a cold start.
@@ -34,11 +35,14 @@ class Claimant:
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's."""
+    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's. `late`: the leader for
+    which a `Lead` has waited in vain.
+    """
 
     claimant: Claimant
     answer: ClaimAnswer
     home: str = ""
+    late: str = ""
 
 
 @dataclass(frozen=True)

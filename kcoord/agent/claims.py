@@ -37,7 +37,7 @@ Lost = Callable[[Identity, str, str, float], None]
 
 
 class Claims:
-    """Answers `Claim`, `Publish`, `Fail` and `GiveUp`. A claim waits at most `max_wait` seconds."""
+    """Answers `Claim`, `Publish`, `Fail` and `GiveUp`. A claim's deadline is after `max_wait` seconds."""
 
     def __init__(
         self,
@@ -106,7 +106,12 @@ class Claims:
 
     def tick(self) -> None:
         """End the waits that have lasted for long enough. Call it about once a second."""
-        self.carry_out(self._flights.tick(time.monotonic()))
+        actions = self._flights.tick(time.monotonic())
+        for action in actions:
+            if isinstance(action, act.Reply) and isinstance(action.answer, messages.Alone):
+                name = self._names.get(action.claimant.key, _UNKNOWN)
+                self._notices.tell(f"ranks {action.answer.why} for {name}: each compiles it for itself")
+        self.carry_out(actions)
 
     def compiling(self) -> dict[tuple[str, str], int]:
         """The compiles on this node: key and token → process id."""
@@ -130,6 +135,10 @@ class Claims:
             )
         self.carry_out(actions)
 
+    def works(self, compile: tuple[str, str]) -> None:
+        """A compile that `compiling` named makes progress."""
+        self._flights.works(*compile)
+
     def carry_out(self, actions: list[act.Action]) -> None:
         for action in actions:
             if isinstance(action, act.Reply):
@@ -152,6 +161,15 @@ class Claims:
             }
             for f in self._flights
         ]
+
+    def _tell_late(self, reply: act.Reply) -> None:
+        name = self._names.get(reply.claimant.key, _UNKNOWN)
+        others = ", and this node waits for none of its other compiles" if reply.late in self._flights.overdue else ""
+        late = plain_text(reply.late) or "the store, or the lease service,"
+        self._notices.tell(
+            f"{late} takes long with {name}: {reply.claimant.who} compiles it, too{others}",
+            about=f"late: {late}{others}",
+        )
 
     def _slow_after(self, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
         """A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too."""
@@ -200,7 +218,9 @@ class Claims:
             self._connections.begin(connection, self._copy_then_reply(reply))
         else:
             del self._waiting[claimant.id]
-            self.hedged += isinstance(answer, messages.Lead) and answer.hedges
+            if isinstance(answer, messages.Lead) and answer.hedges:
+                self.hedged += 1
+                self._tell_late(reply)
             self._connections.answer(connection, request, answer)
 
     async def _copy_then_reply(self, reply: act.Reply) -> None:

@@ -18,7 +18,10 @@ a moment: ranks of one node that walk the same list do not each ask the lease se
 
 A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
 all nodes is let go ahead beside the leader, here or on another node. The files that land first are everybody's, and later
-claims need not wait for the leader either.
+claims need not wait for the leader either. If nothing is expected of a compile, its waiters are *overdue* after `max_wait`, or
+four times that while a compile on this node is seen to work. Then one of them goes ahead in the same way, once for each flight:
+the others wait for that one for as long again, and then all compile. If it was another node that they waited for, this node waits
+for no other key of that lease's holder.
 
 Invariants, held after every event:
 
@@ -51,8 +54,11 @@ from kcoord.agent.actions import (
     Reply,
 )
 from kcoord.agent.flight import Attempt, Flight, State
+from kcoord.latest import Latest
 from kcoord.leases import base as leases
 from kcoord.protocol.messages import BUSY, Alone, ClaimAnswer, Failed, Lead, Ready
+
+_MOST_HOLDERS = 1000
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,16 @@ class _Failure:
 
 
 class Flights:
-    """All flights of a node. `limit`: seconds that a leader may take; `failure_ttl`: seconds that a failure is remembered."""
+    """All flights of a node. `limit`: seconds that a leader may take; `failure_ttl`: seconds that a failure is remembered;
+    `max_wait`: seconds from a claim to its deadline.
+    """
 
-    def __init__(self, *, limit: float, failure_ttl: float) -> None:
-        self._limit, self._failure_ttl = limit, failure_ttl
+    def __init__(self, *, limit: float, failure_ttl: float, max_wait: float) -> None:
+        self._limit, self._failure_ttl, self._max_wait = limit, failure_ttl, max_wait
         self._flights: dict[str, Flight] = {}
         self._failures: dict[str, _Failure] = {}
         self._elsewhere: dict[str, float] = {}  # key → until when another node is taken to compile it
+        self.overdue: Latest[str, None] = Latest(_MOST_HOLDERS)  # holders of leases that were waited for in vain
         self._serial = 0
 
     def __iter__(self) -> Iterator[Flight]:
@@ -121,7 +130,7 @@ class Flights:
         if flight is None:
             self._serial += 1
             return [Announce(key, self._serial, home)]
-        actions = self._answer_all(flight, Ready("wait"), home)
+        actions = flight.answer_all(Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
             flight.hedge_from, flight.landed = math.inf, home
             return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
@@ -129,25 +138,24 @@ class Flights:
 
     def failed(self, key: str, token: str, log: str, where: str, now: float) -> list[Action]:
         """The leader reports that `key` does not compile: every waiter compiles it itself, at once and in parallel, to raise its
-        own exception. A hedge's failure ends the hedge alone: the leader will report its own.
+        own exception. A hedge's failure ends the hedge alone, for the leader will report its own, unless that one is overdue.
         """
-        flight, others = self._led_by(key, token, now)
+        flight, others = self._led_by(key, token, now, or_succeeded=True)
         if flight is None:
             return others
         answer = Failed(log, where)
         self._failures[key] = _Failure(answer, now + self._failure_ttl)
-        return [*self._answer_all(flight, answer), *self._remove(flight), FailLease(key, flight.serial, log, where)]
+        return self._end_awaited(flight, token, now, answer, FailLease(key, flight.serial, log, where))
 
     def not_published(self, key: str, token: str, why: str, now: float) -> list[Action]:
         """The leader compiled, and its files could not be published. That says nothing about the kernel, so it is no failure:
         who waits here compiles for itself, at once, and on other nodes, whose disks may be better, the next one leads. After a
-        hedge's files the waiters go on waiting for the leader.
+        hedge's files the waiters go on waiting for the leader, unless that one is overdue.
         """
-        flight, others = self._led_by(key, token, now)
+        flight, others = self._led_by(key, token, now, or_succeeded=True)
         if flight is None:
             return others
-        answers = self._answer_all(flight, Alone(why))
-        return [*answers, *self._remove(flight), EndLease(key, flight.serial)]
+        return self._end_awaited(flight, token, now, Alone(why), EndLease(key, flight.serial))
 
     def given_up(self, key: str, token: str, now: float) -> list[Action]:
         """The leader will not compile after all; the next waiter leads."""
@@ -161,7 +169,13 @@ class Flights:
         attempt = self._attempt(key, token)
         if attempt is None or attempt.lands:
             return []
+        attempt.works = False
         return self.given_up(key, token, now)
+
+    def works(self, key: str, token: str) -> None:
+        """The compile with this token was seen to use the CPU: it is waited for longer, unless it stalls."""
+        if (attempt := self._attempt(key, token)) is not None:
+            attempt.works = True
 
     def gone(self, owner: int, now: float) -> list[Action]:
         """A connection ended, or its process died: its claims are void, and the next waiter leads in its place."""
@@ -180,23 +194,29 @@ class Flights:
         if flight is None:
             return []
         if found is not None:
-            return [*self._answer_all(flight, flight.ready, found), *self._remove(flight)]
+            return [*flight.answer_all(flight.ready, found), *self._remove(flight)]
         flight.step = State.ASKING
-        return [AskLease(key, serial)] if flight.waiters else self._remove(flight)
+        return [AskLease(key, serial)] if flight.waiters or flight.hedge else self._remove(flight)
 
     def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
-        """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again."""
+        """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again. If that
+        node is overdue with another key, the first who waits compiles instead.
+        """
         flight = self._current(key, serial, State.ASKING)
         if flight is None:
             return []
         if not flight.remote and flight.hedge is None:
             flight.hedge_from = now
         flight.remote, flight.waited = holder, True
-        self._elsewhere[key] = until
+        actions: list[Action] = []
+        if holder in self.overdue:
+            actions += flight.succeed(now)
+        else:
+            self._elsewhere[key] = until
         leaving = [w for w in flight.waiters.values() if not w.waits]
         for claimant in leaving:
             del flight.waiters[claimant.id]
-        return [*(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
+        return [*actions, *(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
 
     def lease_answered(
         self, key: str, serial: int, answer: leases.Won | leases.Ready | leases.Failed, now: float
@@ -215,7 +235,7 @@ class Flights:
             return [Fetch(key, serial, home, answer.manifest)]
         failure = Failed(answer.log, answer.where)
         self._failures[key] = _Failure(failure, now + self._failure_ttl)
-        return [*self._answer_all(flight, failure), *self._remove(flight)]
+        return [*flight.answer_all(failure), *self._remove(flight)]
 
     def looked(self, key: str, serial: int, home: str, manifest: str | None, now: float) -> list[Action]:
         """As the lease's holder: the artifact was in the store, and is at `home` now. `manifest`: its manifest's SHA-256, None if
@@ -226,7 +246,7 @@ class Flights:
             return []
         if manifest is None:
             return self._next_leader(flight, now)
-        answers = self._answer_all(flight, flight.ready, home)
+        answers = flight.answer_all(flight.ready, home)
         return [*answers, *self._remove(flight), Announce(key, serial, home, manifest)]
 
     def fetched(self, key: str, serial: int, found: str | None, *, packed: bool = False) -> list[Action]:
@@ -239,7 +259,7 @@ class Flights:
             return []
         flight.packed = packed
         if found is not None or not (flight.waiters or flight.hedge):
-            return [*self._answer_all(flight, flight.ready, found or ""), *self._remove(flight)]
+            return [*flight.answer_all(flight.ready, found or ""), *self._remove(flight)]
         flight.step = State.ASKING
         return [AskLease(key, serial, void=flight.manifest)]
 
@@ -253,21 +273,20 @@ class Flights:
         if now < flight.hedge_due:  # another leads since we asked
             return refused
         flight.hedge_from = now if flight.is_led else math.inf
-        claimant = flight.next_hedge()
+        claimant = flight.next_hedge() if flight.is_led and flight.hedge is None else None
         if not won or claimant is None:
             return refused
-        del flight.waiters[claimant.id]
-        flight.hedge = Attempt(claimant, f"{serial}.{claimant.id}", now)
-        return [Reply(claimant, Lead(flight.hedge.token, hedges=True))]
+        return [flight.hedged_by(claimant, now)]
 
     def tick(self, now: float) -> list[Action]:
         """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge."""
         actions: list[Action] = []
         for flight in list(self._flights.values()):
-            for claimant in [w for w in flight.waiters.values() if now >= w.deadline]:
-                del flight.waiters[claimant.id]
-                actions.append(Reply(claimant, Alone("waited as long as KCOORD_MAX_WAIT allows")))
             actions += self._end_attempts(flight, now, lambda attempt: now - attempt.since > self._limit)
+            if flight.is_overdue(now, self._max_wait):
+                if flight.overdue is None and flight.remote:
+                    self.overdue[flight.remote] = None
+                actions += [*flight.end_waits(now, self._max_wait), *self._end_if_deserted(flight)]
             if flight.needs_hedge(now):
                 flight.hedge_asked = True
                 actions.append(AskHedge(flight.key, flight.serial))
@@ -281,7 +300,7 @@ class Flights:
         """A task of this flight ended in an unforeseen error: let the waiters go."""
         for flight in self._flights.values():
             if flight.serial == serial and flight.state is not State.LEADING:
-                answers = self._answer_all(flight, Alone("an error in the agent; its log has it"))
+                answers = flight.answer_all(Alone("an error in the agent; its log has it"))
                 return [*answers, *self._remove(flight), EndLease(flight.key, serial)]
         return []
 
@@ -295,18 +314,27 @@ class Flights:
         flight = self._flights.get(key)
         return None if flight is None else flight.attempt(token)
 
-    def _led_by(self, key: str, token: str, now: float) -> tuple[Flight | None, list[Action]]:
-        """The flight whose leader has `token`. Else None, and the actions that follow: a hedge with this token ends."""
+    def _end_awaited(self, flight: Flight, token: str, now: float, answer: ClaimAnswer, end: Action) -> list[Action]:
+        """The compile with this token ended without an artifact. `end` is what becomes of the lease if it was the leader's."""
+        answers = flight.answer_all(answer)
+        if flight.leader is not None and flight.leader.token == token:
+            return [*answers, *self._remove(flight), end]
+        return [*answers, *self._hedge_ended(flight, now)]
+
+    def _led_by(
+        self, key: str, token: str, now: float, *, or_succeeded: bool = False
+    ) -> tuple[Flight | None, list[Action]]:
+        """The flight whose leader has `token`. Else None, and the actions that follow: a hedge with this token ends.
+
+        `or_succeeded`: or whose hedge has it, while the leader is overdue. Then the others wait for the hedge.
+        """
         flight = self._flights.get(key)
         attempt = self._attempt(key, token)
         if flight is None or attempt is None:
             return None, []
-        return (flight, []) if attempt is flight.leader else (None, self._hedge_ended(flight, now))
-
-    def _answer_all(self, flight: Flight, answer: ClaimAnswer, home: str = "") -> list[Action]:
-        answers: list[Action] = [Reply(w, answer, home) for w in flight.waiters.values()]
-        flight.waiters.clear()
-        return answers
+        if attempt is flight.leader or (or_succeeded and flight.overdue is not None):
+            return flight, []
+        return None, self._hedge_ended(flight, now)
 
     def _next_leader(self, flight: Flight, now: float) -> list[Action]:
         """The hedge, which compiles already; else the first who waits."""
@@ -316,9 +344,9 @@ class Flights:
             return self._end_hedge(flight)
         if not flight.waiters:
             return [*self._remove(flight), EndLease(flight.key, flight.serial)]
-        claimant = flight.waiters.pop(next(iter(flight.waiters)))
-        flight.leader = Attempt(claimant, f"{flight.serial}.{claimant.id}", now)
-        return [Reply(claimant, Lead(flight.leader.token))]
+        works = flight.leader is not None and flight.leader.works  # until it is seen what the next one does
+        flight.leader = flight.attempt_of(next(iter(flight.waiters.values())), now, works)
+        return [Reply(flight.leader.claimant, Lead(flight.leader.token))]
 
     def _end_attempts(self, flight: Flight, now: float, is_over: Callable[[Attempt], bool]) -> list[Action]:
         """End the attempts that are over, but not those whose files are being published; then the flight, if nobody is left."""

@@ -70,7 +70,7 @@ class Parts:
             agent_id, notices, tells_clients, request, gone, observer,
             welcome=lambda who: who.expected.check(settings),
         )  # fmt: skip
-        self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl)
+        self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
         self.late = LatePublishes(store, settings.local_dir, lambda: not self.tiers.store.faulty, notices)
         self.lease_tasks = LeaseTasks(
@@ -88,7 +88,10 @@ class Parts:
             self.connections, self.flights, self.lease_tasks, notices, settings.max_wait, self.timelines.lost,
             self.expectations, self.sweeper,
         )  # fmt: skip
-        stalls = StallWatch(settings.stall, self.claims.compiling, self.claims.stalled, notices)
+        stalls = StallWatch(
+            settings.stall, self.claims.compiling, self.claims.stalled, notices,
+            works=self.claims.works, every=min(settings.stall, settings.max_wait) / 4,
+        )  # fmt: skip
         self.choices = Choices(self.tiers, settings.local_dir, settings.agent_timeout, notices)
         self.measurements = SharedMeasurements()
         self.profiles = Profiles(root, settings.local_dir, notices, trust)

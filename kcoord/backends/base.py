@@ -57,8 +57,8 @@ class Backend(Steps[R, H]):
         """The handle of `request`: from memory, loaded, or compiled here. ``native()`` is the compiler as without kcoord.
 
         It answers if the request is bypassed, has no key, or cannot be loaded, and if kcoord has a fault. An artifact that does
-        not load is compiled for this process alone, and stays. Raises the exceptions of `compile` and of `failed_elsewhere`. Not
-        guaranteed: exactly one compile in a job.
+        not load is compiled for this process alone, and stays. Raises the exceptions of `compile`, an
+        `explicit` backend as `Compilation.run` does. Not guaranteed: exactly one compile in a job.
         """
         asked = self._asked(request)
         if isinstance(asked, Bypassed):
@@ -139,10 +139,7 @@ class Backend(Steps[R, H]):
 
     def _begun(self, request: R, asked: _Asked, waits: bool, loads: bool) -> Artifact | Compilation | Busy | Bypassed:
         begin = self._begin if self.explicit else self._begin_openly
-        found = begin(request, asked, waits, loads)
-        if isinstance(found, Compilation) and found.failed is not None:
-            self.failed_elsewhere(request, found)
-        return found
+        return begin(request, asked, waits, loads)
 
     def _begin(self, request: R, asked: _Asked, waits: bool, loads: bool) -> Artifact | Compilation | Busy:
         coordinator = asked.coordinator
@@ -215,7 +212,7 @@ class Backend(Steps[R, H]):
             with self.lower_caches(compilation.key):
                 handle = self.compile(request, staging)
 
-        artifact = compilation.run(compile, lambda _: self.finish(request, compilation))
+        artifact = compilation.run(compile, lambda _: self.finish(request, compilation), explicit=self.explicit)
         if handle is not UNLOADED or not loads:
             return handle
         artifact = artifact or fails_open(lambda: None)(compilation.adopted)()

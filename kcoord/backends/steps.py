@@ -18,7 +18,6 @@ from kcoord.keys.tools.toolchain import tool_factors, tools
 from kcoord.keys.tools.tree import tree_factors
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import Compilation
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters
 
@@ -172,10 +171,7 @@ class Steps(ABC, Generic[R, H]):
     def meanwhile(self, request: R) -> None:
         """Called once if the request waits for another rank. Must return at once."""
 
-    # Steps: failures, recipes.
-
-    def failed_elsewhere(self, request: R, compilation: Compilation) -> None:
-        """Another rank's compile failed. Return to compile anyway, so that this rank raises the compiler's own exception."""
+    # Steps: recipes.
 
     def recipe(self, request: R, seconds: float) -> Recipe | None:
         """The recipe of a request whose compile took `seconds`; None if it cannot be replayed."""

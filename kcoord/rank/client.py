@@ -78,7 +78,7 @@ class AgentClient:
         recipe: str | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Answer:
-        """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds, or, without `wait`, get `BUSY`.
+        """Ask for `key`; wait while another rank compiles it, at most `longest_wait` seconds, or, without `wait`, get `BUSY`.
 
         Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
         `meanwhile` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
@@ -89,7 +89,7 @@ class AgentClient:
             frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call))
         except ProtocolError as error:
             return Alone(str(error))
-        deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout
+        deadline = time.monotonic() + self._settings.longest_wait + self._settings.agent_timeout
         for attempt in _ATTEMPTS:
             try:
                 connection = self._links.borrow(fresh=attempt > 1)

@@ -19,7 +19,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction, recorded_targets
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, Origin
-from kcoord.errors import ArtifactInvalid, StoreError
+from kcoord.errors import ArtifactInvalid, CompileFailed, StoreError
 from kcoord.files.rename import write_files
 from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
@@ -78,10 +78,9 @@ class Compilation:
     """The task of compiling `key` into `staging`. End it with exactly one of `publish`, `keep`, `fail` and `give_up`.
 
     `run` does all of that for a compile that is one function. `failed` is set if another rank's compile of the key failed a
-    moment ago: compile anyway, to raise the compiler's own exception, or raise `CompileFailed`. `target` is the GPU that was
-    asked for, if it is known. If it is not `shared`, end it with `keep`. `outcome`, once it has ended, and `note`, the reason why
-    nobody coordinates it, are for the time line (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending
-    it has no effect for other ranks.
+    moment ago, as somebody says: compile anyway. `target` is the GPU that was asked for, if it is known. If it is not `shared`,
+    end it with `keep`. `outcome`, once it has ended, and `note`, the reason why nobody coordinates it, are for the time line
+    (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks.
     """
 
     context: CompilationContext
@@ -100,11 +99,12 @@ class Compilation:
     outcome: str = "ok"
     process: int = field(default_factory=os.getpid)
 
-    def run(self, compile: Callable[[Path], T], finish: Callable[[T], U]) -> U:
+    def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, explicit: bool = False) -> U:
         """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused its files.
 
-        Re-raises an exception of either, after the other ranks were told of it. An interruption (a signal handler's exception,
-        KeyboardInterrupt) is no failure of the kernel: the next rank compiles.
+        Re-raises an exception of either, after the other ranks were told of it; with `explicit`, as the cause of `CompileFailed`
+        if another rank had failed, too. An interruption (a signal handler's exception, KeyboardInterrupt) is no failure of the
+        kernel: the next rank compiles.
         """
         _running.digests.add(self.key.digest)
         try:
@@ -117,6 +117,8 @@ class Compilation:
             return finish(made)
         except BaseException as error:
             self.raised(error)
+            if explicit and self.failed is not None and self.outcome == "failed":
+                raise CompileFailed(self.key.name, self.failed.log, self.failed.where) from error
             raise
         finally:
             _running.digests.discard(self.key.digest)

@@ -17,7 +17,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.arch import contradiction
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.verified import Verified
-from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, CompileFailed, StoreError
+from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -104,7 +104,7 @@ class Coordinator:
         return self.settings.local_dir / local.place_of(digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
-        """The artifact that is asked for, or the task of compiling it. Waits at most `max_wait` seconds."""
+        """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
         return self._found_or_claimed(asked, wait=True)
 
     def attempt(self, asked: Request) -> Artifact | Compilation | Busy:
@@ -248,8 +248,9 @@ class Coordinator:
 
         `scope` says how much of the current device the bytes depend on, `target` what `compile` compiles for if that is another
         GPU. With `load`, returns ``load(artifact)``, once per device and process: the handle is kept in memory. Raises what
-        `compile` raises where it ran, `CompileFailed` in the other ranks, `ArtifactInvalid` if it wrote nothing, or code that
-        says it is for another GPU. Not guaranteed: exactly one compile. After a fault there may be two, and one artifact.
+        `compile` raises, or `ArtifactInvalid` if it wrote nothing, or code that says it is for another GPU. Another rank's
+        failure is a hint: this one compiles for itself, at once. If that fails, too, `CompileFailed` has its exception as cause.
+        Not guaranteed: exactly one compile. After a fault there may be two, and one artifact.
         """
         device = current_device() if target is None else replace(current_device(), target=target)
         key = key.on(device, scope)
@@ -281,10 +282,7 @@ class Coordinator:
         found = self.request(asked) if wait else self.attempt(asked)
         if not isinstance(found, Compilation):
             return found
-        if found.failed is not None:
-            found.give_up()
-            raise CompileFailed(key.name, found.failed.log, found.failed.where)
-        return found.run(compile, lambda _: found.publish(strict=True))
+        return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""

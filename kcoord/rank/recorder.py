@@ -98,7 +98,7 @@ class Recorder:
         """Count a request with its outcome, and deliver it at once."""
         backends = {by_backend(name, compilation.key.backend): amounts[name] for name in OUTCOMES if name in amounts}
         compilation.counters.add(requests=1, **amounts, **backends)
-        if self._usable() and not (compilation.outcome == "given up" and compilation.failed is not None):
+        if self._usable():
             took = amounts.get("compile_seconds", time.perf_counter() - compilation.started)
             coordinated = compilation.lead is not None or compilation.failed is not None
             outcome = "alone" if compilation.outcome == "ok" and not coordinated else compilation.outcome

@@ -153,7 +153,7 @@ class BackendSuite:
     interrupted: ClassVar[str] = "TimeoutError"
     """The exception that leaves the compiler when a signal's handler raises `TimeoutError` in it."""
     failure_elsewhere: ClassVar[str] = ""
-    """The exception in processes that waited for a failing compile, if it is not the compiler's own."""
+    """The exception in processes that waited for a failing compile, and compiled in vain, if it is not the compiler's own."""
     targets: ClassVar[tuple[Environ, ...]] = ()
     """Variables of two processes, by which `Subject.build` compiles for one GPU and for another, whether they are there or not.
     None: its artifacts record no GPU."""

@@ -143,7 +143,7 @@ def walk(
 ) -> Report:
     """Run `tasks`, which all ranks have, longest first, in the order of `rank`; at the end, wait for the other ranks.
 
-    No wait begins after `max_wait` seconds; each may last as long. ``progress(done, total)`` is called after each key.
+    No wait begins after `max_wait` seconds; each has the bounds of a claim. ``progress(done, total)`` is called after each key.
     """
     report, done = Report(), 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,6 +23,9 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files import sweep as sweep_module
 from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import Scope, current_device
+from kcoord.leases.base import Lease
+from kcoord.leases.files import FileLeases
 from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.requested import (
     RequestedArtifact,
@@ -43,11 +47,39 @@ from tests.support.agents import until
 from tests.support.artifacts import ORIGIN, publish
 from tests.support.command import KCOORD, kcoord
 from tests.support.profiles import recipe
-from tests.support.sandbox import Sandbox
+from tests.support.sandbox import Sandbox, finish
 from tests.support.signing import OURS, B, opened, trust
 from tests.support.triton_ranks import hooked
 
-# A wrong artifact.
+# A wrong artifact, and a wrong word.
+
+
+def test_a_failure_that_somebody_wrote_into_the_lease_files_fails_no_rank_of_compile_once(sandbox: Sandbox) -> None:
+    store, key = sandbox.root / "store", CacheKey.of("test", "kernel")
+    opened(store, OURS)
+
+    async def write_a_failure() -> None:
+        forger = FileLeases(store, ttl=15.0, limit=900.0, failure_ttl=30.0)
+        lease = await forger.acquire(key.on(current_device(), Scope.DEVICE).digest, "evil", "evil")
+        assert isinstance(lease, Lease)
+        await lease.fail("no", "evil")
+        await forger.close()
+
+    asyncio.run(write_a_failure())
+    job = {"KCOORD_STORE": str(store), "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "require"}
+    ranks = [sandbox.start("-c", ASKS, **job) for _ in range(3)]
+    said = [finish(rank) for rank in ranks]
+    assert [each.returncode for each in said] == [0, 0, 0], said[0].stderr
+    assert len({each.stdout for each in said}) == 1, "its artifact is published on the node"
+
+
+ASKS = """
+import kcoord
+artifact = kcoord.connect().get_or_compile(
+    kcoord.CacheKey.of("test", "kernel"), lambda staging: (staging / "kernel.txt").write_text("a kernel")
+)
+print(artifact.path)
+"""
 
 MODULE = """
 import json, sys, sysconfig

@@ -29,7 +29,9 @@ from tests.chaos.site import Site
 from tests.chaos.throw import Thrown
 from tests.support.redis_server import RedisServer
 
-_LONGEST_REQUEST = MAX_WAIT + 4 * AGENT_TIMEOUT + 2.0  # an agent is found dead, another started, asked, and found dead
+_LONGEST_REQUEST = (
+    2 * MAX_WAIT + 4 * AGENT_TIMEOUT + 2.0
+)  # an agent is found dead, another started, asked, and found dead
 _LONGEST_PUBLISH = 4 * AGENT_TIMEOUT + 2.0
 _PROMPT = 1.0  # seconds that a request takes, at most, besides the compile, if nothing is wrong
 _BEFORE = 1.0  # seconds after its compile in which an artifact is on its way to the store

@@ -28,7 +28,7 @@ from kcoord.agent import connections
 from kcoord.agent.connections import Connections, Observer
 from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
-from kcoord.errors import ArtifactInvalid, CompileFailed, ProtocolError
+from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.leases import base as leases
 from kcoord.leases import lease_files
 from kcoord.profiles.parts import parts, save_part
@@ -374,7 +374,6 @@ def test_an_agent_that_says_waiting_for_ever_is_not_waited_for_for_ever(lied_to:
 @given(lies=st.lists(st.sampled_from(LIES).map(packed) | changed(LIES[0]) | changed(LIES[1]), max_size=4))
 @fuzz(25)
 def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, Liar], lies: list[bytes]) -> None:
-    """Or the failure that the agent says another rank had: that is an answer, too."""
     node, liar = lied_to
     liar.say = lambda connection: connection.sendall(framed(packed(WELCOME)) + b"".join(map(framed, lies)))
     coordinator = Coordinator(node.settings)
@@ -383,10 +382,7 @@ def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, L
         got = in_thread(
             lambda: coordinator.get_or_compile(key, lambda staging: (staging / "kernel.txt").write_text("mine"))
         )
-        try:
-            assert (got.result(20).path / "kernel.txt").read_text() == "mine"
-        except CompileFailed:
-            assert any(b"failed" in lie for lie in lies)
+        assert (got.result(20).path / "kernel.txt").read_text() == "mine"
     finally:
         coordinator.close()
         liar.hang_up()

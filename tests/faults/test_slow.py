@@ -81,6 +81,11 @@ def hedged(node: Node, *snippets: str) -> list[Rank]:
     return ranks
 
 
+def told(node: Node, words: str) -> int:
+    """Lines of the agent's log with these words."""
+    return (node.directory / "started.log").read_text().count(words)
+
+
 @pytest.fixture
 def node() -> Iterator[Node]:
     """A node that knows what the key costs, and takes what lasts for two seconds for slow."""
@@ -147,6 +152,48 @@ def test_a_compiler_that_works_does_not_hang(code: str) -> None:
         first.tell()
         assert first.expect("published")["ok"]
         assert second.expect("Ready")["source"] == "wait"
+
+
+@pytest.mark.serial
+def test_a_compile_that_works_is_waited_for_beyond_max_wait_and_then_by_all_but_one() -> None:
+    with Node(**QUICKLY, max_wait="2.5") as node:  # the agent looks at its compiles once a second
+        node.start()
+        first, second, third = started(node, _SPINS, *named("the second", "the third"))
+        lead(first)
+        for count, rank in enumerate((second, third), 1):
+            follow(node, rank, count)
+        second.expect("Lead")
+        assert 10 <= node.flight("k")["seconds"] < 13, "four times KCOORD_MAX_WAIT"
+        assert len(node.flight("k")["waiting"]) == 1
+        second.tell()
+        assert second.expect("published")["ok"]
+        assert third.expect("Ready")["source"] == "wait"
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert told(node, "takes long with test:k") == 1
+
+
+def test_a_leader_on_another_node_that_is_overdue_is_followed_by_one_rank_and_then_by_all(
+    store: Path, server: RedisServer
+) -> None:
+    shared = {"store": str(store), "redis_url": server.url, "stall": "0", "hedge": "0"}
+    with Node(**shared) as one, Node(**shared, max_wait="1.5") as other:
+        one.start()
+        other.start()
+        (first,) = started(one, *named("the leader"))
+        waiters = started(other, *named("waiter 0", "waiter 1", "waiter 2"))
+        lead(first)
+        for count, rank in enumerate(waiters, 1):
+            follow(other, rank, count)
+        waiters[0].expect("Lead")
+        assert len(other.flight("k")["waiting"]) == 2
+        for rank in waiters[1:]:
+            assert "KCOORD_MAX_WAIT" in rank.expect("Alone")["why"]
+        waiters[0].tell()
+        assert waiters[0].expect("published")["ok"]
+        first.tell()
+        assert first.expect("published")["ok"]
+        assert told(other, "takes long with test:k") == told(other, "each compiles it for itself") == 1
 
 
 def test_a_compiler_that_hangs_with_nobody_waiting_on_its_node_frees_the_lease_for_other_nodes(

@@ -104,19 +104,36 @@ def test_a_compile_function_that_writes_nothing_is_told_so(coordinator: Coordina
         coordinator.get_or_compile(key(), lambda staging: None)
 
 
-def test_the_leader_raises_its_own_exception_and_the_others_compile_failed_with_its_log(
+def broken(staging: Path) -> None:
+    raise ZeroDivisionError("the compiler's own words")
+
+
+def test_after_another_rank_s_failure_a_rank_compiles_for_itself_and_raises_its_own_exception_as_a_cause(
     coordinator: Coordinator,
 ) -> None:
-    def broken(staging: Path) -> None:
-        raise ZeroDivisionError("the compiler's own words")
+    def broken_here(staging: Path) -> None:
+        raise KeyError("this rank's words")
 
     with pytest.raises(ZeroDivisionError):
         coordinator.get_or_compile(key(), broken)
     other = Coordinator(coordinator.settings)
-    with pytest.raises(CompileFailed, match="the compiler's own words"):
-        other.get_or_compile(key(), refuse)
+    with pytest.raises(CompileFailed) as raised:
+        other.get_or_compile(key(), broken_here)
     other.close()
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert "this rank's words" in str(raised.value)
+    assert "the compiler's own words" in str(raised.value), "both failed, and both are shown"
     assert outcomes(other) == {"requests": 1, "failures": 1}
+
+
+def test_a_failure_of_another_rank_alone_is_no_failure(coordinator: Coordinator) -> None:
+    with pytest.raises(ZeroDivisionError):
+        coordinator.get_or_compile(key(), broken)
+    other = Coordinator(coordinator.settings)
+    artifact = other.get_or_compile(key(), write(b"code"))
+    other.close()
+    assert outcomes(other)["compiles"] == 1
+    assert coordinator.get_or_compile(key(), refuse).path == artifact.path, "it is published"
 
 
 def test_a_rank_whose_leader_cannot_publish_compiles_for_itself(

@@ -1,4 +1,4 @@
-"""Compilers that hang. One that spins looks busy: a hedge, or its lease's limit, ends that one's lead."""
+"""Compilers that hang, and those that work. One that spins looks busy: a hedge, or its lease's limit, ends that one's lead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ C = TypeVar("C", bound=Hashable)
 
 
 class StallWatch(Generic[C]):
-    """Looks at the processes of ``compiling()`` four times in `seconds`, and calls ``stalled(c)`` for each that stalls.
+    """Looks at the processes of ``compiling()`` each `every` seconds. Calls ``stalled(c)`` for each that stalls for `seconds`,
+    and ``works(c)`` for each that has used the CPU since the look before.
 
     `seconds` of 0: never.
     """
@@ -25,13 +26,18 @@ class StallWatch(Generic[C]):
         compiling: Callable[[], Mapping[C, int]],
         stalled: Callable[[C], None],
         notices: Notices,
+        *,
+        works: Callable[[C], None],
+        every: float,
     ) -> None:
-        self._compiling, self._stalled = compiling, stalled
+        self._compiling, self._stalled, self._works = compiling, stalled, works
         self._stalls: Stalls[C] = Stalls(seconds)
         self._lane = Lane("stalls")
-        self.chores = [Chore("stalls", self._lane, self._look, notices, every=seconds / 4)] if seconds else []
+        self.chores = [Chore("stalls", self._lane, self._look, notices, every=every)] if seconds else []
 
     async def _look(self) -> None:
         compiling, now = dict(self._compiling()), time.monotonic()
         for found in await self._lane.run(lambda: self._stalls.look(compiling, now)):
             self._stalled(found)
+        for found in self._stalls.working:
+            self._works(found)

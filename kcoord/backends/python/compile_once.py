@@ -16,13 +16,13 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.backends.python.recipes import recipe_of, replay_call
 from kcoord.backends.steps import UNLOADED
-from kcoord.errors import CompileFailed, KcoordError, KeyFactorError
+from kcoord.errors import KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
 from kcoord.profiles.recipe import Recipe
 from kcoord.rank.connect import connect
-from kcoord.rank.coordinator import ABSENT, Compilation
+from kcoord.rank.coordinator import ABSENT
 
 
 def compile_once(
@@ -119,7 +119,7 @@ class _Request(NamedTuple):
 
 
 class PythonBackend(Backend[_Request, Any]):
-    """`compile_once`. Its callers use kcoord by name: they get errors, and `CompileFailed` for another rank's failure."""
+    """`compile_once`. Its callers use kcoord by name: they get errors, and `CompileFailed` if another rank failed, too."""
 
     name = "python"
     recipes = ("python",)
@@ -142,12 +142,6 @@ class PythonBackend(Backend[_Request, Any]):
 
     def load(self, request: _Request, artifact: Artifact) -> Any:
         return request.of.load(artifact) if request.of.load else artifact
-
-    def failed_elsewhere(self, request: _Request, compilation: Compilation) -> None:
-        failed = compilation.failed
-        compilation.give_up()
-        if failed is not None:
-            raise CompileFailed(compilation.key.name, failed.log, failed.where)
 
     def recipe(self, request: _Request, seconds: float) -> Recipe | None:
         """A recipe holds for other GPUs if the function is told its target and depends on nothing else of the device."""

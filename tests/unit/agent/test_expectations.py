@@ -100,12 +100,14 @@ def test_a_process_that_sleeps_stalls_and_one_that_works_itself_or_in_a_child_do
     stalls: Stalls[str] = Stalls(4.0)
     now = 0.0
     assert stalls.look(pids, now) == []
+    assert stalls.working == [], "nothing is known yet"
     for _ in range(4):
         for process in ("spins", "has a child"):
             before = _cpu(pids[process])
             until(lambda p=pids[process], b=before: _cpu(p) > b + 0.05)  # type: ignore[misc]
         now += 1.0
         found = stalls.look(pids, now)
+        assert sorted(stalls.working) == ["has a child", "spins"]
     assert found == ["sleeps"]
 
 

@@ -35,8 +35,8 @@ D = Claimant(5, 15, KEY, "/home/5", "rank 5", MAX_WAIT)
 HURRIED = Claimant(4, 14, KEY, "/home/4", "rank 4", MAX_WAIT, waits=False)
 
 
-def new_flights() -> Flights:
-    return Flights(limit=LIMIT, failure_ttl=FAILURE_TTL)
+def new_flights(limit: float = LIMIT) -> Flights:
+    return Flights(limit=limit, failure_ttl=FAILURE_TTL, max_wait=MAX_WAIT)
 
 
 def claim(flights: Flights, claimant: Claimant, now: float) -> list[Action]:
@@ -48,8 +48,8 @@ def claim(flights: Flights, claimant: Claimant, now: float) -> list[Action]:
     return actions
 
 
-def led_by_a(*waiters: Claimant) -> tuple[Flights, str]:
-    flights = new_flights()
+def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
+    flights = new_flights(limit)
     for claimant in (A, *waiters):
         claim(flights, claimant, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
@@ -542,23 +542,170 @@ def test_a_process_that_dies_leaves_all_its_flights() -> None:
     assert set(flights.gone(A.owner, 1.0)) == {Reply(B, Lead(f"1.{B.id}")), EndLease("other", 2)}
 
 
-def test_a_wait_is_bounded() -> None:
-    flights, _ = led_by_a(B)
+# Waits that last for too long. `B`, `C` and `D` wait for `A`, and are overdue at `MAX_WAIT`.
+
+
+def alone(actions: list[Action]) -> set[int]:
+    """The claims that are answered `Alone`; nobody else is answered."""
+    assert all(isinstance(answer, Alone) for answer in answered(actions).values())
+    return set(answered(actions))
+
+
+def overdue_flight() -> tuple[Flights, str]:
+    """A leads, B has gone ahead at `MAX_WAIT`, and C and D wait for B; B's token."""
+    flights, _ = led_by_a(B, C, D)
     assert flights.tick(MAX_WAIT - 0.1) == []
-    (reply,) = flights.tick(MAX_WAIT)
-    assert isinstance(reply, Reply)
-    assert reply.claimant is B
-    assert isinstance(reply.answer, Alone)
-    assert flights.tick(MAX_WAIT + 1) == []
+    assert flights.tick(MAX_WAIT) == [Reply(B, Lead("1.2", hedges=True), late="rank 1")]
+    return flights, "1.2"
 
 
-def test_a_wait_for_another_node_is_bounded_and_then_given_up() -> None:
+def waiting_for(holder: str, *claimants: Claimant) -> Flights:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0)
-    actions = flights.tick(MAX_WAIT)
-    assert set(answered(actions)) == {A.id}
-    assert lease_tasks(actions) == [EndLease(KEY, 1)]
+    for claimant in claimants:
+        claim(flights, claimant, 0.0)
+    flights.must_wait(KEY, 1, holder, 0.0)
+    return flights
+
+
+def test_after_a_wait_that_was_too_long_one_waiter_compiles_and_the_others_wait_once_more() -> None:
+    flights, _ = overdue_flight()
+    assert flights.tick(2 * MAX_WAIT - 0.1) == []
+    assert alone(flights.tick(2 * MAX_WAIT)) == {C.id, D.id}
+
+
+@pytest.mark.parametrize("token", ["1.1", "1.2"])
+def test_the_files_that_land_first_end_the_second_wait(token: str) -> None:
+    flights, _ = overdue_flight()
+    assert flights.landing(KEY, token)
+    ready = (Ready("wait"), "/there")
+    assert answered(flights.landed(KEY, "/there")) == {C.id: ready, D.id: ready}
+
+
+def test_a_compile_that_works_is_waited_for_four_times_as_long_and_so_is_the_one_that_follows() -> None:
+    flights, token = led_by_a(B, C, limit=1e9)
+    flights.works(KEY, token)
+    flights.works(KEY, "1.999")
+    assert flights.tick(4 * MAX_WAIT - 0.1) == []
+    assert flights.tick(4 * MAX_WAIT) == [Reply(B, Lead("1.2", hedges=True), late="rank 1")]
+    assert flights.tick(8 * MAX_WAIT - 0.1) == []
+    assert alone(flights.tick(8 * MAX_WAIT)) == {C.id}
+
+
+def test_who_takes_over_from_a_dead_leader_that_worked_is_waited_for_as_long() -> None:
+    """Else its waiters, who have waited since the first one began, would not give it the time to show that it works."""
+    flights, token = led_by_a(B, C, limit=1e9)
+    flights.works(KEY, token)
+    assert flights.gone(A.owner, 2 * MAX_WAIT) == [Reply(B, Lead("1.2"))]
+    assert flights.tick(2 * MAX_WAIT) == []
+
+
+def test_who_takes_over_from_a_leader_that_stalls_is_not_taken_to_work() -> None:
+    flights, token = led_by_a(B, C)
+    flights.works(KEY, token)
+    flights.stalled(KEY, token, 10.0)
+    assert flights.tick(MAX_WAIT) == [Reply(C, Lead("1.3", hedges=True), late="rank 2")]
+
+
+def test_who_comes_late_waits_as_long_as_the_others_did() -> None:
+    flights, _ = overdue_flight()
+    late = replace(D, id=9, deadline=2 * MAX_WAIT + 5)
+    claim(flights, late, MAX_WAIT + 5)
+    assert alone(flights.tick(2 * MAX_WAIT)) == {C.id, D.id}
+    assert alone(flights.tick(2 * MAX_WAIT + 5)) == {late.id}
+
+
+def test_a_slow_compile_s_hedge_is_the_one_that_the_others_wait_for_once_more() -> None:
+    flights, _, _ = hedged_flight()
+    assert flights.tick(MAX_WAIT) == []
+    assert flights.tick(MAX_WAIT + SLOW - 0.1) == []
+    assert alone(flights.tick(MAX_WAIT + SLOW)) == {C.id}
+
+
+def test_if_the_one_that_went_ahead_dies_the_next_one_does_and_the_bound_stays() -> None:
+    flights, _ = overdue_flight()
+    flights.gone(B.owner, MAX_WAIT + 10)
+    assert flights.tick(MAX_WAIT + 10) == [Reply(C, Lead("1.3", hedges=True), late="rank 1")]
+    assert alone(flights.tick(2 * MAX_WAIT)) == {D.id}
+
+
+def test_one_that_went_ahead_and_leads_since_is_not_followed_by_another() -> None:
+    flights, token = overdue_flight()
+    assert flights.gone(A.owner, MAX_WAIT + 1) == [EndHedge(KEY, 1)]
+    assert flights.tick(MAX_WAIT + 2) == []
+    assert flights.landing(KEY, token)
+
+
+def test_if_the_one_that_went_ahead_fails_all_who_wait_compile_at_once() -> None:
+    """A leader that is overdue may never report: else one bad kernel would fail in one rank after the other."""
+    flights, token = overdue_flight()
+    failure = Failed("no registers", "rank 2")
+    actions = flights.failed(KEY, token, "no registers", "rank 2", MAX_WAIT + 1)
+    assert answered(actions) == {C.id: failure, D.id: failure}
+    assert claim(flights, replace(D, id=9), MAX_WAIT + 2) == [Reply(replace(D, id=9), failure)]
+    assert flights.landing(KEY, "1.1"), "the leader leads on"
+
+
+def test_if_the_one_that_went_ahead_cannot_publish_all_who_wait_compile_at_once() -> None:
+    flights, token = overdue_flight()
+    flights.landing(KEY, token)
+    actions = flights.not_published(KEY, token, "disk full", MAX_WAIT + 1)
+    assert answered(actions) == {C.id: Alone("disk full"), D.id: Alone("disk full")}
+
+
+def test_threads_of_the_leader_s_own_process_compile_when_they_have_waited_for_long_enough() -> None:
+    flights, _ = led_by_a(replace(B, who=A.who))
+    assert alone(flights.tick(MAX_WAIT)) == {B.id}
+
+
+def test_after_a_long_wait_for_another_node_one_waiter_compiles_and_goes_on_listening() -> None:
+    flights = waiting_for("node 2", A, B)
+    assert flights.tick(MAX_WAIT) == [Reply(A, Lead("1.1", hedges=True), late="node 2")]
+    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), MAX_WAIT + 1) == [Fetch(KEY, 1, B.home, "abc")]
+    assert answered(flights.fetched(KEY, 1, B.home)) == {B.id: (Ready("wait"), B.home)}
+
+
+def test_the_second_wait_for_another_node_is_bounded_and_the_flight_ends_with_its_last_compile() -> None:
+    flights = waiting_for("node 2", A, B)
+    flights.tick(MAX_WAIT)
+    assert alone(flights.tick(2 * MAX_WAIT)) == {B.id}
+    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert not list(flights)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurried: bool) -> None:
+    flights = waiting_for("node 2", A)
+    flights.tick(MAX_WAIT)
+    first, second = replace(HURRIED if hurried else C, key="other"), replace(D, key="other")
+    for claimant in (first, second):
+        claim(flights, claimant, MAX_WAIT)
+    assert flights.must_wait("other", 2, "node 2", MAX_WAIT) == [
+        Reply(first, Lead(f"2.{first.id}", hedges=True), late="node 2")
+    ]
+    assert flights.must_wait("other", 2, "node 2", MAX_WAIT) == [], "the second waits for the first"
+    flights.landing("other", f"2.{first.id}")
+    assert set(answered(flights.landed("other", "/there"))) == {second.id}
+
+
+def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -> None:
+    flights = waiting_for("node 2", SLOW_A)
+    flights.tick(SLOW)
+    flights.hedge_answered(KEY, 1, True, SLOW)
+    claim(flights, replace(B, key="other"), SLOW)
+    assert flights.must_wait("other", 2, "node 2", SLOW) == []
+    flights.tick(MAX_WAIT)
+    claim(flights, replace(C, key="third"), MAX_WAIT)
+    assert flights.must_wait("third", 3, "node 3", MAX_WAIT) == []
+
+
+def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
+    assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, Won(1), MAX_WAIT) == [Look(KEY, 1, A.home)]
+    assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == [EndHedge(KEY, 1)]
+    assert flights.landing(KEY, "1.1")
 
 
 def test_a_leader_s_time_is_bounded() -> None:

@@ -20,6 +20,7 @@ from kcoord.agent.flight import Flight, State
 from kcoord.agent.flights import Flights
 from kcoord.leases.base import Failed, Ready, Won
 from kcoord.protocol import messages
+from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
@@ -29,7 +30,7 @@ LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
 class Server:
     """What the agent and the world around the flights would be doing now."""
 
-    flights: Flights = field(default_factory=lambda: Flights(limit=LIMIT, failure_ttl=FAILURE_TTL))
+    flights: Flights = field(default_factory=lambda: Flights(limit=LIMIT, failure_ttl=FAILURE_TTL, max_wait=MAX_WAIT))
     now: float = 0.0
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
     unanswered: set[int] = field(default_factory=set)
@@ -81,7 +82,10 @@ class Server:
     def wait(self, serial: int) -> None:
         key = self.asking.get(serial) or self.cancelled[serial]
         before, unanswered = self.picture(), set(self.unanswered)
+        flight = self.flights.get(key)
+        in_vain = "node 2" in self.flights.overdue and flight is not None and flight.serial == serial
         self.do(self.flights.must_wait(key, serial, "node 2", self.now, self.now + BUSY_FOR))
+        assert not in_vain or flight.state is not State.ASKING or flight.hedge, "it is waited for again"
         if self.unanswered == unanswered:
             assert self.picture() == before
 
@@ -102,6 +106,10 @@ class Server:
         if won:
             self.rights[serial] = key
         self.do(self.flights.hedge_answered(key, serial, won, self.now))
+
+    def works(self, key: str, token: str) -> None:
+        self.flights.works(key, token)
+        self.check()
 
     def stall(self, key: str, token: str) -> None:
         self.by_token(token, key, lambda: self.flights.stalled(key, token, self.now))
@@ -137,8 +145,18 @@ class Server:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.do(self.flights.tick(self.now))
-        assert all(self.claimed[i].deadline > self.now for i in self.unanswered), "a wait is longer than its bound"
+        actions = self.flights.tick(self.now)
+        ends = [a.claimant for a in actions if isinstance(a, act.Reply) and isinstance(a.answer, messages.Alone)]
+        assert all(claimant.deadline <= self.now for claimant in ends), "a wait ended before its time"
+        self.do(actions)
+        for flight in self.flights:
+            works = any(attempt.works for attempt in flight.attempts())
+            for waiter in flight.waiters.values():
+                deadline = waiter.deadline + (PATIENCE - 1) * MAX_WAIT * works
+                assert self.now < deadline or flight.has_successor, "nobody goes ahead of a leader that is overdue"
+                if flight.overdue is not None:
+                    deadline = max(deadline, flight.overdue + (PATIENCE if works else 1) * MAX_WAIT)
+                assert self.now < deadline, "a wait is longer than its bound"
 
     def derail(self, serial: int) -> None:
         """This flight's task ended in an unforeseen error, and reports nothing."""
@@ -180,7 +198,7 @@ class Server:
                 assert action.serial not in self.rights, "a right that is held is asked for"
                 self.hedging[action.serial] = action.key
             elif isinstance(action, act.EndHedge):
-                assert self.rights.pop(action.serial, None) == action.key, "a right that is not held is given back"
+                self.rights.pop(action.serial, None)  # one that went ahead since the leader was overdue has none
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
                 if action.serial in self.asking and not isinstance(action, act.FailLease):
@@ -196,8 +214,9 @@ class Server:
         assert bool(reply.home) == isinstance(answer, messages.Ready)
         if isinstance(answer, messages.Lead):
             assert answer.token not in self.tokens, "a token is given twice"
-            hedge = self.flights.get(claimant.key).hedge
-            assert answer.hedges == (hedge is not None and hedge.claimant is claimant)
+            flight = self.flights.get(claimant.key)
+            compiling = flight.attempts() if answer.hedges else [flight.leader]  # a hedge may lead by now
+            assert any(attempt.claimant is claimant for attempt in compiling)
             self.tokens[answer.token] = (claimant.key, claimant.id)
 
     def check(self) -> None:
@@ -221,7 +240,9 @@ class Server:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
         assert self.held.keys() <= alive, "a lease that was won is held by no flight"
-        assert hedged == self.rights.keys(), "a hedge without the right to it, or a right without a hedge"
+        assert self.rights.keys() <= hedged, "a right without a hedge"
+        due = {f.serial for f in flights if f.overdue is not None}
+        assert hedged <= self.rights.keys() | due, "a hedge without the right to it"
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
@@ -260,7 +281,7 @@ class Server:
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
         flights = [
-            (f.key, f.serial, f.state, tuple(f.waiters), f.landed, copy.copy(f.leader), copy.copy(f.hedge))
+            (f.key, f.serial, f.state, tuple(f.waiters), f.landed, f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
             for f in self.flights
         ]
         return flights, copy.copy(self.flights._failures)
@@ -285,7 +306,7 @@ class Server:
             elif self.publishing:
                 self.published(0, well=False)
             elif self.unanswered or self.held or self.rights or list(self.flights):
-                self.tick(max(LIMIT, MAX_WAIT) + 1)
+                self.tick(max(LIMIT, 2 * PATIENCE * MAX_WAIT) + 1)
                 ticks -= 1
             else:
                 return
@@ -376,6 +397,10 @@ class RandomServer(RuleBasedStateMachine):
             self.server.hedge(serial, won=True)
 
     @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def works(self, data: st.DataObject, key: str) -> None:
+        self.server.works(key, self.token(data))
+
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
     def stall(self, data: st.DataObject, key: str) -> None:
         self.server.stall(key, self.token(data))
 
@@ -448,6 +473,8 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events += [("fetched", (serial, True)), ("fetched", (serial, False))]
     for token in server.tokens:
         events += [("fail", ("a", token)), ("give_up", ("a", token)), ("stall", ("a", token))]
+        if any(token == a.token and not a.works for f in server.flights for a in f.attempts()):
+            events.append(("works", ("a", token)))
         if len(server.publishing) < 2:
             events.append(("landing", ("a", token)))
     if not server.publishing:
@@ -457,7 +484,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     for serial in server.hedging:
         events += [("hedge", (serial, True)), ("hedge", (serial, False))]
     events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
-    if server.now < 60:
+    if server.now < 80:
         events += [("tick", (20.0,))]
     return events
 
@@ -472,16 +499,18 @@ def fingerprint(server: Server) -> int:
             flight.serial,
             flight.step,
             *[(w.id, w.waits) for w in flight.waiters.values()],
-            *[a and (a.claimant.id, a.token, a.since, a.lands) for a in (flight.leader, flight.hedge)],
+            *[a and (a.claimant.id, a.token, a.since, a.lands, a.works) for a in (flight.leader, flight.hedge)],
             flight.manifest,
             flight.waited,
             flight.remote,
             flight.hedge_due,
             flight.hedge_asked,
+            flight.overdue,
             flight.landed,
         ),
         failure and failure.until,
         elsewhere if elsewhere > server.now else None,
+        tuple(server.flights.overdue),
         server.flights._serial,
         server.now,
         tuple([c.deadline for c in server.claimed.values()]),
@@ -506,9 +535,9 @@ def twin_of(thing: Any) -> Any:
     """As `copy.copy`, with its containers copied, too."""
     kind, values = type(thing), vars(thing).copy()
     if kind not in _containers:
-        _containers[kind] = [name for name, value in values.items() if type(value) in (dict, list, set)]
+        _containers[kind] = [name for name, value in values.items() if isinstance(value, (dict, list, set))]
     for name in _containers[kind]:
-        values[name] = values[name].copy()
+        values[name] = copy.copy(values[name])
     twin = object.__new__(kind)
     twin.__dict__ = values
     return twin
@@ -540,6 +569,8 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
     seen, finished = {fingerprint(level[0][0])}, set[int]()
     outcomes: set[str] = set()
     hedged: set[str] = set()
+    overdue: set[str] = set()
+    waited_in_vain = False
     for depth in range(DEPTH):
         following = []
         for server, story in level:
@@ -553,6 +584,8 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
                     seen.add(mark)
                     outcomes |= {f.state.value for f in twin.flights}
                     hedged |= {f.state.value for f in twin.flights if f.hedge is not None}
+                    overdue |= {f.state.value for f in twin.flights if f.overdue is not None}
+                    waited_in_vain |= bool(twin.flights.overdue)
                     if depth < DEPTH - 1:
                         following.append((copy_of(twin), (*story, event)))
                     finish(twin, finished)
@@ -560,5 +593,7 @@ def test_every_order_of_events_for_three_claims_of_one_key() -> None:
                     raise AssertionError(f"{error}, after {(*story, event)}") from error
         level = following
     assert outcomes == {s.value for s in State}
-    assert hedged == outcomes - {State.LOOKING_HERE.value}, "a state in which nobody was ever hedged"
+    assert hedged == outcomes, "a state in which nobody was ever hedged"
+    assert overdue == outcomes, "a state in which no wait was ever too long"
+    assert waited_in_vain, "no node was ever waited for in vain"
     assert len(seen) > 30_000, "the exploration has become shallow"

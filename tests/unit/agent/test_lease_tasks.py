@@ -89,7 +89,7 @@ async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
 
 def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(0.2, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(0.2, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, ttl=0.2)
         token = await leader_of(flights, tasks)
         assert tasks.held == 1
@@ -112,7 +112,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
     """There is no store, so there is nothing that other nodes could fetch."""
 
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         token = await leader_of(flights, tasks)
         assert flights.landing(KEY, token)
@@ -129,7 +129,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
 
 def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
@@ -146,7 +146,7 @@ def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
 
 def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_stops_asking() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
@@ -174,7 +174,7 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
                 subscribed.append(key)
                 return super().watch(key)
 
-        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         answered: list[act.Reply] = []
         tasks = tasks_of(flights, leases, answered)
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
@@ -190,7 +190,7 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
 
 def test_the_right_to_hedge_is_one_rank_s_of_all_nodes_and_is_given_back_when_the_hedge_ends() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic() - SLOW)
         assert isinstance(ask, act.AskHedge)
@@ -225,7 +225,7 @@ def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is
                 order.append(lease.key)
                 return await super().release(lease)
 
-        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic() - SLOW)
         assert isinstance(ask, act.AskHedge)
@@ -248,7 +248,11 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
             async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
                 raise LeaseUnavailable("it is away")
 
-        leases, flights, notices = Away(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        leases, flights, notices = (
+            Away(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
+            Notices(),
+        )
         tasks = tasks_of(flights, leases, notices=notices)
         await leader_of(flights, tasks)
         assert tasks.held == 0
@@ -270,7 +274,7 @@ def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_pat
 
         key, home = key_of("k"), tmp_path / "home"
         local.publish_local(stage(home), home, key, 0.5, Origin.here(1, 0, ""))
-        flights, answered = Flights(limit=900.0, failure_ttl=30.0), list[act.Reply]()
+        flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
         tasks = tasks_of(flights, Hangs(15.0, 900.0, 30.0), answered)
         asks = replace(claimant(), key=key.digest, home=str(home))
         for action in flights.claim(asks, time.monotonic()):
@@ -287,7 +291,11 @@ def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_pat
 
 def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back() -> None:
     async def scenario() -> None:
-        leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        leases, flights, notices = (
+            LocalLeases(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
+            Notices(),
+        )
         answered: list[act.Reply] = []
         tasks = tasks_of(flights, leases, answered, notices=notices)
 
@@ -320,7 +328,7 @@ def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: P
         fetched = theirs.fetch(key.digest)
         assert fetched is not None
         local.install(fetched[0], fetched[1], home)
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, store=store)
         tasks.start(act.Announce(key.digest, 0, str(home)))
         await until(lambda: not tasks.busy)
@@ -334,7 +342,7 @@ def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: P
 
 def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
         for action in flights.claim(claimant(), time.monotonic()):
@@ -347,7 +355,11 @@ def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
 
 def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts() -> None:
     async def scenario() -> None:
-        leases, flights, notices = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0), Notices()
+        leases, flights, notices = (
+            LocalLeases(15.0, 900.0, 30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
+            Notices(),
+        )
         tasks = tasks_of(flights, leases, notices=notices)
         (ask,) = slow_flight(flights, time.monotonic() - SLOW)
         assert isinstance(ask, act.AskHedge)
@@ -368,7 +380,7 @@ def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts()
 
 def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
@@ -393,7 +405,7 @@ def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_n
                 return answer
 
         leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
@@ -420,7 +432,7 @@ def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_
                 return answer
 
         leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         (ask,) = slow_flight(flights, time.monotonic())
         assert isinstance(ask, act.AskHedge)
@@ -461,7 +473,7 @@ def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() ->
                 return released
 
         leases, answered = Leases(15.0, 900.0, 30.0), []
-        flights = Flights(limit=900.0, failure_ttl=30.0)
+        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, answered)
         theirs = await leases.acquire(KEY, "theirs", "another node")
         assert isinstance(theirs, Lease)
@@ -515,7 +527,7 @@ def full_store(root: Path) -> FullStore:
 
 def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, store=full_store(tmp_path / "store"))
         await found_full(tasks, tmp_path / "local" / "k")
         await leader_of(flights, tasks)
@@ -534,7 +546,7 @@ def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(t
         store, leases, flights = (
             full_store(tmp_path),
             LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
         )
         store.full = full
         tasks = tasks_of(flights, leases, store=store)
@@ -557,7 +569,7 @@ def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(
         store, leases, flights = (
             full_store(tmp_path / "store"),
             LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
         )
         tasks = tasks_of(flights, leases, store=store)
         if full:
@@ -577,7 +589,7 @@ def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(t
         made = local.open_artifact(at_home(tmp_path / "there" / "k"))
         assert made is not None
         manifest = opened(tmp_path / "store", THEIRS).publish(made.manifest, local.read_contents(made))
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         await leases.ready(key.digest, manifest)
         tasks = tasks_of(flights, leases, store=opened(tmp_path / "store", OURS))
         for action in flights.claim(replace(claimant(), key=key.digest, home=str(home)), time.monotonic()):
@@ -606,7 +618,9 @@ def bringing(tasks: LeaseTasks, there: Path, home: Path) -> bool | None:
 
 def tasks_with(notices: Notices | None = None) -> LeaseTasks:
     return tasks_of(
-        Flights(limit=900.0, failure_ttl=30.0), LocalLeases(15.0, 900.0, 30.0), notices=notices or Notices()
+        Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
+        LocalLeases(15.0, 900.0, 30.0),
+        notices=notices or Notices(),
     )
 
 
@@ -674,7 +688,7 @@ def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
         store = SlowStore(tmp_path / "store")
         store.open()
         leases = LocalLeases(15.0, 900.0, 30.0)
-        tasks = tasks_of(Flights(limit=900.0, failure_ttl=30.0), leases, store=store)
+        tasks = tasks_of(Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), leases, store=store)
         await publishing(tasks, store, tmp_path / "local" / "k")
         assert tasks.uploads == 1
         draining = asyncio.create_task(tasks.drain(20.0))
@@ -700,7 +714,7 @@ def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_i
         store, leases, flights = (
             SlowStore(tmp_path / "store"),
             Hangs(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0),
+            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
         )
         store.open()
         tasks = tasks_of(flights, leases, store=store)
@@ -725,7 +739,7 @@ def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeyp
         return False
 
     async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0)
+        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         for action in flights.claim(claimant(), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
@@ -745,7 +759,7 @@ def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "store")
         store.open()
-        flights, answered = Flights(limit=900.0, failure_ttl=30.0), list[act.Reply]()
+        flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
         tasks = tasks_of(flights, LocalLeases(15.0, 900.0, 30.0), answered, store=store)
         await tasks.drain(1.0)
         for action in flights.claim(claimant(), time.monotonic()):

@@ -165,7 +165,7 @@ def test_a_failed_compile_and_those_who_find_out_for_themselves(sandbox: Sandbox
     coordinator.close()
     eventually(lambda: timeline(sandbox).rows)
     (row,) = timeline(sandbox).rows
-    assert [(s.kind, s.outcome) for s in row.spans][-2:] == [("compile", "failed"), ("wait", "failed")]
+    assert [(s.kind, s.outcome) for s in row.spans][-2:] == [("wait", "failed"), ("compile", "failed")]
     assert row.process == Process(os.uname().nodename, os.getpid(), None)
 
 

@@ -1,4 +1,4 @@
-"""`compile_once` conforms. Its callers use kcoord by name: another rank's failure is `CompileFailed`."""
+"""`compile_once` conforms. Its callers use kcoord by name: a failure after another rank's is `CompileFailed`."""
 
 from __future__ import annotations
 
