@@ -25,7 +25,7 @@ from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.rank.client import AgentClient, Failed, Lead
-from kcoord.rank.staging import StagingDirectories
+from kcoord.rank.staging import StagingDirectories, directory_held
 from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
@@ -101,25 +101,31 @@ class Compilation:
     process: int = field(default_factory=os.getpid)
 
     def run(self, compile: Callable[[Path], T], finish: Callable[[T], U]) -> U:
-        """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused its files.
+        """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused or lost its files.
 
         Re-raises an exception of either, after the other ranks were told of it. An interruption (a signal handler's exception,
         KeyboardInterrupt) is no failure of the kernel: the next rank compiles.
         """
         _running.digests.add(self.key.digest)
         try:
-            try:
-                made = compile(self.staging)
-            except OSError as error:
-                if interruption_in(error) is not None or not self.moves(error):
-                    raise
-                made = compile(self.staging)
-            return finish(made)
+            return finish(self._staged(compile))
         except BaseException as error:
             self.raised(error)
             raise
         finally:
             _running.digests.discard(self.key.digest)
+
+    def _staged(self, compile: Callable[[Path], T]) -> T:
+        with directory_held(self.staging) as is_lost:
+            try:
+                made = compile(self.staging)
+            except Exception as error:  # a lost directory is worded as its compiler likes
+                if interruption_in(error) is not None or not self._moves(error, is_lost()):
+                    raise
+            else:
+                if not is_lost() or not self._moves(None, True):
+                    return made
+        return compile(self.staging)
 
     def raised(self, error: BaseException) -> None:
         """The compiler raised `error`: fail with its traceback, or give up if it is an interruption."""
@@ -135,11 +141,15 @@ class Compilation:
         """True if this is a hedge, and the first rank's artifact has landed."""
         return self.lead is not None and self.lead.hedges and (self.home / MANIFEST_NAME).exists()
 
-    def moves(self, error: OSError) -> bool:
-        """True if the disk below `staging` caused `error`; then the staged files are lost, and `staging` is another directory."""
+    def _moves(self, error: Exception | None, lost: bool) -> bool:
+        """True if `staging` is `lost`, or its disk caused `error`: then it is another directory, without the staged files."""
         if self.process != os.getpid() or self.ended:
             return False
-        instead = self.context.directories.instead_of(self.staging, error)
+        directories, instead = self.context.directories, None
+        if lost:
+            instead = directories.instead_of_lost(self.staging)
+        elif isinstance(error, OSError):
+            instead = directories.instead_of(self.staging, error)
         self.staging = instead or self.staging
         return instead is not None
 
