@@ -88,7 +88,12 @@ class Claims:
         return messages.Done()
 
     def give_up(self, connection: Connection, request: int, message: messages.GiveUp) -> messages.Answer:
-        self.carry_out(self._flights.given_up(message.digest, message.token, time.monotonic()))
+        now = time.monotonic()
+        if message.why:
+            why = f"{connection.label} compiled it, but could not share it: {message.why}"
+            self.carry_out(self._flights.not_published(message.digest, message.token, why, now))
+        else:
+            self.carry_out(self._flights.given_up(message.digest, message.token, now))
         return messages.Done()
 
     def gone(self, connection: Connection) -> None:

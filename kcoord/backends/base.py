@@ -227,15 +227,16 @@ class Backend(Steps[R, H]):
         return asked.coordinator.keep_in_memory(asked.key, asked.device, handle)
 
     def _published(self, request: R, compilation: Compilation) -> Artifact | None:
-        staged = compilation.staging
-        if (
-            compilation.shared
-            and self.unchanged(request)
-            and all((staged / n).is_file() for n in self.required(request))
-        ):
+        missing = [name for name in self.required(request) if not (compilation.staging / name).is_file()]
+        if not compilation.shared:
+            compilation.keep()
+        elif not self.unchanged(request):
+            compilation.keep("an input was written while it compiled")
+        elif missing:
+            compilation.keep(f"its compiler wrote no {', '.join(missing)}")
+        else:
             self._record(request, time.perf_counter() - compilation.started)  # before publishing, which delivers it
             return compilation.publish(strict=self.explicit)
-        compilation.keep()
         return None
 
     @fails_open(lambda self, request: None)

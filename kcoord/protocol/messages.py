@@ -216,10 +216,11 @@ class Fail(Request, op="fail"):
 
 @dataclass(frozen=True)
 class GiveUp(Request, op="give_up"):
-    """The leader does not compile after all."""
+    """The leader does not compile after all; or, if it states `why`, it did, and cannot share its files."""
 
     digest: Digest
     token: str
+    why: Text = ""
 
 
 @dataclass(frozen=True)

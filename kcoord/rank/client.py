@@ -134,9 +134,12 @@ class AgentClient:
         """The compile failed: everyone who waits learns it at once."""
         self._finish(lead, messages.Fail(key.digest, lead.token, fields.shortened_log(log)), messages.Done)
 
-    def give_up(self, lead: Lead, key: CacheKey) -> None:
-        """This rank does not compile after all; the next one leads."""
-        self._finish(lead, messages.GiveUp(key.digest, lead.token), messages.Done)
+    def give_up(self, lead: Lead, key: CacheKey, why: str = "") -> None:
+        """This rank does not compile after all; the next one leads.
+
+        `why` it has compiled, and cannot share its files: who waits on this node compiles at once, for so may fare the next one.
+        """
+        self._finish(lead, messages.GiveUp(key.digest, lead.token, why), messages.Done)
 
     def deliver(
         self,

@@ -32,6 +32,7 @@ from kcoord.telemetry.events import Notices
 T = TypeVar("T")
 U = TypeVar("U")
 
+_PRIVATE = "its files are in a temporary directory of its process"
 _SPARED = 64 << 20  # bytes of one compile that are kept in memory while they are published
 
 
@@ -175,13 +176,14 @@ class Compilation:
         finally:
             self.context.ended(self, {"compiles": 1, "compile_seconds": took})
 
-    def keep(self) -> None:
-        """Use the staged files where they are, for this process alone, until it ends."""
+    def keep(self, why: str = "") -> None:
+        """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""
         self.ended, self.outcome = True, "private"
+        self.note = why or self.note
         took = time.perf_counter() - self.started
         self.context.directories.keep(self.staging)
-        if self.lead is not None:  # other ranks cannot load a private copy
-            self.context.client.give_up(self.lead, self.key)
+        if self.lead is not None:
+            self.context.client.give_up(self.lead, self.key, why or _PRIVATE)
         self.context.ended(self, {"compiles": 1, "compile_seconds": took})
 
     def withhold(self, why: str) -> None:
@@ -246,8 +248,9 @@ class Compilation:
                 )
             staging = directories.new_private()
             write_files(staging, spare, durable=False)
-        elif self.lead is not None:  # other ranks cannot load a private copy
-            self.context.client.give_up(self.lead, self.key)
+        elif self.lead is not None:
+            self.note = _PRIVATE
+            self.context.client.give_up(self.lead, self.key, _PRIVATE)
         return self._adopt(staging, took)
 
     def _published(self, took: float) -> Artifact:
