@@ -67,7 +67,9 @@ class Tiers:
     ) -> local.Artifact:
         """Raises `ArtifactInvalid` or `StoreError`."""
         work = functools.partial(local.publish_local, staging, home, key, compile_seconds, origin)
-        return await self._at((staging, home), work)
+        artifact = await self._at((staging, home), work)
+        self.looks.landed(key.digest, home)
+        return artifact
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
         """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
@@ -115,6 +117,7 @@ class Tiers:
             return False
         self._learn(digest, manifest.compile_seconds)
         self._is_in_store(manifest)
+        self.looks.landed(digest, home)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
@@ -126,6 +129,7 @@ class Tiers:
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home))
+            self.looks.landed(digest, home)
             self._is_in_store(manifest)
             return stated
         except ArtifactDistrusted as error:

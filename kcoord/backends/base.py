@@ -169,7 +169,7 @@ class Backend(Steps[R, H]):
         found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
         # what is on this node was recorded when it was compiled, unless somebody gave the profile a name of its own
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
-            self._record(request, found.manifest.compile_seconds)
+            self._record(request, wanted.home, found.manifest.compile_seconds)
         return found
 
     @fails_open(lambda self, *arguments: Bypassed("an error in kcoord"))
@@ -235,7 +235,8 @@ class Backend(Steps[R, H]):
         elif missing:
             compilation.keep(f"its compiler wrote no {', '.join(missing)}")
         else:
-            self._record(request, time.perf_counter() - compilation.started)  # before publishing, which delivers it
+            took = time.perf_counter() - compilation.started
+            self._record(request, compilation.home, took)  # before publishing, which delivers it
             return compilation.publish(strict=self.explicit)
         return None
 
@@ -246,10 +247,10 @@ class Backend(Steps[R, H]):
         return None if recipe is None else recipe.digest
 
     @fails_open(lambda self, *arguments: None)
-    def _record(self, request: R, seconds: float) -> None:
-        """Keep the recipe of a compiled or loaded kernel, if the job records a profile."""
+    def _record(self, request: R, home: Path, seconds: float) -> None:
+        """Keep the recipe of a compiled or loaded kernel, if the job records a profile, and has not thrown it away."""
         coordinator = connect()
-        if coordinator.settings.recorded_as:
+        if coordinator.settings.recorded_as and not coordinator.throws_away(home):
             recipe = self.recipe(request, seconds)
             if recipe is not None:
                 coordinator.record(recipe)

@@ -77,16 +77,18 @@ class AgentClient:
         wait: bool = True,
         recipe: str | None = None,
         meanwhile: Callable[[], None] | None = None,
+        passing: bool = False,
     ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `max_wait` seconds, or, without `wait`, get `BUSY`.
 
         Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
         `meanwhile` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
+        `passing` is that of `messages.Claim`.
         """
         try:
             fields.check_key(key)  # else others would wait for an artifact that cannot be handed in
             call = call_text(key)
-            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call))
+            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call, passing))
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.max_wait + self._settings.agent_timeout

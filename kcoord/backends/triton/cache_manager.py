@@ -36,6 +36,7 @@ from kcoord.backends.wrapping import is_wrapped
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
+from kcoord.temporary import watch_temporary_directories
 
 try:
     from triton import knobs
@@ -221,6 +222,7 @@ def hook() -> None:
         if not is_wrapped(namespace.compile):
             namespace.compile = abandoned.wrap(namespace.compile)
     folding.hook()
+    watch_temporary_directories()
     triton_key.hook(coordinator.settings.local_dir)
     triton_key.hook_libraries(coordinator.settings.local_dir)
     from kcoord.backends.triton import autotune as triton_autotune  # not before `supported`
