@@ -202,6 +202,7 @@ class Claims:
         for action in self._flights.landed(digest, home):
             if isinstance(action, act.Announce) and home in self._lease_tasks.passing:
                 action = act.EndLease(action.key, action.serial)
+                self._lease_tasks.tiers.stays_here(digest)
             self.carry_out([action])
 
     def _reply(self, reply: act.Reply) -> None:

@@ -82,6 +82,10 @@ class Tiers:
         self.looks.landed(key.digest, home)
         return artifact
 
+    def stays_here(self, digest: str) -> None:
+        """An artifact that was published locally does not go into the store: forget its bytes."""
+        self._fresh.pop(digest, None)
+
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
         """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
 
