@@ -64,6 +64,8 @@ class Claims:
         self._names[message.digest] = message.label
         self._calls[message.digest] = message.call
         self._sweeper.seen(home)
+        if message.passing:
+            self._lease_tasks.passing[home] = None
         now, who = time.monotonic(), connection.label
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
@@ -88,7 +90,12 @@ class Claims:
         return messages.Done()
 
     def give_up(self, connection: Connection, request: int, message: messages.GiveUp) -> messages.Answer:
-        self.carry_out(self._flights.given_up(message.digest, message.token, time.monotonic()))
+        now = time.monotonic()
+        if message.why:
+            why = f"{connection.label} compiled it, but could not share it: {message.why}"
+            self.carry_out(self._flights.not_published(message.digest, message.token, why, now))
+        else:
+            self.carry_out(self._flights.given_up(message.digest, message.token, now))
         return messages.Done()
 
     def gone(self, connection: Connection) -> None:
@@ -205,8 +212,16 @@ class Claims:
             if why and token:  # whatever went wrong: nobody waits for a flight that does not land
                 why = f"{connection.label} compiled it, but could not publish it: {why}"
                 self.carry_out(self._flights.not_published(digest, token, why, time.monotonic()))
-        self.carry_out(self._flights.landed(digest, str(artifact.path)))
+        self._landed(digest, str(artifact.path))
         return messages.Done()
+
+    def _landed(self, digest: str, home: str) -> None:
+        """An artifact in a directory that its rank throws away is for this node: a tuner compiles many, and uses one."""
+        for action in self._flights.landed(digest, home):
+            if isinstance(action, act.Announce) and home in self._lease_tasks.passing:
+                action = act.EndLease(action.key, action.serial)
+                self._lease_tasks.tiers.stays_here(digest)
+            self.carry_out([action])
 
     def _reply(self, reply: act.Reply) -> None:
         claimant, answer = reply.claimant, reply.answer
@@ -232,6 +247,9 @@ class Claims:
             self.carry_out(self._flights.claim(replace(claimant, again=True), time.monotonic()))
         elif done:
             self._reply(replace(reply, home=claimant.home))
+            passing = self._lease_tasks.passing
+            if reply.home in passing and claimant.home not in passing:  # it is used
+                self._landed(claimant.key, claimant.home)
         else:
             why = f"it cannot be copied to {claimant.home}"
             self._reply(act.Reply(claimant, messages.Alone(why)))

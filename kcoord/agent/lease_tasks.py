@@ -16,12 +16,14 @@ from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
+from kcoord.latest import Latest
 from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
 
 _MOST_DISTRUSTED = 100_000
+_MOST_PASSING = 20_000
 _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for a key that another node compiles
 
 
@@ -64,6 +66,8 @@ class LeaseTasks:
             act.AskHedge: self._ask_hedge,
             act.EndHedge: self._end_hedge,
         }
+        self.passing: Latest[str, None] = Latest(_MOST_PASSING)
+        """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
         self._following: dict[int, asyncio.Task[None]] = {}  # likewise
@@ -157,6 +161,9 @@ class LeaseTasks:
         key, serial = action.key, action.serial
         if action.void is None and (packed := await self.tiers.packs.announced(key)) is not None:
             return Ready(packed)
+        flight = self._flights.get(key)
+        if flight is not None and flight.waiters and all(w.home in self.passing for w in flight.waiters.values()):
+            return Won(0)
         if action.void is not None and (self.tiers.store.faulty or self.tiers.distrusts(key)):
             return Won(0)  # that READY may well be true for others
         answer = await self._held.await_turn(
@@ -242,9 +249,9 @@ class LeaseTasks:
 
     # Artifacts.
 
-    def _looked_here(self, action: act.LookHere, found: bool) -> None:
+    def _looked_here(self, action: act.LookHere, found: str) -> None:
         try:
-            self._report(self._flights.looked_here(action.key, action.serial, action.home if found else None))
+            self._report(self._flights.looked_here(action.key, action.serial, found or None))
         except Exception:
             self._report(self._flights.derailed(action.serial))
             raise

@@ -2,6 +2,9 @@
 
 A thread's turn costs more than a look at a small artifact, and ranks that start together ask for many keys at once. A look that
 fails, has no thread, or takes seconds finds nothing: the claim goes on to the lease.
+
+Ranks may have a directory each (``TRITON_CACHE_DIR=…/rank3``): an artifact that is not where its claimant wants it is looked for
+where it last landed on this node.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ from pathlib import Path
 
 from kcoord.artifacts import local
 from kcoord.errors import ArtifactInvalid
+from kcoord.latest import Latest
 from kcoord.telemetry.events import Notices, tell_bug, tell_if_failed
 
 _ABREAST = 3  # turns: a disk that hangs leaves one thread of the local tier's
 _MOST = 64  # looks of one turn, whose answers come together
 _PATIENCE = 5.0  # seconds of a turn
 
-_Look = tuple[str, Path, Callable[[bool], None]]
+_MOST_LANDED = 20_000  # keys whose place is remembered
+
+_Look = tuple[str, list[str], Callable[[str], None]]
+"""A key, the homes at which to look, and what to call with the first one that holds its artifact."""
 
 
 class LocalLooks:
@@ -28,14 +35,22 @@ class LocalLooks:
     def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, vouched: bool) -> None:
         self._threads, self._local_dir, self._notices, self._vouched = threads, local_dir, notices, vouched
         self._wanted: list[_Look] = []
+        self._landed: Latest[str, str] = Latest(_MOST_LANDED)  # key → home
         self._due = False  # `_begin` is
         self._turns: set[asyncio.Task[None]] = set()
         self._overdue = 0  # turns whose thread has not come back in time
         self._closed = False
 
-    def look(self, digest: str, home: str, found: Callable[[bool], None]) -> None:
-        """Call ``found(True)``, later, if the whole artifact of `digest` is at `home`, else ``found(False)``."""
-        self._wanted.append((digest, Path(home), found))
+    def landed(self, digest: str, home: Path) -> None:
+        """The artifact of `digest` is at `home`. Not guaranteed: that it stays there, which the next look finds out."""
+        self._landed[digest] = str(home)
+
+    def look(self, digest: str, home: str, found: Callable[[str], None]) -> None:
+        """Call ``found(place)``, later, with `home` if the whole artifact of `digest` is there, else with another home of this
+        node that holds it, else with an empty text.
+        """
+        homes = list(dict.fromkeys((home, self._landed.pop(digest, home))))  # forgotten, unless it is found
+        self._wanted.append((digest, homes, found))
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._begin)
@@ -63,7 +78,7 @@ class LocalLooks:
 
     async def _turn(self, wanted: list[_Look]) -> None:
         """Lasts for as long as its thread does."""
-        here: list[bool] = []
+        here: list[str] = []
         looking: asyncio.Future[None] | None = None
         try:
             looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_at, wanted, here)
@@ -79,19 +94,22 @@ class LocalLooks:
                 self._overdue -= 1
         tell_if_failed(looking, "artifacts are not looked for on this node", self._notices.tell)
 
-    def _answer(self, wanted: list[_Look], here: list[bool]) -> None:
-        for number, (_, _, found) in enumerate(wanted):
+    def _answer(self, wanted: list[_Look], here: list[str]) -> None:
+        for number, (digest, _, found) in enumerate(wanted):
             if self._closed:
                 return
+            place = here[number] if number < len(here) else ""
+            if place:
+                self._landed[digest] = place
             try:
-                found(number < len(here) and here[number])
+                found(place)
             except Exception as error:  # noqa: BLE001 - the others of the turn are to be answered
                 tell_bug(error, "a claim is not answered", self._notices.tell)
 
-    def _look_at(self, wanted: list[_Look], here: list[bool]) -> None:
+    def _look_at(self, wanted: list[_Look], here: list[str]) -> None:
         checked: set[Path] = set()
-        for digest, home, _ in wanted:
-            here.append(self._is_here(digest, home, checked))
+        for digest, homes, _ in wanted:
+            here.append(next((home for home in homes if self._is_here(digest, Path(home), checked)), ""))
 
     def _is_here(self, digest: str, home: Path, checked: set[Path]) -> bool:
         try:

@@ -54,6 +54,10 @@ class SharedStore:
         self._look: asyncio.Future[None] | None = None
 
     @property
+    def exists(self) -> bool:
+        return self._store is not None
+
+    @property
     def faulty(self) -> bool:
         """True if artifacts of this node do not get into the store now, as far as it knows."""
         return self._health.state is not State.WELL

@@ -27,6 +27,7 @@ from kcoord.telemetry.events import Notices
 T = TypeVar("T")
 
 _MOST_DISTRUSTED = 100_000
+_MOST_FRESH = 256 << 20  # bytes
 
 
 class Tiers:
@@ -50,6 +51,9 @@ class Tiers:
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
+        self._fresh: dict[
+            str, tuple[Manifest, dict[str, bytes]]
+        ] = {}  # published here, and on their way into the store
         self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
 
     def distrusts(self, digest: str) -> bool:
@@ -66,8 +70,21 @@ class Tiers:
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
     ) -> local.Artifact:
         """Raises `ArtifactInvalid` or `StoreError`."""
-        work = functools.partial(local.publish_local, staging, home, key, compile_seconds, origin)
-        return await self._at((staging, home), work)
+        fresh: list[tuple[Manifest, dict[str, bytes]]] = []
+        work = functools.partial(
+            local.publish_local, staging, home, key, compile_seconds, origin,
+            lambda manifest, contents: fresh.append((manifest, contents)),
+        )  # fmt: skip
+        artifact = await self._at((staging, home), work)
+        for manifest, contents in fresh if self.store.exists else ():
+            if sum(each.size for each, _ in self._fresh.values()) + manifest.size <= _MOST_FRESH:
+                self._fresh[key.digest] = manifest, contents
+        self.looks.landed(key.digest, home)
+        return artifact
+
+    def stays_here(self, digest: str) -> None:
+        """An artifact that was published locally does not go into the store: forget its bytes."""
+        self._fresh.pop(digest, None)
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
         """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
@@ -77,10 +94,10 @@ class Tiers:
                 self._check((there, home))
                 if local.is_whole(home, digest, vouched=self._trust.required):
                     return True
-                found = local.read_artifact(there, digest)
+                found = local.contents_at(there, digest)
                 if found is None:
                     return None
-                local.install(found[0].manifest, found[1], home)
+                local.install(*found, home)
             except ArtifactInvalid as error:
                 self._notices.tell(str(error))
                 return False
@@ -115,6 +132,7 @@ class Tiers:
             return False
         self._learn(digest, manifest.compile_seconds)
         self._is_in_store(manifest)
+        self.looks.landed(digest, home)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
@@ -126,6 +144,7 @@ class Tiers:
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home))
+            self.looks.landed(digest, home)
             self._is_in_store(manifest)
             return stated
         except ArtifactDistrusted as error:
@@ -144,12 +163,14 @@ class Tiers:
         One that was not compiled here came from a store, under keys that this node may trust no more: it is not signed anew.
         """
 
+        fresh = self._fresh.pop(digest, None)
+
         def publish(store: Store) -> tuple[str, Manifest] | None:
             self._check((home,))
-            found = local.read_artifact(home, digest)
+            found = fresh or local.contents_at(home, digest)
             if found is None:
                 return None
-            manifest = found[0].manifest
+            manifest = found[0]
             if not manifest.made_here:
                 stated = store.stated(digest)
                 return None if stated is None else (stated[1], stated[0])

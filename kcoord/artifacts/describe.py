@@ -13,24 +13,30 @@ from kcoord.artifacts.arch import RecordedTargets
 from kcoord.artifacts.manifest import (
     HOME_PLACEHOLDER,
     LARGEST_ARTIFACT,
+    LARGEST_IN_MEMORY,
     MANIFEST_NAME,
+    PIECE,
     FileEntry,
     Manifest,
     Origin,
     home_token,
 )
 from kcoord.errors import ArtifactInvalid
-from kcoord.files.reading import read_plain
+from kcoord.files.reading import open_plain, read_plain
 from kcoord.keys.cache_key import CacheKey
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Described files: the manifest, its encoding, and by name the portable text of the relocatable files."""
+    """Described files: the manifest, its encoding, and by name the portable text of the relocatable files.
+
+    `contents`: of all files, portable; None if they are more than `LARGEST_IN_MEMORY` bytes.
+    """
 
     manifest: Manifest
     encoded: bytes
     relocatable: dict[str, bytes]
+    contents: dict[str, bytes] | None
 
 
 def seal(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin, home: Path | None = None) -> Manifest:
@@ -47,9 +53,15 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
     no file, anything but plain files and directories, or names that a manifest cannot state.
     """
     files: list[FileEntry] = []
+    contents: dict[str, bytes] = {}
     relocatable: dict[str, bytes] = {}
     targets = RecordedTargets()
-    for name in _names(staging):
+    sizes = dict(_names(staging))
+    in_memory = sum(sizes.values()) <= LARGEST_IN_MEMORY
+    for name in sizes:
+        if not (in_memory or name.endswith(".json")):
+            files.append(_hashed(staging, name, targets))
+            continue
         content = read_plain(staging / name, LARGEST_ARTIFACT)
         targets.add(name, content)
         if name.endswith(".json"):
@@ -58,24 +70,38 @@ def describe(staging: Path, key: CacheKey, compile_seconds: float, origin: Origi
             if HOME_PLACEHOLDER in content:
                 relocatable[name] = content
         files.append(FileEntry(name, len(content), hashlib.sha256(content).hexdigest(), name in relocatable))
+        if in_memory:
+            contents[name] = content
     if not files:
         raise ArtifactInvalid(f"{key.name}: the compile function wrote no file into its staging directory")
     files.sort(key=lambda f: f.name)
     manifest = Manifest(key, tuple(files), max(0.0, compile_seconds), origin, targets=targets.result(), made_here=True)
     encoded = manifest.encode()
     Manifest.decode(encoded)  # never publish a manifest that no reader accepts
-    return Staged(manifest, encoded, relocatable)
+    return Staged(manifest, encoded, relocatable, contents if in_memory else None)
 
 
-def _names(staging: Path) -> Iterator[str]:
-    """The relative names of the plain files, without the manifest."""
+def _hashed(staging: Path, name: str, targets: RecordedTargets) -> FileEntry:
+    digest, size = hashlib.sha256(), 0
+    with open_plain(staging / name, LARGEST_ARTIFACT) as file:
+        while piece := file.read(PIECE):
+            if not size:
+                targets.add(name, piece)
+            digest.update(piece)
+            size += len(piece)
+    return FileEntry(name, size, digest.hexdigest())
+
+
+def _names(staging: Path) -> Iterator[tuple[str, int]]:
+    """The relative names and sizes of the plain files, without the manifest."""
     for directory, folders, names in os.walk(staging):
         for name in folders + names:
             path = Path(directory, name)
-            mode = path.lstat().st_mode
+            found = path.lstat()
+            mode = found.st_mode
             relative = path.relative_to(staging).as_posix()
             if stat.S_ISDIR(mode) or relative == MANIFEST_NAME:
                 continue
             if not stat.S_ISREG(mode):
                 raise ArtifactInvalid(f"{relative} is neither a plain file nor a directory")
-            yield relative
+            yield relative, found.st_size

@@ -8,6 +8,7 @@ them; whoever loads an artifact, or sends it on, verifies the bytes that it read
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import time
@@ -15,17 +16,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from kcoord.artifacts.describe import describe
+from kcoord.artifacts.home_files import plain_path, relocated, write_pieces
 from kcoord.artifacts.manifest import (
-    HOME_PLACEHOLDER,
+    LARGEST_IN_MEMORY,
     LARGEST_MANIFEST,
     MANIFEST_NAME,
+    Contents,
     FileEntry,
     Manifest,
     Origin,
     check_content,
-    home_token,
+    checked_pieces,
     largest_at_home,
     portable,
 )
@@ -33,7 +37,7 @@ from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.private import check_tier
-from kcoord.files.reading import read_plain
+from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
@@ -107,9 +111,15 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
-            content = _read_file(home, entry, afresh, seen.append)
-            if keep:
-                contents[entry.name] = content
+            if keep or entry.relocatable or entry.size <= LARGEST_IN_MEMORY:
+                content = _read_file(home, entry, afresh, seen.append)
+                if keep:
+                    contents[entry.name] = content
+                continue
+            with _open_file(home, entry, afresh) as file:
+                seen.append(os.fstat(file.fileno()))
+                for _ in checked_pieces(entry, file):
+                    pass
     except (FileNotFoundError, NotADirectoryError) as error:
         if (home / MANIFEST_NAME).exists():
             raise ArtifactInvalid(f"{home} lacks {error.filename}") from error
@@ -124,15 +134,41 @@ def _read_file(
     home: Path, entry: FileEntry, afresh: bool = False, opened: Callable[[os.stat_result], object] = lambda found: None
 ) -> bytes:
     """The portable content of one file of the artifact at `home`, checked. Raises `ArtifactInvalid`, and OSError."""
-    root = path = os.fspath(home)
-    for part in entry.name.split("/")[:-1]:
-        path = f"{path}/{part}"
-        if os.path.islink(path):  # noqa: PTH114
-            raise ArtifactInvalid(f"{path} is a symbolic link")
-    content = read_plain(f"{root}/{entry.name}", largest_at_home(entry, home), afresh=afresh, opened=opened)
+    path = plain_path(home, entry)
+    content = read_plain(path, largest_at_home(entry, home), afresh=afresh, opened=opened)
     content = portable(entry, content, home)
     check_content(entry, content)
     return content
+
+
+def _open_file(home: Path, entry: FileEntry, afresh: bool = False) -> BinaryIO:
+    """One file of the artifact at `home`, to be read piece by piece as it travels; not checked."""
+    if entry.relocatable:
+        return io.BytesIO(_read_file(home, entry, afresh))
+    return open_plain(plain_path(home, entry), entry.size, afresh=afresh)
+
+
+def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
+    """As `read_artifact`, but of an artifact of more than `LARGEST_IN_MEMORY` bytes each file is opened when it is sent on, and
+    checked by its reader.
+    """
+    try:
+        manifest = Manifest.read(home)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(home, error) from error
+    if manifest.size <= LARGEST_IN_MEMORY or manifest.key.digest != digest or home.is_symlink():
+        found = read_artifact(home, digest)
+        return None if found is None else (found[0].manifest, found[1])
+
+    def opened(entry: FileEntry) -> BinaryIO:
+        try:
+            return _open_file(home, entry)
+        except OSError as error:
+            raise _unreadable(home, error) from error
+
+    return manifest, opened
 
 
 def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
@@ -211,23 +247,32 @@ def quarantine(home: Path) -> None:
         set_aside(home, quarantine_of(home))
 
 
-def publish_local(staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin) -> Artifact:
+def publish_local(
+    staging: Path,
+    home: Path,
+    key: CacheKey,
+    compile_seconds: float,
+    origin: Origin,
+    keep: Callable[[Manifest, dict[str, bytes]], object] = lambda manifest, contents: None,
+) -> Artifact:
     """Write the manifest of the files in `staging`, rename it to `home`, and return the artifact there, whoever won.
 
-    The files are read once, for their hashes; the winner is not read again, and another's artifact is verified. Raises
-    `ArtifactInvalid` (nothing was staged) or `StoreError` (the directory cannot be written). The staged files are then as they
-    were, so that they can be published again, or adopted.
+    The files are read once, for their hashes; if ours won, and is small, ``keep(manifest, contents)`` gets them. The winner is
+    not read again, and another's artifact is verified. Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the
+    directory cannot be written). The staged files are then as they were, so that they can be published again, or adopted.
     """
     with store_errors(staging):
         staged = describe(staging, key, compile_seconds, origin, home)
         (staging / MANIFEST_NAME).write_bytes(staged.encoded)
         try:
-            _write_texts(staging, _relocated(staged.relocatable, home))
+            _write_texts(staging, relocated(staged.relocatable, home))
             other = _rename(staging, home, key.digest, staged.manifest.targets)
         except (StoreError, OSError):
             with suppress(OSError):
                 _write_texts(staging, staged.relocatable)
             raise
+    if other is None and staged.contents is not None:
+        keep(staged.manifest, staged.contents)
     return other or Artifact(home, staged.manifest)
 
 
@@ -241,23 +286,25 @@ def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) 
     except OSError as error:
         raise ArtifactInvalid(f"{staging} cannot be read: {error}") from error
     with suppress(OSError):  # only other processes need the relocatable files, and none load this artifact
-        _write_texts(staging, _relocated(staged.relocatable, staging))
+        _write_texts(staging, relocated(staged.relocatable, staging))
     return Artifact(staging, staged.manifest)
 
 
-def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artifact:
+def install(manifest: Manifest, contents: Contents, home: Path) -> Artifact:
     """Write an artifact from elsewhere to `home`, verify that copy, and return the artifact that is there then.
 
-    `contents` are portable and already checked against `manifest`. Raises `StoreError`.
+    `contents` are portable and already checked against `manifest`, or are checked now. Raises `StoreError`, and, of contents that
+    are opened here, `ArtifactInvalid`.
     """
     staging = new_staging(home)
-    texts = {entry.name: contents[entry.name] for entry in manifest.files if entry.relocatable}
     try:
         with store_errors(home):
-            write_files(staging, contents | _relocated(texts, home), durable=False)
+            written = write_pieces(staging, manifest, contents) if callable(contents) else contents
+            texts = {entry.name: written[entry.name] for entry in manifest.files if entry.relocatable}
+            write_files(staging, written | relocated(texts, home), durable=False)
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
             artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
-    except StoreError:
+    except (StoreError, ArtifactInvalid):
         shutil.rmtree(staging, ignore_errors=True)
         raise
     try:
@@ -267,12 +314,6 @@ def install(manifest: Manifest, contents: dict[str, bytes], home: Path) -> Artif
     if artifact is None:
         raise StoreError(f"{home}: it vanished right after it was written: does something clean this directory?")
     return artifact
-
-
-def _relocated(texts: dict[str, bytes], home: Path) -> dict[str, bytes]:
-    """The portable `texts` with the name of `home` in the place of `HOME_PLACEHOLDER`."""
-    token = home_token(home)
-    return {name: text.replace(HOME_PLACEHOLDER, token) for name, text in texts.items()}
 
 
 def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:

@@ -12,9 +12,10 @@ import os
 import platform
 import reprlib
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 
@@ -31,6 +32,10 @@ HOME_PLACEHOLDER = b"@KCOORD_HOME@"
 _LARGEST_BARE = 4 << 20  # bytes
 LARGEST_MANIFEST = _LARGEST_BARE + OVERHEAD  # in its envelope
 LARGEST_ARTIFACT = 16 << 30
+LARGEST_IN_MEMORY = 64 << 20
+"""Bytes of an artifact that is read as a whole. A larger one is hashed, sent on and copied piece by piece: else it would take its
+size in memory, and each copy in there would silence the whole process for seconds."""
+PIECE = 1 << 20
 _MOST_FILES = 10_000
 _LONGEST_NAME = 1024  # characters
 _DEEPEST = 32  # directories
@@ -47,6 +52,10 @@ class FileEntry(NamedTuple):
     size: int
     sha256: str
     relocatable: bool = False
+
+
+Contents = dict[str, bytes] | Callable[[FileEntry], BinaryIO]
+"""An artifact's files as they travel, by name; or, of a large one, what opens each to be read piece by piece."""
 
 
 class Payload(NamedTuple):
@@ -267,6 +276,17 @@ def largest_at_home(entry: FileEntry, home: Path) -> int:
     """The most bytes of the file at `home`, where a relocatable one names its directory, perhaps many times."""
     times = entry.size // len(HOME_PLACEHOLDER) if entry.relocatable else 0
     return entry.size + times * max(0, len(home_token(home)) - len(HOME_PLACEHOLDER))
+
+
+def checked_pieces(entry: FileEntry, file: BinaryIO) -> Iterator[bytes]:
+    """The portable content of `file`, piece by piece. Raises `ArtifactInvalid` at its end, as `check_content` does."""
+    digest, size = hashlib.sha256(), 0
+    while piece := file.read(PIECE):
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if (size, digest.hexdigest()) != (entry.size, entry.sha256):
+        raise ArtifactInvalid(f"{entry.name} does not have the size and the SHA-256 of its manifest")
 
 
 def check_content(entry: FileEntry, content: bytes) -> None:

@@ -14,22 +14,22 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from kcoord.artifacts.access import Doubt, doubts
-from kcoord.artifacts.manifest import LARGEST_MANIFEST, Manifest
-from kcoord.artifacts.payload import check_sizes, pack, unpack, with_payload
+from kcoord.artifacts.manifest import LARGEST_MANIFEST, Contents, Manifest
+from kcoord.artifacts.payload import check_sizes, pack, pack_into, payload_of, unpack
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_files
+from kcoord.files.rename import refresh_names, rename_into_place, set_aside, write_file
 
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20
@@ -112,26 +112,45 @@ class Store:
     def home(self, digest: str) -> Path:
         return self._layout.objects / digest[:2] / digest
 
-    def publish(self, manifest: Manifest, contents: dict[str, bytes]) -> str:
+    def publish(self, manifest: Manifest, contents: Contents) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
 
-        `contents` are verified already. An artifact that is `unvouched` is never signed. Raises `ArtifactDistrusted` if an
-        artifact is there that this node cannot judge, `ArtifactInvalid` for an unvouched one where signatures are required.
+        `contents` are verified already, or opened one by one, and verified as they are sent. An artifact that is `unvouched` is
+        never signed. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, `ArtifactInvalid` for an
+        unvouched one where signatures are required, and for files that are not those of the manifest.
         """
         if manifest.unvouched and self.trust.required:
             raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         if why := self.reads_only:
             raise why
-        payload = pack(manifest, contents)
-        encoded = with_payload(replace(manifest, unvouched=False, made_here=False), payload).encode()
-        if not manifest.unvouched:
-            encoded = self.trust.seal(MANIFEST, encoded)
-        return self.publish_files(manifest.key.digest, encoded, payload)
+
+        def stage(staging: Path) -> bytes:
+            with (staging / _PAYLOAD).open("wb") as file:
+                if callable(contents):
+                    stated = pack_into(file, manifest, contents)
+                else:
+                    file.write(payload := pack(manifest, contents))
+                    stated = payload_of(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            encoded = replace(manifest, payload=stated, unvouched=False, made_here=False).encode()
+            return encoded if manifest.unvouched else self.trust.seal(MANIFEST, encoded)
+
+        return self._publish(manifest.key.digest, stage, manifest.size)
 
     def publish_files(self, digest: str, encoded: bytes, payload: bytes) -> str:
         """As `publish`, of the two files of an artifact as the store keeps them, which the caller has verified."""
         if self.trust.required and split(encoded)[1] is None:
             raise self._signs_nothing()
+
+        def stage(staging: Path) -> bytes:
+            write_file(staging / _PAYLOAD, payload, durable=True)
+            return encoded
+
+        return self._publish(digest, stage, len(payload))
+
+    def _publish(self, digest: str, stage: Callable[[Path], bytes], size: int) -> str:
+        """``stage(staging)`` writes a payload of about `size` bytes, and returns the manifest file."""
         staging = self._layout.staging / staging_name()
         winners: list[str] = []
 
@@ -152,13 +171,14 @@ class Store:
         settled = False
         try:
             staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
-            write_files(staging, {_PAYLOAD: payload, _MANIFEST: encoded}, durable=True)
+            encoded = stage(staging)
+            write_file(staging / _MANIFEST, encoded, durable=True)
             won = rename_into_place(
                 staging, self.home(digest), _MANIFEST, is_valid, self._layout.quarantine, self.root, durable=True
             )
             settled = True
         except (OSError, StoreError) as error:
-            self._refused = max(1, min(len(payload), _LARGEST_PROBE))
+            self._refused = max(1, min(size, _LARGEST_PROBE))
             if isinstance(error, OSError):
                 raise store_error(error, self.root) from error
             raise

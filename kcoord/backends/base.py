@@ -166,7 +166,7 @@ class Backend(Steps[R, H]):
         found = coordinator.request(wanted) if waits else coordinator.attempt(wanted)
         # what is on this node was recorded when it was compiled, unless somebody gave the profile a name of its own
         if isinstance(found, Artifact) and (missed or not is_automatic(coordinator.settings.profile)):
-            self._record(request, found.manifest.compile_seconds)
+            self._record(request, wanted.home, found.manifest.compile_seconds)
         return found
 
     @fails_open(lambda self, *arguments: Bypassed("an error in kcoord"))
@@ -224,15 +224,17 @@ class Backend(Steps[R, H]):
         return asked.coordinator.keep_in_memory(asked.key, asked.device, handle)
 
     def _published(self, request: R, compilation: Compilation) -> Artifact | None:
-        staged = compilation.staging
-        if (
-            compilation.shared
-            and self.unchanged(request)
-            and all((staged / n).is_file() for n in self.required(request))
-        ):
-            self._record(request, time.perf_counter() - compilation.started)  # before publishing, which delivers it
+        missing = [name for name in self.required(request) if not (compilation.staging / name).is_file()]
+        if not compilation.shared:
+            compilation.keep()
+        elif not self.unchanged(request):
+            compilation.keep("an input was written while it compiled")
+        elif missing:
+            compilation.keep(f"its compiler wrote no {', '.join(missing)}")
+        else:
+            took = time.perf_counter() - compilation.started
+            self._record(request, compilation.home, took)  # before publishing, which delivers it
             return compilation.publish(strict=self.explicit)
-        compilation.keep()
         return None
 
     @fails_open(lambda self, request: None)
@@ -242,10 +244,10 @@ class Backend(Steps[R, H]):
         return None if recipe is None else recipe.digest
 
     @fails_open(lambda self, *arguments: None)
-    def _record(self, request: R, seconds: float) -> None:
-        """Keep the recipe of a compiled or loaded kernel, if the job records a profile."""
+    def _record(self, request: R, home: Path, seconds: float) -> None:
+        """Keep the recipe of a compiled or loaded kernel, if the job records a profile, and has not thrown it away."""
         coordinator = connect()
-        if coordinator.settings.recorded_as:
+        if coordinator.settings.recorded_as and not coordinator.throws_away(home):
             recipe = self.recipe(request, seconds)
             if recipe is not None:
                 coordinator.record(recipe)

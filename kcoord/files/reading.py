@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from kcoord.errors import ArtifactInvalid
 
@@ -25,21 +26,10 @@ def read_plain(
     Raises `ArtifactInvalid` for a symbolic link, for any other special file (a pipe does not block), and for a larger file, of
     which nothing is read; OSError as the file system does.
     """
+    descriptor = _opened(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise ArtifactInvalid(f"{path} is no plain file") from error
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ArtifactInvalid(f"{path} is no plain file")
-        if found.st_size > most:
-            raise ArtifactInvalid(f"{path} has {found.st_size} bytes, more than the {most} that it may have")
+        found = _checked(path, descriptor, most, afresh)
         opened(found)
-        if afresh:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         content = os.read(descriptor, found.st_size + 1)
         if len(content) < found.st_size:  # a signal, or a file above 2 GiB
             content += _rest(descriptor, found.st_size - len(content))
@@ -49,6 +39,17 @@ def read_plain(
         raise
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: str | Path, most: int, *, afresh: bool = False) -> BinaryIO:
+    """A file of at most `most` bytes, opened as `read_plain` opens it, to be read piece by piece. Raises as that does."""
+    descriptor = _opened(path)
+    try:
+        _checked(path, descriptor, most, afresh)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def status_of(path: str) -> os.stat_result:
@@ -63,6 +64,26 @@ def status_of(path: str) -> os.stat_result:
 def open_unwaiting(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """An ``opener`` for `open` that does not block on a pipe. Check the kind of the file before reading it."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _opened(path: str | Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ArtifactInvalid(f"{path} is no plain file") from error
+        raise
+
+
+def _checked(path: str | Path, descriptor: int, most: int, afresh: bool) -> os.stat_result:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise ArtifactInvalid(f"{path} is no plain file")
+    if found.st_size > most:
+        raise ArtifactInvalid(f"{path} has {found.st_size} bytes, more than the {most} that it may have")
+    if afresh:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return found
 
 
 def _rest(descriptor: int, count: int) -> bytes:

@@ -176,7 +176,8 @@ class Claim(Request, op="claim"):
     """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile.
 
     `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile. `call` is
-    `kcoord.keys.variants.call_text`, for people.
+    `kcoord.keys.variants.call_text`, for people. `passing`: the rank will throw the directory of `home` away; what is compiled
+    there is shared on this node, and not with other nodes or jobs.
     """
 
     digest: Digest
@@ -186,6 +187,7 @@ class Claim(Request, op="claim"):
     wait: bool = True
     recipe: Annotated[str | None, fields.digest] = None
     call: Annotated[str, fields.call] = ""
+    passing: bool = False
 
     @property
     def label(self) -> str:
@@ -216,10 +218,11 @@ class Fail(Request, op="fail"):
 
 @dataclass(frozen=True)
 class GiveUp(Request, op="give_up"):
-    """The leader does not compile after all."""
+    """The leader does not compile after all; or, if it states `why`, it did, and cannot share its files."""
 
     digest: Digest
     token: str
+    why: Text = ""
 
 
 @dataclass(frozen=True)

@@ -77,16 +77,18 @@ class AgentClient:
         wait: bool = True,
         recipe: str | None = None,
         meanwhile: Callable[[], None] | None = None,
+        passing: bool = False,
     ) -> Answer:
         """Ask for `key`; wait while another rank compiles it, at most `longest_wait` seconds, or, without `wait`, get `BUSY`.
 
         Without `wait`, too, an artifact that is in the store is waited for. `recipe` is the digest of the key's recipe.
         `meanwhile` is called once, if the answer takes longer than some milliseconds; it must return at once, and not raise.
+        `passing` is that of `messages.Claim`.
         """
         try:
             fields.check_key(key)  # else others would wait for an artifact that cannot be handed in
             call = call_text(key)
-            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call))
+            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call, passing))
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.longest_wait + self._settings.agent_timeout
@@ -134,9 +136,12 @@ class AgentClient:
         """The compile failed: everyone who waits learns it at once."""
         self._finish(lead, messages.Fail(key.digest, lead.token, fields.shortened_log(log)), messages.Done)
 
-    def give_up(self, lead: Lead, key: CacheKey) -> None:
-        """This rank does not compile after all; the next one leads."""
-        self._finish(lead, messages.GiveUp(key.digest, lead.token), messages.Done)
+    def give_up(self, lead: Lead, key: CacheKey, why: str = "") -> None:
+        """This rank does not compile after all; the next one leads.
+
+        `why` it has compiled, and cannot share its files: who waits on this node compiles at once, for so may fare the next one.
+        """
+        self._finish(lead, messages.GiveUp(key.digest, lead.token, why), messages.Done)
 
     def deliver(
         self,

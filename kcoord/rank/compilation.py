@@ -25,13 +25,14 @@ from kcoord.interruption import interruption_in, let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.rank.client import AgentClient, Failed, Lead
-from kcoord.rank.staging import StagingDirectories
+from kcoord.rank.staging import StagingDirectories, directory_held
 from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+_PRIVATE = "its files are in a temporary directory of its process"
 _SPARED = 64 << 20  # bytes of one compile that are kept in memory while they are published
 
 
@@ -100,7 +101,7 @@ class Compilation:
     process: int = field(default_factory=os.getpid)
 
     def run(self, compile: Callable[[Path], T], finish: Callable[[T], U], *, explicit: bool = False) -> U:
-        """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused its files.
+        """``finish(compile(staging))``. A compile is repeated once, in another directory, if the disk refused or lost its files.
 
         Re-raises an exception of either, after the other ranks were told of it; with `explicit`, as the cause of `CompileFailed`
         if another rank had failed, too. An interruption (a signal handler's exception, KeyboardInterrupt) is no failure of the
@@ -108,13 +109,7 @@ class Compilation:
         """
         _running.digests.add(self.key.digest)
         try:
-            try:
-                made = compile(self.staging)
-            except OSError as error:
-                if interruption_in(error) is not None or not self.moves(error):
-                    raise
-                made = compile(self.staging)
-            return finish(made)
+            return finish(self._staged(compile))
         except BaseException as error:
             self.raised(error)
             if explicit and self.failed is not None and self.outcome == "failed":
@@ -122,6 +117,18 @@ class Compilation:
             raise
         finally:
             _running.digests.discard(self.key.digest)
+
+    def _staged(self, compile: Callable[[Path], T]) -> T:
+        with directory_held(self.staging) as is_lost:
+            try:
+                made = compile(self.staging)
+            except Exception as error:  # a lost directory is worded as its compiler likes
+                if interruption_in(error) is not None or not self._moves(error, is_lost()):
+                    raise
+            else:
+                if not is_lost() or not self._moves(None, True):
+                    return made
+        return compile(self.staging)
 
     def raised(self, error: BaseException) -> None:
         """The compiler raised `error`: fail with its traceback, or give up if it is an interruption."""
@@ -137,11 +144,15 @@ class Compilation:
         """True if this is a hedge, and the first rank's artifact has landed."""
         return self.lead is not None and self.lead.hedges and (self.home / MANIFEST_NAME).exists()
 
-    def moves(self, error: OSError) -> bool:
-        """True if the disk below `staging` caused `error`; then the staged files are lost, and `staging` is another directory."""
+    def _moves(self, error: Exception | None, lost: bool) -> bool:
+        """True if `staging` is `lost`, or its disk caused `error`: then it is another directory, without the staged files."""
         if self.process != os.getpid() or self.ended:
             return False
-        instead = self.context.directories.instead_of(self.staging, error)
+        directories, instead = self.context.directories, None
+        if lost:
+            instead = directories.instead_of_lost(self.staging)
+        elif isinstance(error, OSError):
+            instead = directories.instead_of(self.staging, error)
         self.staging = instead or self.staging
         return instead is not None
 
@@ -167,13 +178,14 @@ class Compilation:
         finally:
             self.context.ended(self, {"compiles": 1, "compile_seconds": took})
 
-    def keep(self) -> None:
-        """Use the staged files where they are, for this process alone, until it ends."""
+    def keep(self, why: str = "") -> None:
+        """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""
         self.ended, self.outcome = True, "private"
+        self.note = why or self.note
         took = time.perf_counter() - self.started
         self.context.directories.keep(self.staging)
-        if self.lead is not None:  # other ranks cannot load a private copy
-            self.context.client.give_up(self.lead, self.key)
+        if self.lead is not None:
+            self.context.client.give_up(self.lead, self.key, why or _PRIVATE)
         self.context.ended(self, {"compiles": 1, "compile_seconds": took})
 
     def withhold(self, why: str) -> None:
@@ -238,8 +250,9 @@ class Compilation:
                 )
             staging = directories.new_private()
             write_files(staging, spare, durable=False)
-        elif self.lead is not None:  # other ranks cannot load a private copy
-            self.context.client.give_up(self.lead, self.key)
+        elif self.lead is not None:
+            self.note = _PRIVATE
+            self.context.client.give_up(self.lead, self.key, _PRIVATE)
         return self._adopt(staging, took)
 
     def _published(self, took: float) -> Artifact:

@@ -38,6 +38,7 @@ from kcoord.rank.staging import StagingDirectories
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
+from kcoord.temporary import is_temporary
 
 T = TypeVar("T")
 
@@ -103,6 +104,10 @@ class Coordinator:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
         return self.settings.local_dir / local.place_of(digest)
 
+    def throws_away(self, home: Path) -> bool:
+        """True if `home` lies in a temporary directory of this process: nothing compiled there is published in the store."""
+        return is_temporary(home) and not home.is_relative_to(self.settings.local_dir)
+
     def request(self, asked: Request) -> Artifact | Compilation:
         """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
         return self._found_or_claimed(asked, wait=True)
@@ -138,7 +143,9 @@ class Coordinator:
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             self.pool.missed(asked.target)
-            answer = self._client.claim(key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile)
+            answer = self._client.claim(
+                key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile, passing=self.throws_away(home)
+            )
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun

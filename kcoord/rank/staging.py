@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kcoord.artifacts import local
@@ -14,6 +16,27 @@ from kcoord.interruption import let_through
 from kcoord.telemetry.events import Notices
 
 _LEAST_ROOM = 4 << 20  # bytes that a disk must have free for a compile to begin there
+
+
+@contextmanager
+def directory_held(directory: Path) -> Iterator[Callable[[], bool]]:
+    """Yields ``is_lost()``: true if `directory` has been removed since, also if there is another one of its name."""
+    held = None
+    with suppress(OSError):  # it is gone, or this process has no more descriptors
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # no other gets its number meanwhile
+
+    def is_lost() -> bool:
+        try:
+            found = directory.lstat()
+        except OSError:
+            return True
+        return held is not None and not os.path.samestat(os.fstat(held), found)
+
+    try:
+        yield is_lost
+    finally:
+        if held is not None:
+            os.close(held)
 
 
 class StagingDirectories:
@@ -53,6 +76,14 @@ class StagingDirectories:
             return None
         self._refused(store_error(error, staging.parent), f"the local directory: {store_error(error, staging).remedy}")
         shutil.rmtree(staging, ignore_errors=True)
+        return self.new_private()
+
+    def instead_of_lost(self, staging: Path) -> Path:
+        """A private directory in place of `staging`, which somebody has removed in mid-compile."""
+        self._notices.tell(
+            f"{staging} has vanished in mid-compile; the kernel is compiled again: does something clean {staging.parent}?",
+            about=f"vanished from {staging.parent}",
+        )
         return self.new_private()
 
     def close(self) -> None:

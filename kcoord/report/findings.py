@@ -165,7 +165,8 @@ def why_again(kernel: Kernel) -> list[str]:
         if span.outcome == "alone":
             found[f"nobody coordinated it: {span.note}" if span.note else "nobody coordinated it"] = None
         elif span.outcome == "private":
-            found["it was not shared: overridden code, another GPU's code, or a disk that refused it"] = None
+            why = span.note or "overridden code, another GPU's code, or a disk that refused it"
+            found[f"it was not shared: {why}"] = None
         elif span.note:
             found[span.note] = None
     if kernel.lost:

@@ -276,6 +276,18 @@ def test_a_leader_that_gives_up_is_followed_by_the_next(node: Node) -> None:
     assert node.publish(other, heir, "k")
 
 
+def test_those_who_wait_for_a_leader_that_cannot_share_its_files_compile_at_once(node: Node) -> None:
+    client = node.client()
+    lead = node.lead(client, "k")
+    waiting = [node.claiming(node.client(), "k") for _ in range(2)]
+    node.until_waiting("k", 2)
+    client.give_up(lead, key_of("k"), "an input was written meanwhile")
+    for answer in (each.result(20) for each in waiting):
+        assert isinstance(answer, Alone)
+        assert "an input was written meanwhile" in answer.why
+    assert node.status()["flights"] == []
+
+
 def test_a_publish_that_is_refused_frees_the_waiters_and_leaves_the_files(node: Node) -> None:
     (node.directory / "file").write_text("no directory")
     client = node.client()

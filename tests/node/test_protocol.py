@@ -134,7 +134,7 @@ def test_a_request_that_makes_no_sense_is_refused(node: Node, serves: None, mess
 
 
 KEY = key_of("fuzzed")
-CLAIM = {"op": "claim", "id": 1, "digest": KEY.digest, "backend": "b", "name": "n", "home": "/tmp/nowhere/home"}
+CLAIM = {"op": "claim", "id": 1, "digest": KEY.digest, "backend": "b", "name": "n", "home": "/proc/nowhere/home"}
 PUBLISH = {
     "op": "publish", "id": 1, "key": KEY.to_wire(), "token": "", "staging": "/tmp/nowhere/s", "home": "/tmp/nowhere/h",
     "compile_seconds": 1.0, "device": "",
@@ -216,14 +216,15 @@ def test_a_wait_that_is_neither_true_nor_false_is_refused(node: Node, serves: No
 
 
 def test_a_claim_that_does_not_say_whether_it_waits_waits(node: Node, serves: None) -> None:
+    claim = {**CLAIM, "digest": key_of("nobody has it").digest}
     with node.wire() as leader, node.wire() as waiter, node.wire() as hurried:
         for wire in (leader, waiter, hurried):
             wire.hello()
-        token = leader.ask(CLAIM)["token"]
-        waiter.send(CLAIM)
+        token = leader.ask(claim)["token"]
+        waiter.send(claim)
         until(lambda: [f for f in node.status()["flights"] if f["waiting"]])
-        assert hurried.ask({**CLAIM, "wait": False}) == {"op": "busy", "id": 1}
-        leader.ask({"op": "give_up", "digest": KEY.digest, "token": token})
+        assert hurried.ask({**claim, "wait": False}) == {"op": "busy", "id": 1}
+        leader.ask({"op": "give_up", "digest": claim["digest"], "token": token})
         assert waiter.frame()["op"] == "lead"
 
 

@@ -39,6 +39,7 @@ FLOORS = (
         "setting_values",
         "settings",
         "stalls",
+        "temporary",
         "units",
     ),
 )

@@ -119,9 +119,9 @@ class LatePublishes:
     def _publish_one(self, store: Store, home: Path, digest: str) -> None:
         """Raises `StoreError`, `ArtifactInvalid` and OSError."""
         local.check_owner(home, self._local_dir)
-        found = local.read_artifact(home, digest)
+        found = local.contents_at(home, digest)
         if found is not None:
-            store.publish(found[0].manifest, found[1])
+            store.publish(*found)
             log.info("published late: %s", found[0].key.name)
 
 

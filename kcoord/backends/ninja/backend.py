@@ -42,6 +42,10 @@ class Library(ABC):
     def load(self, directory: Path) -> Any:
         """The builder's answer to its caller, for the library in `directory`."""
 
+    def unchanged(self) -> bool:
+        """False if the build may have read other inputs than these."""
+        return self.inputs.unchanged()
+
     def factors(self) -> Mapping[str, Any]:
         """Everything that the library depends on beside `inputs`."""
         return {}
@@ -94,7 +98,7 @@ class NinjaBackend(Backend[Library, Any]):
         return (request.file,)
 
     def unchanged(self, request: Library) -> bool:
-        return request.inputs.unchanged()
+        return request.unchanged()
 
     def load(self, request: Library, artifact: Artifact) -> Any:
         return request.load(artifact.path)

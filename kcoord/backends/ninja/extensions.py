@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +32,8 @@ _PARAMETERS = {
     "name", "sources", *_LISTS, "build_directory", "verbose", "with_cuda", "with_sycl", "is_python_module",
     "is_standalone", "keep_intermediates",
 }  # fmt: skip
-
+_GENERATED = 3600.0  # seconds since a source was written for which a job may write it again and again
+_ABOVE = re.compile(rb'include\s*"\.\./')
 
 _loaded: dict[str, tuple[tuple[str, ...], Path]] = {}
 """Of each extension in this process, the digests of its sources and headers, and where it is from. One whose files have not
@@ -40,19 +44,54 @@ changed is not loaded from another place: the operators that it registers would 
 class Extension(Library):
     """`name` has the version that torch gives an extension which changes in mid-process.
 
-    `arguments` are torch's, for its functions that write the ninja file and build; `place` is its directory for them.
+    `arguments` are torch's, for its functions that write the ninja file and build; `place` is its directory for them. `copied`
+    are the sources of which the last build read copies.
     """
 
     is_python_module: bool
     place: Path
     arguments: Mapping[str, Any] = field(repr=False)
+    copied: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def build(self, directory: Path) -> None:
         from torch.utils import cpp_extension
 
         build = cpp_extension._write_ninja_file_and_build_library
-        arguments = {**self.arguments, "build_directory": str(directory)}
+        sources = list(self._copies(directory))
+        arguments = {**self.arguments, "sources": sources, "build_directory": str(directory)}
         build(**{name: value for name, value in arguments.items() if name in inspect.signature(build).parameters})
+
+    def _copies(self, directory: Path) -> Iterator[str]:
+        """The sources, or copies of those that this job has just generated: each of its ranks may write them again, in place,
+        while the compiler reads them.
+        """
+        self.copied.clear()
+        digests = dict(zip(self.inputs.paths, self.inputs.digests, strict=True))
+        for source in self.arguments["sources"]:
+            content = self._generated(Path(source))
+            if content is None or hashlib.sha256(content).hexdigest() != digests.get(source):
+                yield source
+                continue
+            copy = directory / "sources" / Path(source).name
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(content)
+            self.copied.add(source)
+            yield str(copy)
+
+    def _generated(self, source: Path) -> bytes | None:
+        """The content of a source that was just written; None for another one, and if it may include a file beside it."""
+        headers = set(self.inputs.paths) - set(self.arguments["sources"])
+        try:
+            is_old = time.time() - source.stat().st_mtime > _GENERATED
+            if is_old or any(Path(header).is_relative_to(source.parent) for header in headers):
+                return None
+            content = source.read_bytes()
+        except OSError:
+            return None  # the compiler says it in words of its own
+        return None if _ABOVE.search(content) else content
+
+    def unchanged(self) -> bool:
+        return self.inputs.unchanged(self.copied)
 
     def load(self, directory: Path) -> Any:
         from torch.utils import cpp_extension

@@ -36,6 +36,7 @@ from kcoord.backends.wrapping import is_wrapped
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
+from kcoord.temporary import watch_temporary_directories
 
 try:
     from triton import knobs
@@ -52,6 +53,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         self._compilation: Compilation | None = None
         self._kernel: Kernel | None = None
         self._module: Module | None = None
+        self._stored: dict[str, bytes] = {}  # of the compile under way: somebody may remove its staged files
         self._cache = knobs.cache.dir
         self._coordinator = None if override or dump else _coordinator_of(self._cache)
         if self._coordinator is None:
@@ -117,7 +119,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if compilation is None or self._coordinator is None:
             return str(FileCacheManager.put(self, data, filename, binary))
         abandoned.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
-        content = data if isinstance(data, bytes) else str(data).encode()
+        content = self._stored[filename] = data if isinstance(data, bytes) else str(data).encode()
         path = compilation.staging / filename
         try:
             path.write_bytes(content)
@@ -152,7 +154,20 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if filename in published:
             group.clear()
             group.update(published)
+        else:
+            group.update({name: self._kept(path) for name, path in group.items()})
         return None
+
+    def _kept(self, path: str) -> str:
+        """A staged file that is not published: where it is, or written again if it has vanished."""
+        content = self._stored.get(os.path.basename(path))  # noqa: PTH119 - a str, as the base class has it
+        if content is None or self._coordinator is None or os.path.exists(path):  # noqa: PTH110
+            return path
+        place = os.path.dirname(path)  # noqa: PTH120
+        notices.tell(f"{place} has vanished in mid-compile: does something clean it?", about="vanished kernels")
+        again = self._coordinator.private_directory() / Path(path).name
+        again.write_bytes(content)
+        return str(again)
 
     @fails_open(lambda self, filename: None)
     def get_file(self, filename: str) -> str | None:
@@ -207,6 +222,7 @@ def hook() -> None:
         if not is_wrapped(namespace.compile):
             namespace.compile = abandoned.wrap(namespace.compile)
     folding.hook()
+    watch_temporary_directories()
     triton_key.hook(coordinator.settings.local_dir)
     triton_key.hook_libraries(coordinator.settings.local_dir)
     from kcoord.backends.triton import autotune as triton_autotune  # not before `supported`

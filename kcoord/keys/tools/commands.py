@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,8 @@ class Inputs:
     """Of one build. `text` is its commands, where paths of sources, headers and outputs are left out.
 
     `files` has a digest of each source, and one of the headers of each compile. `tools`: the compilers and what they link, by
-    name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers.
+    name or path. `is_native`: the output may depend on the processor. `paths`: of sources and headers, each with its digest and
+    stamp.
     """
 
     text: str
@@ -73,11 +74,19 @@ class Inputs:
     is_timed: bool
     is_native: bool
     paths: tuple[str, ...] = field(compare=False)
+    digests: tuple[str, ...] = field(compare=False)
     stamps: tuple[Stamp, ...] = field(compare=False)
 
-    def unchanged(self) -> bool:
-        """False if a source or a header has been written since."""
-        return all(map(_has_stamp, self.paths, self.stamps))
+    def unchanged(self, copied: Collection[str] = ()) -> bool:
+        """False if the build may have read anything else. `copied`: sources of which it read copies with these digests.
+
+        A file that was replaced, whole, by equal bytes is as good. One that was written in place is not: for a moment it was
+        empty, and a compiler may have read that.
+        """
+        return all(
+            path in copied or _has_stamp(path, stamp) or _is_replaced(path, stamp, digest)
+            for path, digest, stamp in zip(self.paths, self.digests, self.stamps, strict=True)
+        )
 
 
 def inputs_of(
@@ -109,6 +118,7 @@ def inputs_of(
         any(file.is_timed for file in files.values()) or _TIMED.search(text.encode()) is not None,
         "native" in flags,
         tuple(files),
+        tuple(file.digest for file in files.values()),
         tuple(file.stamp for file in files.values()),
     )
 
@@ -149,6 +159,15 @@ def _has_stamp(path: str, stamp: Stamp) -> bool:
     try:
         return stamp_of(os.stat(path)) == stamp  # noqa: PTH116 - as above
     except OSError:
+        return False
+
+
+def _is_replaced(path: str, stamp: Stamp, digest: str) -> bool:
+    """True if another file of equal content is at `path` now."""
+    try:
+        inode = os.stat(path).st_ino  # noqa: PTH116 - as above
+        return inode != stamp[0] and _read(path).digest == digest
+    except (OSError, ValueError):
         return False
 
 

@@ -1,6 +1,7 @@
 """A rank that compiles kernels and knows nothing of kcoord. Prints one JSON line.
 
 rank.py [--kernels N] [--broken] [--early-import] [--slow SECONDS] [--compiling FILE] [--until FILE] [--gate FILE]
+        [--removes DIRECTORY]
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -22,10 +24,12 @@ parser.add_argument("--early-import", action="store_true", help="import compile 
 parser.add_argument("--slow", type=float, default=0.0, help="each compile takes so many seconds more")
 parser.add_argument("--compiling", type=Path, help="make this file when a compile begins")
 parser.add_argument("--until", type=Path, help="a compile goes on once this file is there")
+parser.add_argument("--removes", type=Path, help="this directory is removed before each kernel's machine code is made")
 parser.add_argument("--gate", type=Path, help="say that all is imported by GATE.<pid>, then wait for GATE")
 args = parser.parse_args()
 
 import triton  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import compile as early_compile  # noqa: E402
 from triton.compiler.compiler import ASTSource  # noqa: E402
 
@@ -60,6 +64,16 @@ def slow_make_ir(self, *arguments, **keywords):
 
 
 ASTSource.make_ir = slow_make_ir
+make_cubin = CUDABackend.make_cubin
+
+
+def lonely_make_cubin(self, *arguments, **keywords):
+    if args.removes:
+        shutil.rmtree(args.removes)
+    return make_cubin(self, *arguments, **keywords)
+
+
+CUDABackend.make_cubin = lonely_make_cubin
 compile = early_compile if args.early_import else None
 cubins, error = [], None
 if args.gate:

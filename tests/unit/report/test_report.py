@@ -142,7 +142,11 @@ def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
     ("second", "why"),
     [
         ({"outcome": "alone", "note": "no agent: refused"}, "nobody coordinated it: no agent: refused"),
-        ({"outcome": "private"}, "it was not shared"),
+        ({"outcome": "private"}, "it was not shared: overridden code"),
+        (
+            {"outcome": "private", "note": "an input was written meanwhile"},
+            "not shared: an input was written meanwhile",
+        ),
         ({"note": "it had failed on a (rank 0, pid 1)"}, "it had failed on a"),
         ({"begin": 0.5}, "KCOORD_LEASE_LIMIT"),
         ({}, "the published artifact was gone"),

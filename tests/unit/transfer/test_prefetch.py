@@ -276,12 +276,12 @@ def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
                 at_once -= 1
 
     monkeypatch.setattr(Store, "fetch", watched)
-    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 3 * max(sizes))
+    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 2 * max(sizes))
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
     assert (found.fetched, found.why, most_at_once) == (5, "", 1)
 
     shutil.rmtree(sandbox.local)
-    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 3 * max(sizes) - 1)
+    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 2 * max(sizes) - 1)
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
     assert found.fetched == sum(size < max(sizes) for size in sizes)
     assert "more memory than there is" in found.why

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
 from kcoord.profiles.parts import PARTS
 from tests.support.command import kcoord
-from tests.support.sandbox import Sandbox, eventually
+from tests.support.sandbox import Sandbox, eventually, finish
 
 pytest.importorskip("torch.utils.cpp_extension")
 
@@ -136,6 +137,69 @@ def test_a_build_whose_header_is_edited_meanwhile_is_not_shared(sandbox: Sandbox
     assert load(sandbox, source, header, kind="edited") == {"numbers": [7], "builds": 1}
     header.write_text(before)
     assert load(sandbox, source) == {"numbers": [7], "builds": 1}
+
+
+GENERATES = """
+import os, pathlib, sys, time
+import kcoord
+kcoord.install()
+from torch.utils import cpp_extension
+builds, native = [], cpp_extension._run_ninja_build
+def build(*arguments, **keywords):
+    builds.append(1)
+    place = pathlib.Path(sys.argv[3])
+    gate = place / ("later" if list(place.glob("building.*")) else "first")
+    (place / f"building.{os.getpid()}").touch()
+    while not gate.exists():
+        time.sleep(0.01)
+    native(*arguments, **keywords)
+cpp_extension._run_ninja_build = build
+open(sys.argv[1], "w").write(sys.argv[2])
+print(cpp_extension.load("numbers", [sys.argv[1]]).number(), len(builds))
+"""
+
+
+def waiting(sandbox: Sandbox) -> list[int]:
+    """The number of ranks that wait for each build."""
+    listed = kcoord(sandbox, "status", "--json")
+    return [len(flight["waiting"]) for flight in json.loads(listed.stdout)["flights"]] if listed.returncode == 0 else []
+
+
+def test_a_source_that_each_rank_generates_with_equal_text_is_built_once(sandbox: Sandbox, source: Path) -> None:
+    """They write it in place, while the first rank's compiler reads it."""
+    source.with_name("number.h").unlink()
+    arguments = (source, MODULE.replace('#include "number.h"', "#define NUMBER 7"), sandbox.root)
+
+    def rank() -> Any:
+        return sandbox.fork("-c", GENERATES, *arguments, TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+
+    first = rank()
+    eventually(lambda: list(sandbox.root.glob("building.*")), 60)
+    others = [rank(), rank()]
+    eventually(lambda: waiting(sandbox) == [2], 60)
+    (sandbox.root / "first").touch()
+    done = [finish(process) for process in (first, *others)]
+    assert [d.stdout for d in done] == ["7 1\n", "7 0\n", "7 0\n"], done[0].stderr
+
+
+def test_a_build_that_is_not_shared_holds_nobody_up(sandbox: Sandbox, source: Path) -> None:
+    """A header beside the source is written in place: the compiler may have read it when it was empty."""
+    header = source.with_name("number.h")
+    arguments = (header, "#define NUMBER 7\n", sandbox.root, source)
+
+    def rank() -> Any:
+        program = GENERATES.replace('load("numbers", [sys.argv[1]])', 'load("numbers", [sys.argv[4]])')
+        return sandbox.fork("-c", program, *arguments, TORCH_EXTENSIONS_DIR=str(sandbox.root / "extensions"))
+
+    first = rank()
+    eventually(lambda: list(sandbox.root.glob("building.*")), 60)
+    others = [rank(), rank()]
+    eventually(lambda: waiting(sandbox) == [2], 60)
+    (sandbox.root / "first").touch()
+    eventually(lambda: len(list(sandbox.root.glob("building.*"))) == 3, 30)
+    (sandbox.root / "later").touch()
+    done = [finish(process) for process in (first, *others)]
+    assert [d.stdout for d in done] == ["7 1\n", "7 1\n", "7 1\n"], done[0].stderr
 
 
 def test_the_lock_file_of_a_builder_that_was_killed_holds_nobody_up(sandbox: Sandbox, source: Path) -> None:
