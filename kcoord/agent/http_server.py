@@ -1,4 +1,4 @@
-"""An HTTP server with a bound on connections: clients that are too many, or say nothing, take a few threads at most."""
+"""An HTTP server with bounds on the number of connections and on the seconds of each: slow clients keep nobody out for long."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from kcoord.agent.http_service import Application
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""A WSGI application."""
 
 log = logging.getLogger("kcoord.http")
 
-_MOST_AT_ONCE = 4  # requests; the next one's connection is closed
-_SLOWEST = 10.0  # seconds between two bytes of a client
+_MOST_AT_ONCE = 16  # connections; the next one is closed
+_LONGEST = 5.0  # seconds of a connection, however its client divides its bytes
 _BREATHER = 0.2  # seconds
 
 
@@ -26,7 +29,9 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 16
 
-    def __init__(self, host: str, port: int, application: Application) -> None:
+    def __init__(self, host: str, port: int, application: Application, longest: float = _LONGEST) -> None:
+        """`longest`: seconds of a connection."""
+        self._longest = longest
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, address = found[0][0], found[0][4]
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -58,18 +63,25 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        ends = threading.Timer(self._longest, _cut, [request])
+        ends.daemon = True
         try:
+            ends.start()
             super().process_request_thread(request, client_address)
         finally:
+            ends.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.info("a request by %s failed", client_address, exc_info=True)
 
 
-class _Request(WSGIRequestHandler):
-    timeout = _SLOWEST
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # its client has closed it
+        connection.shutdown(socket.SHUT_RDWR)
 
+
+class _Request(WSGIRequestHandler):
     def version_string(self) -> str:
         return "kcoord"
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kcoord.telemetry.events import Notices
 
+if TYPE_CHECKING:
+    from kcoord.agent.http_server import Application
+
 log = logging.getLogger("kcoord.http")
 
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-"""A WSGI application."""
 _FIRST_RETRY, _SLOWEST_RETRY = 1.0, 60.0  # seconds
 
 

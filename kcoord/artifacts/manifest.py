@@ -21,6 +21,7 @@ import msgpack
 
 from kcoord.artifacts.signing import OVERHEAD, split
 from kcoord.errors import ArtifactInvalid
+from kcoord.files.packed import unpack
 from kcoord.files.reading import read_plain
 from kcoord.keys.cache_key import CacheKey, Factor
 
@@ -30,6 +31,7 @@ HOME_PLACEHOLDER = b"@KCOORD_HOME@"
 """In a relocatable file, stands for the artifact's directory, as JSON would escape it."""
 
 _LARGEST_BARE = 4 << 20  # bytes
+_MOST_VALUES = 256 << 10  # names, sizes, hashes, factors
 LARGEST_MANIFEST = _LARGEST_BARE + OVERHEAD  # in its envelope
 LARGEST_ARTIFACT = 16 << 30
 LARGEST_IN_MEMORY = 64 << 20
@@ -110,8 +112,8 @@ class Manifest:
         if not self.details:
             return self.key
         try:
-            details = tuple(Factor.from_wire(f) for f in msgpack.unpackb(self.details))
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            details = tuple(Factor.from_wire(f) for f in unpack(self.details, _MOST_VALUES))
+        except (ValueError, TypeError) as error:
             raise ArtifactInvalid(f"the details of {self.key.name} cannot be read: {error}") from error
         return replace(self.key, details=details)
 
@@ -153,14 +155,14 @@ class Manifest:
         try:
             if len(data) > _LARGEST_BARE:
                 raise ValueError(f"{len(data)} bytes are too many")
-            document = msgpack.unpackb(data)
+            document = unpack(data, _MOST_VALUES)
             if document["format"] != FORMAT:
                 raise ValueError(f"format {_shown(document['format'])} is not {FORMAT}")
             manifest = cls._from_document(document)
             if manifest.key.digest != document["digest"]:
                 raise ValueError("its key does not have the digest that it states")
         except (
-            *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, msgpack.exceptions.UnpackException),
+            *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
             RecursionError,  # a deeply nested value, when it is printed
         ) as error:
             raise ArtifactInvalid(f"not a manifest: {error}") from error

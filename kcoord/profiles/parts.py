@@ -27,7 +27,7 @@ from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
-PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES)
+PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES, values=32)
 
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:

@@ -18,6 +18,7 @@ import msgpack
 from kcoord.errors import ArtifactInvalid
 from kcoord.files.checked import body_of, with_check
 from kcoord.files.faults import store_errors
+from kcoord.files.packed import unpack
 from kcoord.files.reading import read_plain
 from kcoord.files.shared_directory import paths_of
 from kcoord.settings import is_profile_name
@@ -27,12 +28,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FileFormat:
-    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items."""
+    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items of `values` values each."""
 
     head: bytes
     suffix: str
     largest: int
     most: int
+    values: int
 
     def encode(self, items: Iterable[Any]) -> bytes:
         body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
@@ -41,10 +43,7 @@ class FileFormat:
     def decode(self, content: bytes) -> list[Any]:
         """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
         body = body_of(self.head, content)
-        try:
-            items = msgpack.unpackb(body, unicode_errors="surrogatepass")
-        except msgpack.exceptions.UnpackException as error:
-            raise ValueError(f"it is not msgpack: {error}") from error
+        items = unpack(body, 1 + self.most * self.values, unicode_errors="surrogatepass")
         if not isinstance(items, list) or len(items) > self.most:
             raise ValueError(f"it is not a list of at most {self.most} items")
         return items

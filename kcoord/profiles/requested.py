@@ -25,7 +25,7 @@ from kcoord.profiles.profile_files import FileFormat, profiles_in
 MOST_REQUESTED = 100_000  # artifacts of a profile
 _MOST_FILES = 4096
 _MOST_KNOWN = 2 * MOST_REQUESTED  # different ones in all files of a profile, which anybody may have written
-REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED)
+REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED, values=3)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(
     r"(?!objects/|packs/|profiles/|profiles-unsigned/|stats/|toolchain/|traces/)[a-z0-9][a-z0-9_-]{0,63}/[A-Za-z0-9_=-]{1,200}"

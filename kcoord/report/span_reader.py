@@ -6,14 +6,18 @@ A torn record at the end is skipped. A malformed record ends the reading, and `S
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from kcoord.files.packed import unpack
 from kcoord.telemetry.span_files import FORMAT, LARGEST_FILE, LARGEST_NUMBER, LONGEST_EVENT, AgentEvent, Moment
 from kcoord.telemetry.spans import Process, Span, checked, plain_text
+
+_MOST_VALUES = 1 << 20  # of a record: some 100,000 spans fit into a file
 
 
 @dataclass
@@ -73,9 +77,13 @@ def _event(node: str, wire: Any) -> AgentEvent:
 
 
 def _documents(body: bytes) -> Iterator[Any]:
-    unpacker = msgpack.Unpacker(max_buffer_size=LARGEST_FILE, unicode_errors="surrogatepass")
-    unpacker.feed(body)
-    yield from unpacker  # ends before a torn record
+    reader, begin = msgpack.Unpacker(max_buffer_size=LARGEST_FILE), 0
+    reader.feed(body)
+    with suppress(msgpack.exceptions.OutOfData):  # at the end, or at a torn record
+        while True:
+            reader.skip()
+            yield unpack(body[begin : reader.tell()], _MOST_VALUES, unicode_errors="surrogatepass")
+            begin = reader.tell()
 
 
 def _of(document: Any, name: str, kind: type[Any]) -> Any:

@@ -22,12 +22,15 @@ from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payloa
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files import sweep as sweep_module
+from kcoord.files.checked import with_check
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import Scope, current_device
 from kcoord.leases.base import Lease
 from kcoord.leases.files import FileLeases
-from kcoord.profiles.parts import parts, save_part
+from kcoord.profiles import document
+from kcoord.profiles.parts import PARTS, parts, save_part
 from kcoord.profiles.requested import (
+    REQUESTED,
     RequestedArtifact,
     all_requested,
     load_requested,
@@ -368,6 +371,42 @@ def test_an_envelope_that_holds_something_else_is_refused_unread(root: Path, inn
         sealed = b"kcoord-signed-1\n" + msgpack.packb(envelope)
         with little_memory(4 * len(sealed)), pytest.raises(ArtifactInvalid, match="torn"):
             trust(OURS).doubt("manifest", sealed)
+
+
+def tree(values: int) -> bytes:
+    """A list of lists of empty lists: `values` bytes, each 56 in memory; no list in it is long."""
+    rows = values // 1000
+    return b"\xdd" + rows.to_bytes(4, "big") + (b"\xdc\x03\xe8" + 1000 * b"\x90") * rows
+
+
+def test_a_list_of_needs_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
+    directory, content = requested_directory(root, "job"), with_check(REQUESTED.head, tree(4 << 20))
+    save_requested(directory, [RequestedArtifact("a" * 64, local.place_of("a" * 64))])
+    (directory / f"{'f' * 64}.needs").write_bytes(content)
+    with little_memory(4 * len(content)):
+        assert [each.digest for each in load_requested(directory)] == ["a" * 64]
+
+
+def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
+    directory, content = root / "v1" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
+    save_part(directory, [recipe("kernel", 1.0)])
+    (directory / f"{'f' * 64}.recipes").write_bytes(content)
+    notices = Notices()
+    with little_memory(4 * len(content)):
+        assert len(parts(directory, notices)) == 1
+    assert "values" in notices.since(0)[0][0]
+
+
+def test_a_profile_of_a_bundle_takes_no_more_memory_than_its_bytes() -> None:
+    for content in (b"\x92\xc4\x00" + tree(4 << 20), b"\x92" + tree(4 << 20) + b"\x90"):
+        with little_memory(2 * len(content)), pytest.raises(ValueError, match="values"):
+            document.decode(content)
+
+
+def test_a_manifest_takes_no_more_memory_than_its_bytes() -> None:
+    content = b"\x81\xa6format" + tree(3 << 20)
+    with little_memory(2 * len(content)), pytest.raises(ArtifactInvalid, match="values"):
+        Manifest.decode(content)
 
 
 def test_lists_that_nobody_signs_are_bounded_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import http.client
 import json
 import platform
 import re
 import shlex
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -173,6 +175,39 @@ def test_a_browser_shows_what_ranks_sent_as_text_and_the_page_on_a_phone(address
     assert {picture.at(picture.width - 3, y) for y in range(0, 1400, 7)} <= {(255, 255, 255)}, (
         "nothing runs out at the side"
     )
+
+
+@pytest.mark.parametrize("clients", [5, 16])
+def test_clients_that_drip_bytes_keep_nobody_out_for_longer_than_a_connection_lasts(clients: int) -> None:
+    server = BoundedServer("127.0.0.1", 0, application(lambda: STATUS, "127.0.0.1"), longest=1.0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    address, ends = f"127.0.0.1:{server.server_address[1]}", threading.Event()
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(server.server_address[:2], SOON)) for _ in range(clients)]
+
+        def drip() -> None:
+            while not ends.wait(0.02):
+                for each in slow:
+                    with contextlib.suppress(OSError):  # the server has closed it
+                        each.send(b"G")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return ask(address)[0] == 200
+            return False
+
+        try:
+            until(answered)
+        finally:
+            ends.set()
+            dripping.join()
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
 
 def test_a_browser_says_that_the_agent_has_gone() -> None:

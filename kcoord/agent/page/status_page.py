@@ -20,10 +20,13 @@ import time
 from collections.abc import Callable, Iterable
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kcoord.agent.http_service import Application, HttpService, Kept
+from kcoord.agent.http_service import HttpService, Kept
 from kcoord.telemetry.events import Notices
+
+if TYPE_CHECKING:
+    from kcoord.agent.http_server import Application
 
 _FRESH = 0.25  # seconds that a status is served again, whoever asks
 _PATIENCE = 3.0  # seconds that the agent has for it
