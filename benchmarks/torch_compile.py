@@ -7,9 +7,12 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.result import Result, figures
 
@@ -17,9 +20,10 @@ _JOB = Path(__file__).with_name("torch_compile_job.py")
 _STOCK, _OURS = ["-m", "torch.distributed.run"], ["-m", "kcoord_launch.torchrun"]
 _CPU = {"ranks": 4, "layers": 1}
 _RUNS = int(os.environ.get("RUNS", "1"))  # of each plan; the table has medians
-_MODEL = os.environ.get("MODEL", "gpt")  # or llama
+_MODEL = os.environ.get("MODEL", "gpt")  # or loss, llama
 _ALL = os.environ.get("PLANS", "all") == "all"  # else the best of stock's modes, and kcoord's
 _SHARED = "one shared directory, cold"
+_EVERY = 1.0  # seconds between two looks at the job's processes
 _ANOTHER_NODE = "kcoord-torchrun on another node with the same store, cold"
 
 
@@ -32,8 +36,11 @@ def run() -> Result:
     where = f"{ranks} GPUs" if gpus else f"{ranks} ranks without a GPU"
     result = Result(
         f"Cold start of torch.compile under DDP, {_MODEL} of {layers} blocks, on {where}",
-        ["caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms"],
-    )
+        [
+            "caches", "wall s", "ratio to shared", "codegens", "AOT traces", "C++ builds", "a later step ms", "its peak MB",
+            "job's PSS MB", "processes",
+        ],
+    )  # fmt: skip
     found: dict[str, list[dict[str, Any]]] = {}
     for number in range(_RUNS):
         with tempfile.TemporaryDirectory(prefix="kcb-", ignore_cleanup_errors=True) as root:
@@ -43,10 +50,16 @@ def run() -> Result:
                 print(f"  {number + 1}/{_RUNS} {name}: {found[name][-1]['wall']:.1f} s", file=sys.stderr, flush=True)
     shared = statistics.median(each["wall"] for each in found[_SHARED])
     for name, runs in found.items():
+        largest = [str(max(each[what] for each in runs)) for what in ("pss", "processes")]
         wall = statistics.median(each["wall"] for each in runs)
         last = runs[-1]
         work = [str(last[what]) for what in ("codegens", "traces", "builds")]
         result.rows.append([name, f"{wall:.1f}", f"{wall / shared:.2f}", *work, f"{last['step'] * 1e3:.1f}"])
+        result.rows[-1] += [f"{last['peak'] / 1e6:.1f}", *largest]
+    result.notes.append("peak: tensors of the largest rank that are alive at once in a later step")
+    result.notes.append(
+        f"PSS and number of the job's processes at their most: launcher, agent, ranks, compile workers; every {_EVERY:.0f} s"
+    )
     losses = {loss for runs in found.values() for each in runs for loss in each["losses"]}
     result.notes.append(
         f"medians of {_RUNS}; seconds of the slowest rank from barrier to barrier: model, compile, one training step"
@@ -106,4 +119,29 @@ def _once(launcher: list[str], ranks: int, layers: int, mode: str, caches: str, 
         command += ["--no-python", "bash", "-c", shell, *job]
     else:
         command += job
-    return figures("torch_compile", command, variables, timeout=600)
+    with _sampled() as most:
+        found = figures("torch_compile", command, variables, timeout=600)
+    return found | most
+
+
+@contextlib.contextmanager
+def _sampled() -> Iterator[dict[str, int]]:
+    """The most memory (PSS, in MB) and processes that this one's descendants have had at once, filled while the block runs."""
+    most, over = {"pss": 0, "processes": 0}, threading.Event()
+
+    def sample() -> None:
+        while not over.wait(_EVERY):
+            memory = count = 0
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                    memory += each.memory_full_info().pss
+                    count += 1
+            most.update(pss=max(most["pss"], memory // 1_000_000), processes=max(most["processes"], count))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()

@@ -1,9 +1,10 @@
 """One rank of a torch.compile job under DDP, on GPUs or on the CPU. Run it with torchrun.
 
-``--model gpt`` has another width in every block; ``llama`` is that of Hugging Face's transformers, with random weights. ``--mode
-rank0`` lets rank 0 compile first, ``together`` all at once. Rank 0 prints one line of JSON: wall seconds from barrier to barrier
-with one training step in between (the slowest rank's), what torch did in all ranks together, the median of further steps in
-seconds, and the first loss to the bit.
+``--model gpt`` has another width in every block; ``loss`` is the same with its cross-entropy in the compiled graph; ``llama`` is
+that of Hugging Face's transformers, with random weights. ``--mode rank0`` lets rank 0 compile first, ``together`` all at once.
+Rank 0 prints one line of JSON: wall seconds from barrier to barrier with one training step in between (the slowest rank's), what
+torch did in all ranks together, the median of further steps in seconds, the most bytes of tensors that are alive in one more step
+(the largest rank's), and the first loss to the bit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 WORDS, FURTHER = 32_000, 5
 counts = {"codegens": 0, "traces": 0, "builds": 0}
@@ -54,6 +57,17 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class WithLoss(GPT):
+    """Its logits, and their gradient, are the largest tensors of a step."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return cross_entropy(super().forward(tokens), tokens)
+
+
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
 @functools.cache  # once
@@ -92,13 +106,16 @@ def llama(layers: int, width: int, heads: int, words: int) -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[int, int, int, int], nn.Module]] = {"gpt": GPT, "llama": llama}
+MODELS: dict[str, Callable[[int, int, int, int], nn.Module]] = {"gpt": GPT, "loss": WithLoss, "llama": llama}
 
 
 class Job:
     def __init__(self, model: str, layers: int, device: torch.device, with_ddp: bool) -> None:
         on_gpu = device.type == "cuda"
         width, heads, words, self.shape = (768, 12, WORDS, (4, 512)) if on_gpu else (64, 4, 512, (2, 32))
+        self.has_loss = model == "loss"
+        if self.has_loss and not on_gpu:
+            words, self.shape = 8192, (4, 128)
         torch.manual_seed(0)
         self.device, self.words = device, words
         self.model = MODELS[model](layers, width, heads, words).to(device)
@@ -113,13 +130,25 @@ class Job:
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, self.words, self.shape, generator=generator).to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            logits = self.compiled(tokens)
-            logits = getattr(logits, "logits", logits)  # transformers wrap them
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+            found = self.compiled(tokens)
+            logits = getattr(found, "logits", found)  # transformers wrap them
+            loss = logits if self.has_loss else cross_entropy(logits, tokens)
         loss.backward()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return loss
+
+    def peak(self) -> int:
+        """The most bytes of tensors that are alive at once in a step."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            return torch.cuda.max_memory_allocated()
+        alive = sum(each.nbytes for p in self.model.parameters() for each in (p, p.grad) if each is not None)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            self.step()
+        found = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
+        return alive + max(itertools.accumulate(each.nbytes() for each in sorted(found, key=lambda e: e.start_ns())))
 
 
 def main() -> None:
@@ -154,7 +183,7 @@ def main() -> None:
         job.step()
         steps.append(time.perf_counter() - before)
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (mine, counts, statistics.median(steps), loss))
+    dist.all_gather_object(found, (mine, counts, statistics.median(steps), loss, job.peak()))
     if rank == 0:
         together = {what: sum(each[1][what] for each in found) for what in counts}
         step = max(each[2] for each in found)
@@ -164,6 +193,7 @@ def main() -> None:
                     "wall": max(each[0] for each in found),
                     **together,
                     "step": step,
+                    "peak": max(each[4] for each in found),
                     "losses": sorted({f[3] for f in found}),
                 }
             )
