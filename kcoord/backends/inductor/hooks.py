@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import conditions, cpp, scopes, tuning
+from kcoord.backends.inductor import conditions, cpp, donation, scopes, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
@@ -30,7 +30,6 @@ from kcoord.ranks import ranks_of
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
 _CORES = 4  # for each rank
-_UNDONATED = "kcoord-undonated"
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
 
@@ -70,9 +69,11 @@ def hook() -> None:
     if shares_units:
         _wrap(import_module(_GRAPH_COMPILE), "_aot_stage2b_bw_compile", _backward_with_forward)
         from torch._dynamo.backends.distributed import SubmodCompiler
+        from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 
         from kcoord.backends.inductor import ddp
 
+        _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
         _wrap(SubmodCompiler, "__init__", ddp.made)
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
 
@@ -171,11 +172,12 @@ def _tell_of_devices(inputs: Any) -> None:
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
     if scopes.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
-    with _tagged(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
+    with _tagged(), _told_apart(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
 
 
 _tagged = fails_open(lambda alone=False: contextlib.nullcontext())(tagged)
+_told_apart = fails_open(lambda: contextlib.nullcontext())(donation.told_apart)
 _is_spread = fails_open(lambda graph, inputs: True)(conditions.is_spread)
 
 
@@ -197,10 +199,7 @@ def _backward_with_forward(
     aot_config: Any,
     *compilers: Any,
 ) -> Any:
-    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would.
-
-    Nobody knows yet whether the graph is retained, so no saved tensor is donated. Torch's key of a graph does not say that.
-    """
+    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would."""
     scope = scopes.leading()
 
     def compile(config: Any) -> Any:
@@ -216,19 +215,10 @@ def _backward_with_forward(
 
     if scope is None or scope.kind != UNIT:
         return compile(aot_config)
-    from torch.compiler import config
-
-    metas = [meta for meta in (fw_metadata, getattr(maybe_subclass_meta, "fw_metadata", None)) if meta is not None]
-    donated = [meta.bw_donated_idxs for meta in metas]
-    for meta in metas:
-        meta.bw_donated_idxs = []
     try:
-        with config.patch(cache_key_tag=f"{config.cache_key_tag}{_UNDONATED}"):
-            return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
+        return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
     except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
         scope.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
-        for meta, indices in zip(metas, donated, strict=True):
-            meta.bw_donated_idxs = indices
         return compile(aot_config)
 
 
