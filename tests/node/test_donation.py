@@ -12,7 +12,7 @@ from tests.support.sandbox import PROGRAMS, Sandbox, sandboxed
 pytest.importorskip("torch")
 
 Found = dict[tuple[str, str], Any]
-"""By variant and step: digests of the loss and the gradients, or bytes."""
+"""By variant and step: the loss and digests of the gradients, or bytes."""
 
 
 def run(box: Sandbox, caches: str, *steps: str, stock: bool = False, **more: Any) -> Found:

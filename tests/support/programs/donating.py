@@ -1,4 +1,4 @@
-"""Trains a language model whose loss is in the compiled graph, and prints what each step computed, to the bit.
+"""Trains a language model whose loss is in the compiled graph, and prints what each step computed: on the CPU to the bit.
 
 ``donating.py JSON``: `steps` are names: ``once``, ``retained`` (a second backward follows), ``graph`` (with `create_graph`),
 ``measured`` (as ``once``, with the most bytes that it allocated). `variants` are of `VARIANTS`. `cached` is false to have units
@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-WORDS, TOKENS = 2048, 64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WORDS, TOKENS = (8192, 4096) if DEVICE == "cuda" else (2048, 64)
 VARIANTS = ("float32", "bfloat16", "ddp")
 
 
@@ -41,30 +42,37 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(logits.float(), tokens)
 
 
-def digest(tensors: Any) -> str:
+def digest(tensors: Any) -> Any:
+    """On a GPU the tensors' norms: its sums depend on the order of its threads."""
+    if DEVICE == "cuda":
+        return [each.norm().item() for each in tensors]
     return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()
 
 
-def step(name: str, model: nn.Module, compiled: Any, variant: str) -> str:
+def step(name: str, model: nn.Module, compiled: Any, variant: str) -> list[Any]:
     model.zero_grad(set_to_none=True)
     weights = list(model.parameters())
     # a reducer of DDP takes one backward of each forward
     apart = compiled.no_sync() if variant == "ddp" and name != "once" else contextlib.nullcontext()
-    autocast = torch.autocast("cpu", torch.bfloat16) if variant == "bfloat16" else contextlib.nullcontext()
+    autocast = torch.autocast(DEVICE, torch.bfloat16) if variant == "bfloat16" else contextlib.nullcontext()
     with apart:
         with autocast:
-            loss = compiled(torch.arange(TOKENS) * 7)
-        found = [loss.item().hex()]
+            loss = compiled(torch.arange(TOKENS, device=DEVICE) * 7 % WORDS)
+        found = [loss.item()]
         if name == "retained":
             loss.backward(retain_graph=True)
             found.append(digest(weight.grad for weight in weights))
         elif name == "graph":
             found.append(digest(torch.autograd.grad(loss, weights, create_graph=True)))
         loss.backward()
-    return " ".join((*found, digest(weight.grad for weight in weights)))
+    return [*found, digest(weight.grad for weight in weights)]
 
 
 def peak(model: nn.Module, compiled: Any, variant: str) -> int:
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step("once", model, compiled, variant)
+        return torch.cuda.max_memory_allocated()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step("once", model, compiled, variant)
     found = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
@@ -78,7 +86,7 @@ def main() -> None:
     for variant in wanted.get("variants", VARIANTS):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model = Model()
+        model = Model().to(DEVICE)
         module = model
         if variant == "ddp":
             dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 10
