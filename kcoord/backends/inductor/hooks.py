@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import multiprocessing
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -29,7 +27,6 @@ from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
-_CORES = 4  # for each rank
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
 
@@ -63,7 +60,6 @@ def hook() -> None:
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
     _hook_tuning()
-    _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
     if shares_units:
@@ -76,33 +72,6 @@ def hook() -> None:
         _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
         _wrap(SubmodCompiler, "__init__", ddp.made)
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
-
-
-@fails_open(lambda: None)
-def _hook_workers() -> None:
-    """Torch starts its compile workers before it looks a unit up: seconds of CPU that a warm rank does without.
-
-    Where cores are idle they start now, when Inductor is imported; until they are there, a rank compiles kernels one by one.
-    Workers of another kind than subprocesses initialize CUDA, and are left alone.
-    """
-    from torch._inductor import async_compile, config
-
-    if config.worker_start_method != "subprocess":
-        return
-    _wrap(async_compile, "maybe_warm_pool", lambda native: None)
-    is_rank = ranks_of().rank is not None and multiprocessing.parent_process() is None
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if is_rank and len(os.sched_getaffinity(0)) >= _CORES * ranks:
-        _start_workers()
-
-
-@fails_open(lambda: None)
-def _start_workers() -> None:
-    from torch._inductor import async_compile
-
-    warm_pool: Any = getattr(async_compile, "maybe_warm_pool", None)  # not in torch 2.8
-    if is_wrapped(warm_pool):
-        warm_pool.__wrapped__()  # idempotent
 
 
 @fails_open(lambda: None)
@@ -253,8 +222,6 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
         return None
     if scope.kind == kind and scope.asked is None:
         scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
-        if not scope.given:
-            _start_workers()
     for content in scope.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):
