@@ -73,6 +73,7 @@ def peak(model: nn.Module, compiled: Any, variant: str) -> int:
         torch.cuda.reset_peak_memory_stats()
         step("once", model, compiled, variant)
         return torch.cuda.max_memory_allocated()
+    model.zero_grad(set_to_none=True)  # the profiler does not count what was there before, nor that it goes
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step("once", model, compiled, variant)
     found = [each for each in seen.profiler.kineto_results.events() if each.name() == "[memory]"]
