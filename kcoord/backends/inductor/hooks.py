@@ -27,6 +27,7 @@ from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
+_UNIT_KEY = "a"  # what torch's keys of units begin with
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
 
@@ -152,10 +153,13 @@ _is_spread = fails_open(lambda graph, inputs: True)(conditions.is_spread)
 
 @fails_open(lambda kind, graph, inputs=(): "an error in kcoord")
 def _problem(kind: str, graph: Any, inputs: Any = ()) -> str:
-    found = conditions.problem(kind, graph, inputs)
-    if found:
-        notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {found}", about=found)
-    return found
+    return _told(kind, conditions.problem(kind, graph, inputs))
+
+
+def _told(kind: str, problem: str) -> str:
+    if problem:
+        notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {problem}", about=problem)
+    return problem
 
 
 def _backward_with_forward(
@@ -221,6 +225,8 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
     if scope is None:
         return None
     if scope.kind == kind and scope.asked is None:
+        if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
+            scope.problem = _told(UNIT, "torch has drawn its key at random")
         scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
     for content in scope.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact

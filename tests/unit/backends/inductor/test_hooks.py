@@ -31,3 +31,32 @@ def test_a_rank_whose_graphs_are_for_the_cpu_starts_no_compile_worker_as_in_stoc
         caches = str(sandbox.root / "-".join(("caches", *arguments)))
         done = sandbox.run("-c", PROGRAM, *arguments, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches, **rank)
         assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+DRAWN = """
+import random
+import sys
+import kcoord
+import torch
+from torch._functorch import config
+
+kcoord.install()
+config.bypass_autograd_cache_key = True
+random.seed(0)  # as a training script does
+torch._inductor.config.fallback_by_default = True  # no C++ to build
+
+@torch._dynamo.allow_in_graph  # torch makes no key of it
+def opaque(x):
+    return x * float(sys.argv[1])
+
+print(torch.compile(lambda x: opaque(x) + 1)(torch.ones(1)).item())
+"""
+
+
+def test_a_unit_whose_key_torch_has_drawn_at_random_is_not_shared(sandbox: Sandbox) -> None:
+    """Two ranks with one seed draw the same key for different graphs."""
+    for factor in ("2", "3"):
+        caches = str(sandbox.root / factor)
+        done = sandbox.run("-c", DRAWN, factor, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches)
+        assert (done.stdout, done.returncode) == (f"{float(factor) + 1}\n", 0), done.stderr
+        assert "torch has drawn its key at random" in done.stderr
