@@ -93,11 +93,13 @@ def _hook_tuning() -> None:
 
 def _compiles_backwards_early() -> bool:
     """True if this torch can compile a backward with its forward; else each rank traces its units, and graphs are shared."""
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
     from torch._functorch._aot_autograd.schemas import AOTConfig
 
     stages = import_module(_GRAPH_COMPILE) if find_spec(_GRAPH_COMPILE) else None
     settings = {field.name for field in dataclasses.fields(AOTConfig)}
-    return hasattr(stages, "_aot_stage2b_bw_compile") and "force_non_lazy_backward_lowering" in settings
+    known = hasattr(stages, "_aot_stage2b_bw_compile") and donation.replaces(AOTDispatchAutograd.post_compile)
+    return known and "force_non_lazy_backward_lowering" in settings
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
