@@ -95,6 +95,8 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, agent.stop)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # the script's; Slurm sends them to every process of a step
+        signal.signal(number, signal.SIG_IGN)
     orphaned = asyncio.Event()
 
     def end_with_parent() -> None:
