@@ -27,8 +27,8 @@ from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_
 class Bodies:
     """Adds functions to `content`. ``callable(thing, receiver)`` adds a callable and returns its label.
 
-    `ignore` names variables that do not count, `skip` selects modules that do not count; `owner` is the class that the outermost
-    function is called on, if it is a method.
+    `ignore` names variables that do not count, `skip` selects installed modules that do not count; `owner` is the class that the
+    outermost function is called on, if it is a method.
     """
 
     content: Content
@@ -82,7 +82,7 @@ class Bodies:
     ) -> None:
         if read.kind == "global":
             namespace = function.__globals__
-            if isinstance(module := namespace.get(read.name), types.ModuleType) and self.skip(module.__name__):
+            if isinstance(module := namespace.get(read.name), types.ModuleType) and self._skips(module):
                 return
             value = self.content.watch.item(namespace, read.name)
             if value is MISSING:
@@ -103,9 +103,9 @@ class Bodies:
             self._receiver_read(read, function, label, receiver)
 
     def _follow(self, part: str, name: str, value: Any, read: Read) -> None:
-        if isinstance(value, types.ModuleType) and self.skip(value.__name__):
+        if isinstance(value, types.ModuleType) and self._skips(value):
             return
-        if isinstance(value, types.ModuleType) and read.path and owner_of(value.__name__) is Owner.PROJECT:
+        if isinstance(value, types.ModuleType) and read.path and owner_of(value) is Owner.PROJECT:
             self.content.globals[name] = ("module", portable_name(value.__name__))
         found = self.lookup.resolve(name, value, read.path)
         if read.key and _is_environment(found.value):
@@ -122,7 +122,7 @@ class Bodies:
             self.values.keep("globals", found.name, found.installed)
         elif found.receiver is not None:
             self.values.keep("globals", found.name, self.callable(found.value, found.receiver))
-        elif not (isinstance(found.value, types.ModuleType) and self.skip(found.value.__name__)):
+        elif not (isinstance(found.value, types.ModuleType) and self._skips(found.value)):
             self.values.add(part, found.name, found.value)
 
     def _imported(self, read: Read, function: types.FunctionType) -> None:
@@ -132,7 +132,7 @@ class Bodies:
             name = resolve_name(read.name, package or None)
         except (ImportError, ValueError):
             return  # the function may have another way
-        if self.skip(name):
+        if self._skips(name):
             return
         if owner_of(name) is not Owner.PROJECT and name != "os":
             self.content.globals[".".join((name, *read.path))] = identity_of(name)
@@ -148,6 +148,11 @@ class Bodies:
             self.content.globals[name] = ("module", portable_name(name))
         else:
             self._follow("globals", name, module, read)
+
+    def _skips(self, module: types.ModuleType | str) -> bool:
+        return (
+            self.skip(module if isinstance(module, str) else module.__name__) and owner_of(module) is not Owner.PROJECT
+        )
 
     def _receiver_read(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
         kind, name = receiver.kind, label_of(receiver.kind)

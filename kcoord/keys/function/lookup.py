@@ -71,7 +71,7 @@ class Lookup:
             if isinstance(value, types.ModuleType):
                 inner = self._of_module(value, attribute)
                 name = f"{portable_name(value.__name__)}.{attribute}"
-                installed = owner_of(value.__name__) is not Owner.PROJECT
+                installed = owner_of(value) is not Owner.PROJECT
                 if installed and not isinstance(inner, (types.ModuleType, *PLAIN)) and inner is not MISSING:
                     return Found(name, inner, installed=identity_of(value.__name__))
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
@@ -166,7 +166,7 @@ def _is_data_descriptor(found: Any) -> bool:
 
 def is_project(thing: Any) -> bool:
     """True if a class or function belongs to the project, and so counts by content."""
-    return owner_of(module_of(thing)) is Owner.PROJECT
+    return owner_of(thing) is Owner.PROJECT
 
 
 def is_open(value: Any) -> bool:

@@ -43,7 +43,8 @@ def content_of(
 ) -> Content:
     """The content of `function`. `owner` is the class that it is called on, if it is a method.
 
-    `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects modules that do not count.
+    `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects installed modules that do not
+    count.
     Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     walk = _Walk(Content(), ignore, skip, owner)
@@ -94,7 +95,7 @@ class _Walk:
             inlined = () if not getattr(jit, "noinline", None) else ("noinline",)
             return self._function(jit.fn, None, ("triton", jit.src, *inlined))
         if isinstance(value, types.FunctionType):
-            if not is_project(value) or self.skip(module_of(value)):
+            if not is_project(value):
                 return self._named(module_of(value), value.__qualname__)
             return self._function(value, receiver)
         if isinstance(value, (functools.partial, functools.partialmethod)):
@@ -140,7 +141,7 @@ class _Walk:
 
     def _class(self, kind: type) -> str:
         """A class that is used counts by all attributes that its author defined; a value without identity by its type."""
-        if not is_project(kind) or self.skip(module_of(kind)):
+        if not is_project(kind):
             return self._named(module_of(kind), kind.__qualname__)
 
         def visit(label: str) -> None:
@@ -156,7 +157,7 @@ class _Walk:
     def _module(self, module: types.ModuleType) -> str:
         """A project's module that is used as a value counts as a class does; other modules by name and version."""
         name = portable_name(module.__name__)
-        if owner_of(module.__name__) is not Owner.PROJECT or self.skip(module.__name__):
+        if owner_of(module) is not Owner.PROJECT:
             return f"{name} ({identity_of(module.__name__)}) {getattr(module, '__version__', '')}"
 
         def visit(label: str) -> None:
