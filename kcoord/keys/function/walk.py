@@ -29,6 +29,7 @@ from kcoord.keys.function.lookup import (
     wrapped_by,
 )
 from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
+from kcoord.keys.function.unimported import Text
 from kcoord.keys.function.values import NO_CODE, Values
 from kcoord.keys.function.values import Content as Content
 from kcoord.keys.function.visits import Identity, Visit, VisitQueue
@@ -87,6 +88,8 @@ class _Walk:
 
     def callable(self, value: Any, receiver: Receiver | None = None) -> str:
         """The label of a callable or a module, whose whole content is in `content` when the walk ends."""
+        if isinstance(value, Text):
+            return self._text(value)
         value = _undecorated(value)
         jit = jit_function(value)
         if jit is not None:
@@ -126,6 +129,20 @@ class _Walk:
         raise KeyFactorError(
             f"{_name_of(value)} is no Python function, and has no identity: wrap it in a function of yours"
         )
+
+    def _text(self, text: Text) -> str:
+        """Code that is not imported, by its file, and by what it reads: leniently, for it may never run."""
+
+        def visit(label: str) -> None:
+            self.bodies.visit(text.function, label, None, ("file", text.digest))
+            if file := text.function.__globals__["__file__"]:
+                self.content.files[file] = text.digest
+            for name in text.imported:
+                self.bodies.add_imported(name)
+            if text.whole is not None:
+                self.callable(text.whole)
+
+        return self._label((id(text), None, 0), text, label_of(text.function), visit, lenient=True)
 
     def _named(self, module: str, qualname: str) -> str:
         return f"{portable_name(module)}.{qualname} ({identity_of(module)})"
