@@ -45,8 +45,7 @@ class Bodies:
     ) -> None:
         code = function.__code__
         self.content.watch.function(function, code=text is None)
-        name = f"{portable_name(module_of(function))}.{function.__qualname__}"
-        self.content.code[label] = text or source_of(code, name)
+        self.content.code[label] = text or source_of(code, function.__qualname__)
         self._defaults(function, label)
         self._annotations(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None

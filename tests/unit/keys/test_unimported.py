@@ -81,6 +81,7 @@ ENVIRONMENT = "import os\nclass A: pass\ndef helper(x): return os.environ.get('L
         ({"late": EITHER, "fast": "def helper(x): return x + 1\n", "slow": "def helper(x): return x\n"}, "fast", ("+ 1", "+ 2")),
         ({"late": EITHER, "fast": "def helper(x): return x + 1\n", "slow": "def helper(x): return x\n"}, "slow", ("x\n", "-x\n")),
         ({"late": "not Python: helper\n"}, "late", ("helper", "helpers")),
+        ({"late": "from consts import helper\nhelper.k = 1\n", "consts": "def helper(x): return x\n"}, "late", ("k = 1", "k = 2"))
     ],
 )  # fmt: skip
 def test_what_is_imported_later_counts(
