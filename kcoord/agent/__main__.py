@@ -32,7 +32,7 @@ from kcoord.protocol.endpoint import identity_of, unlink_own
 from kcoord.secret_files import is_left_out
 from kcoord.settings import SECRET_FILES, Settings, unknown_variables, variable
 from kcoord.telemetry import json_log
-from kcoord.telemetry.events import Notices
+from kcoord.telemetry.events import Notices, log_to_stderr
 
 if TYPE_CHECKING:
     from kcoord.agent.metrics.exporter import Exporter
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that blocks SIGTERM may have started us
     if args.daemon and os.fork():
         os._exit(0)  # the rank that started us waits for this process alone
-    logging.basicConfig(format="%(asctime)s %(message)s" if args.daemon else "%(message)s", level=logging.WARNING)
+    log_to_stderr("%(asctime)s %(message)s" if args.daemon else "%(message)s")
     try:
         settings = Settings.from_environ()
         Trust.of(settings)
@@ -95,6 +95,8 @@ async def run_agent(settings: Settings, listener: socket.socket, *, daemon: bool
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, agent.stop)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # the script's; Slurm sends them to every process of a step
+        signal.signal(number, signal.SIG_IGN)
     orphaned = asyncio.Event()
 
     def end_with_parent() -> None:

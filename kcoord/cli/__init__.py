@@ -14,6 +14,7 @@ from importlib import import_module
 import click
 
 import kcoord
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.settings import unknown_variables
 
@@ -69,7 +70,7 @@ def cli(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand != "agent":  # it tells them itself, in its log's format
         for line in unknown_variables():
-            click.echo(f"kcoord: {line}", err=True)
+            echo(f"kcoord: {line}", err=True)
 
 
 def main() -> None:
@@ -83,13 +84,13 @@ def main() -> None:
     try:
         cli(prog_name="kcoord")
     except KcoordError as error:
-        click.echo(f"kcoord: {error}", err=True)
+        echo(f"kcoord: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
     except OSError as error:  # of a disk, where no command expected it
         if error.filename:
-            click.echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
+            echo(f"kcoord: {error.filename}: {error.strerror}: look at it, and at who this user is", err=True)
         elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # most likely of the file that stdout goes to
-            click.echo(f"kcoord: {error.strerror}: look at where the output goes", err=True)
+            echo(f"kcoord: {error.strerror}: look at where the output goes", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rest of it would fail once more as Python ends
         else:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -12,8 +11,10 @@ from contextlib import suppress
 import click
 
 from kcoord.cli.options import ALL, Finite, Whole, environ_with, no_agent, running_agent, settings_flags
+from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, KcoordError, SettingsError, StoreError
 from kcoord.settings import Settings
+from kcoord.telemetry.events import log_to_stderr
 
 _CHECKED_WITHIN = 5.0  # seconds
 
@@ -54,7 +55,7 @@ def command(
         with running_agent(settings) as client:
             if not client.stop(quietly=True):
                 raise no_agent(settings)
-        click.echo(f"the agent at {settings.socket_path} ends")
+        echo(f"the agent at {settings.socket_path} ends")
     else:
         _serve(settings, flags)
 
@@ -66,7 +67,7 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
         _serve(Settings.from_environ(**flags), flags, opens_store=False)
     except (KcoordError, OSError) as error:
         _end_at_once_on(signal.SIGTERM, signal.SIGINT)  # the agent's loop, if it began, no longer handles them
-        click.echo(f"kcoord: {error}; the job runs without an agent", err=True)
+        echo(f"kcoord: {error}; the job runs without an agent", err=True)
     while True:  # `sigwait` would miss a signal that another thread gets
         time.sleep(1.0)
 
@@ -79,7 +80,7 @@ def _await(flags: dict[str, str | None], within: float) -> None:
     except SettingsError as error:
         fault = str(error)
     if fault:
-        click.echo(f"kcoord: {fault}; the job starts without it", err=True)
+        echo(f"kcoord: {fault}; the job starts without it", err=True)
     sys.exit(0)
 
 
@@ -98,10 +99,10 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
 
     def log(line: str) -> None:
         with suppress(OSError):
-            click.echo(f"kcoord: prefetch: {line}", err=True)
+            echo(f"kcoord: prefetch: {line}", err=True)
 
     _end_at_once_on(signal.SIGTERM)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    log_to_stderr("%(message)s")
     try:
         settings = Settings.from_environ(**flags)
         if settings.disable:
@@ -130,7 +131,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     from kcoord.protocol import endpoint
     from kcoord_launch.checks import check_directories
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    log_to_stderr("%(asctime)s %(message)s")
     Trust.of(settings)  # a secret that cannot be used is an error before anything listens
     settings.redis_address()
     check_directories(settings, store=opens_store)
@@ -145,7 +146,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     except (OSError, StoreError) as error:
         raise AgentUnavailable(f"cannot listen at {path}: {error}") from error
     if settings.log_format == "text":
-        click.echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
+        echo(f"kcoord agent {os.getpid()} listens at {path}", err=True)
     environ = environ_with(flags)  # the flags hold for everything in this process
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]

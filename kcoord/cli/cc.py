@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from kcoord.cli.output import echo
+
 
 @click.command("cc", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("line", metavar="-- COMPILER [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -24,8 +26,8 @@ def command(line: tuple[str, ...]) -> None:
     try:
         sys.exit(run(line))
     except FileNotFoundError as error:
-        click.echo(f"kcoord: {error.filename or line[0]}: no such program; put the compiler after --", err=True)
+        echo(f"kcoord: {error.filename or line[0]}: no such program; put the compiler after --", err=True)
         sys.exit(127)
     except OSError as error:
-        click.echo(f"kcoord: {line[0]}: {error.strerror}", err=True)
+        echo(f"kcoord: {line[0]}: {error.strerror}", err=True)
         sys.exit(126)

@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -25,6 +24,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.backends.registry import backends, obstacle
+from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError, StoreError
 from kcoord.files import beneath

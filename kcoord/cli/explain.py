@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
+from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff

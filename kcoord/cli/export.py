@@ -12,6 +12,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import DIGEST, IN_STORE, PROFILE, Parsed, needed_store, print_json, subcommand
+from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import document
@@ -83,10 +84,10 @@ def command(
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
         for name, reason in list(left_out.items())[:_MOST_SHOWN]:
-            click.echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
+            echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
         signed = "signed" if store.trust.signer else "not signed"
         signed += f" ({done.marked} marked: no known key has signed them)" if done.marked else ""
-        click.echo(
+        echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
     if not done.left_out.keys().isdisjoint(named):

@@ -11,6 +11,7 @@ import click
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import ON_DISK, PROFILE, Parsed, Whole, needed_store, print_json, subcommand
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.files.trash import GRACE
 from kcoord.retention.collected import Collected
@@ -105,7 +106,7 @@ def _compact(store: Path, settings: Settings) -> dict[str, int]:
     """The number of merged files of each kind. An error is a warning: it keeps no artifact from being removed."""
 
     def failed(files: str, error: KcoordError) -> None:
-        click.echo(f"kcoord: {files} are not merged: {error}", err=True)
+        echo(f"kcoord: {files} are not merged: {error}", err=True)
 
     merged = compact_profiles(store, functools.partial(_trust, settings), failed)
     return {f"{files}, merged": number for files, number in merged.items()}
@@ -136,9 +137,9 @@ def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: b
         print_json({"store": str(store), "pins": {name: len(digests) for name, digests in held.items()}})
         return
     for name, digests in held.items():
-        click.echo(f"{name}: {len(digests):,} artifacts are kept")
+        echo(f"{name}: {len(digests):,} artifacts are kept")
     if not held:
-        click.echo("no profile is pinned")
+        echo("no profile is pinned")
 
 
 def _document(where: Path, found: Collected, dry_run: bool, grace: float) -> dict[str, Any]:
@@ -170,19 +171,19 @@ def _print(where: Path, found: Collected, dry_run: bool, grace: float) -> None:
     for doomed in found.removed:
         name = doomed.entry.name[:12] if "/" not in doomed.entry.name else doomed.entry.name
         verb = "would remove" if dry_run else "removed"
-        click.echo(f"{verb} {plain_text(name)}  {bytes_text(doomed.entry.size):>10}  {plain_text(doomed.why)}")
+        echo(f"{verb} {plain_text(name)}  {bytes_text(doomed.entry.size):>10}  {plain_text(doomed.why)}")
     for kind, number in found.tidied.items():
-        click.echo(f"tidied up: {number:,} {kind}")
+        echo(f"tidied up: {number:,} {kind}")
     if found.artifacts:
         kept, *_ = found.left
         pinned = f", {found.pinned:,} pinned" if found.pinned else ""
-        click.echo(
+        echo(
             f"{where}: {kept:,} of {found.artifacts:,} artifacts stay{pinned}, "
             f"{bytes_text(found.size - found.removed_size)} of {bytes_text(found.size)}"
         )
     if found.removed and not dry_run:
-        click.echo(
+        echo(
             f"{bytes_text(found.removed_size)} come free after {span_text(grace)}, by the next 'kcoord gc' or an agent"
         )
     if found.over:
-        click.echo(f"kcoord: the limit is not kept: {found.over}", err=True)
+        echo(f"kcoord: the limit is not kept: {found.over}", err=True)

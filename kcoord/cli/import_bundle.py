@@ -10,6 +10,7 @@ from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
+from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.profiles import document
 from kcoord.profiles.parts import parts, roots, save_part
@@ -35,7 +36,7 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
     check_is_store(store.root, or_new=settings.store_create)
     with Bundle(file, trust) as bundle:
         if bundle.doubt is not None:
-            click.echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
+            echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
         with bar(f"verify {file.name}", quiet=as_json) as progress:
             bundle.verify(progress)
         profiles = {name: _decoded(file, name, text) for name, text in bundle.profiles()}
@@ -77,6 +78,4 @@ def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_
         return
     would = "would be published" if dry_run else "published"
     refused = f"; {done.refused} are not signed, and are left out" if done.refused else ""
-    click.echo(
-        f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}{refused}"
-    )
+    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}{refused}")

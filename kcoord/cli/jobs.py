@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.report.timeline import jobs, load_timeline
 from kcoord.settings import Settings
@@ -84,7 +85,7 @@ def _list_jobs(settings: Settings, as_json: bool) -> None:
         print_json([asdict(job) for job in found])
         return
     if not found:
-        click.echo("no job has left a time line here yet")
+        echo("no job has left a time line here yet")
         return
     table = Table("job", "last written (UTC)", "files")
     for job in found[:_MOST_LISTED]:

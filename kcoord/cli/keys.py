@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.signing_keys import Ed25519Key, Key, kind_of, new_key, parse_id, public_half, read_keys, text_of
+from kcoord.cli.console import Console
 from kcoord.cli.options import Parsed, json_flag, print_json
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError, SettingsError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
@@ -54,11 +55,11 @@ def new(file: Path, ed25519: bool, key_id: str | None) -> None:
     key = new_key(ed25519=ed25519)
     for path, half in zip(pair, (key, public_half(key)), strict=False):
         _write(path, {key_id: half}, replaces=False)
-    click.echo(f"{file}: the key {key_id} ({kind_of(key)}) signs and verifies: {variable('signing_key_file')}={file}")
+    echo(f"{file}: the key {key_id} ({kind_of(key)}) signs and verifies: {variable('signing_key_file')}={file}")
     if ed25519:
-        click.echo(f"{pair[1]}: its public half verifies alone: for every node that is not to sign")
+        echo(f"{pair[1]}: its public half verifies alone: for every node that is not to sign")
     else:
-        click.echo("every node that has it can sign: copy it to all of them, for this user alone (chmod 600)")
+        echo("every node that has it can sign: copy it to all of them, for this user alone (chmod 600)")
 
 
 @command.command("list")
@@ -105,17 +106,17 @@ def rotate(file: Path | None, key_id: str | None) -> None:
         _write(verifiers, {i: public_half(k) for i, k in public.items() if isinstance(k, Ed25519Key)}, replaces=True)
     _write(file, {key_id: key, **{i: public_half(k) for i, k in keys.items()}}, replaces=True)
     earlier = ", ".join(keys)
-    click.echo(f"{file}: {key_id} ({kind_of(key)}) signs; {earlier} verify")
+    echo(f"{file}: {key_id} ({kind_of(key)}) signs; {earlier} verify")
     if ed25519:
-        click.echo(
+        echo(
             f"1. copy {verifiers} to the nodes that verify, then {file} to those that sign; agents read it within a minute"
         )
     else:
-        click.echo(
+        echo(
             f"1. copy {file} to every node; agents read it within a minute, and leave alone what a key signed that they lack"
         )
-    click.echo("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
-    click.echo(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
+    echo("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
+    echo(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
 
 
 def _given(file: Path | None) -> Path:

@@ -13,6 +13,7 @@ import click
 from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.options import ON_DISK, short_key, subcommand
+from kcoord.cli.output import echo
 from kcoord.keys.variants import Variant
 from kcoord.report.variants import variant_text, variants_of
 from kcoord.settings import Settings
@@ -49,24 +50,24 @@ def _print_documents(found: Iterable[tuple[Manifest, Variant]]) -> None:
     before = "["
     for manifest, variant in found:
         document = json.dumps({**_document(manifest), "variant": variant}, indent=2, sort_keys=True)
-        click.echo(f"{before}\n{textwrap.indent(document, '  ')}", nl=False)
+        echo(f"{before}\n{textwrap.indent(document, '  ')}", nl=False)
         before = ","
-    click.echo("[]" if before == "[" else "\n]")
+    echo("[]" if before == "[" else "\n]")
 
 
 def _print_table(found: Iterable[tuple[Manifest, Variant]], settings: Settings) -> None:
-    click.echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by", "variant"))
+    echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by", "variant"))
     count, size, seconds = 0, 0, 0.0
     for m, variant in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
         what = short_key(m.key.digest), m.key.backend, m.key.name, m.origin.device
         age = span_text(time.time() - m.origin.created)
-        click.echo(
+        echo(
             _row(*what, f"{m.size:,}", f"{m.compile_seconds:.2f}", age, f"{m.origin.host}{rank}", variant_text(variant))
         )
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
     where = f"{settings.store_root} and {settings.local_dir}" if settings.store_root else f"{settings.local_dir}"
-    click.echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {where}")
+    echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {where}")
 
 
 def _row(*cells: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kcoord.cli.output import echo
 from kcoord.errors import AgentUnavailable, SettingsError
 from kcoord.protocol import endpoint
 from kcoord.rank.client import AgentClient
@@ -156,7 +157,7 @@ def printable(text: str) -> str:
 
 
 def print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2, sort_keys=True, default=str))
+    echo(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
 @contextmanager

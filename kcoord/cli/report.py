@@ -11,6 +11,7 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.comparison import comparison_facts, comparison_lines
 from kcoord.cli.jobs import STDOUT, job_command, output_file
 from kcoord.cli.options import print_json
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.report.comparison import Comparison, compare
 from kcoord.report.divergence import Divergence, divergences_of
@@ -58,17 +59,17 @@ def command(
         print_json({"file": str(path), **facts, **compared})
         return
     for problem in timeline.problems:
-        click.echo(f"kcoord: not read: {problem}", err=True)
+        echo(f"kcoord: not read: {problem}", err=True)
     if path == STDOUT:
         return
     compiles = f"{several(found.compiles, 'compile')}, {seconds(found.saved_seconds)} of compiling saved"
-    click.echo(f"{path}: job {plain_text(timeline.job)}, {compiles}")
+    echo(f"{path}: job {plain_text(timeline.job)}, {compiles}")
     for divergence in divergences[:_MOST_LINES]:
-        click.echo(line_of(divergence))
+        echo(line_of(divergence))
     if len(divergences) > _MOST_LINES:
-        click.echo(f"and {len(divergences) - _MOST_LINES:,} more such differences: the page has them")
+        echo(f"and {len(divergences) - _MOST_LINES:,} more such differences: the page has them")
     for line in comparison_lines(comparison) if comparison is not None else ():
-        click.echo(line)
+        echo(line)
 
 
 def _compared(earlier: Timeline, timeline: Timeline, found: Findings, manifests: list[Manifest] | None) -> Comparison:
@@ -78,9 +79,7 @@ def _compared(earlier: Timeline, timeline: Timeline, found: Findings, manifests:
     if earlier.dropped:
         timeline.problems.append(f"{several(earlier.dropped, 'span')} of job {job}: there were more than are kept")
     if earlier.begin > timeline.begin:
-        click.echo(
-            f"kcoord: job {job} began after job {plain_text(timeline.job)}: name the earlier run first", err=True
-        )
+        echo(f"kcoord: job {job} began after job {plain_text(timeline.job)}: name the earlier run first", err=True)
     return compare(earlier, timeline, found, manifests)
 
 

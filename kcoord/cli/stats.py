@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, print_json, running_agent, subcommand
+from kcoord.cli.output import echo
 from kcoord.report.tables import first_few
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import summary
@@ -29,9 +30,7 @@ def command(settings: Settings, job: str | None, as_json: bool) -> None:
         reply = ledger.total(job)
     if job and not reply["agents"]:  # no error: it may be a job's that asked for nothing
         known = first_few([plain_text(name) for name in ledger.jobs()], _MOST_NAMED) or "none"
-        click.echo(
-            f"kcoord: nothing is known here of job {plain_text(job)!r}; jobs of the last week: {known}", err=True
-        )
+        echo(f"kcoord: nothing is known here of job {plain_text(job)!r}; jobs of the last week: {known}", err=True)
     counters = reply["counters"]
     if as_json:
         print_json({**counters, "jobs": reply["jobs"], "agents": reply["agents"]})

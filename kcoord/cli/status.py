@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
+from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
 from kcoord.report.tables import first_few
 from kcoord.report.variants import variant_text

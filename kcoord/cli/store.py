@@ -8,6 +8,7 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
 from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
+from kcoord.cli.output import echo
 from kcoord.settings import Settings
 
 
@@ -24,11 +25,11 @@ def init(settings: Settings, as_json: bool) -> None:
     """
     root = needed_store(settings)
     is_new = not (root / MARKER).exists()
-    uuid = Store(root, Trust.of(settings), lambda line, about=None: click.echo(f"kcoord: {line}", err=True)).open()
+    uuid = Store(root, Trust.of(settings), lambda line, about=None: echo(f"kcoord: {line}", err=True)).open()
     if as_json:
         print_json({"store": str(root), "uuid": uuid, "new": is_new})
     else:
-        click.echo(f"{root}: {'a new store' if is_new else 'there is a store already'} ({uuid[:8]})")
+        echo(f"{root}: {'a new store' if is_new else 'there is a store already'} ({uuid[:8]})")
 
 
 command.add_command(init)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from kcoord.cli.jobs import STDOUT, job_command, output_file
 from kcoord.cli.options import print_json
+from kcoord.cli.output import echo
 from kcoord.report.tables import several
 from kcoord.report.timeline import Timeline
 from kcoord.report.trace import write_chrome
@@ -21,7 +20,7 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
     Open it in https://ui.perfetto.dev or chrome://tracing. Without JOB, list the jobs that have left a time line, newest first.
     """
     for problem in timeline.problems:
-        click.echo(f"kcoord: not read: {problem}", err=True)
+        echo(f"kcoord: not read: {problem}", err=True)
     with output_file(path) as file:
         spans = write_chrome(timeline, file.write)
     if as_json:
@@ -29,4 +28,4 @@ def command(timeline: Timeline, path: Path, settings: Settings, as_json: bool) -
         print_json({**facts, "spans": spans, "dropped": timeline.dropped, "problems": timeline.problems})
     elif path != STDOUT:
         counted = f"{several(spans, 'span')} of {several(timeline.ranks, 'rank')}"
-        click.echo(f"{path}: {counted}; open it in https://ui.perfetto.dev")
+        echo(f"{path}: {counted}; open it in https://ui.perfetto.dev")

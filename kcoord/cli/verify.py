@@ -19,6 +19,7 @@ from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.cli.options import DIGEST, IN_STORE, print_json, subcommand
+from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
@@ -162,11 +163,11 @@ def _print(seen: _Seen, bad: dict[str, str], where: Path, as_json: bool) -> None
         print_json({**counts, "bad": bad, "where": str(where)})
         return
     for place, fault in list(bad.items())[:_MOST_SHOWN]:
-        click.echo(f"bad: {place}: {fault}", err=True)
+        echo(f"bad: {place}: {fault}", err=True)
     if len(bad) > _MOST_SHOWN:
-        click.echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
+        echo(f"… and {len(bad) - _MOST_SHOWN} more: --json names all", err=True)
     packs = f" and {several(seen.packs, 'pack')}" if seen.packs else ""
-    click.echo(
+    echo(
         f"{several(seen.whole, 'artifact')}{packs} verified, {len(bad)} bad, {seen.size:,} bytes read, "
         f"{seen.signed} signed by any key, in {where}"
     )

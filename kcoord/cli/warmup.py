@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from kcoord.cli.options import ALL, Parsed, Whole, agent_status, environ_with, json_flag, print_json, settings_flags
+from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
 from kcoord.settings import NO_PROFILE, Settings, variable
@@ -54,7 +55,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     """
     settings = checked_settings(flags)
     if settings.disable:
-        click.echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
+        echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
         return
     recipes = distinct(recorded(settings, name), targets)
     seconds = [r.seconds for r in recipes for _ in targets or [r.target]]
@@ -85,13 +86,13 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     failed = summary["failed"]
     known = {f"kcoord: warm-up skips {item['name']}: {item['reason']}" for item in failed}
     for line in dict.fromkeys(line for worker in processes for line in worker.warnings if line not in known):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if as_json:
         print_json(summary)
     else:
         for item in failed:
-            click.echo(plain_text(f"skipped {item['name']}: {item['reason']}", _LONGEST_LINE), err=True)
-        click.echo(
+            echo(plain_text(f"skipped {item['name']}: {item['reason']}", _LONGEST_LINE), err=True)
+        echo(
             f"{summary['keys']} keys: {summary['compiled']} compiled, {summary['loaded']} loaded, {len(failed)} skipped, "
             f"in {summary['seconds']:.1f} s by {count} processes"
         )

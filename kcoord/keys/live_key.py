@@ -19,6 +19,7 @@ from kcoord.keys.cache_key import CacheKey, Factor, make_factor
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES, Environment, variables
 from kcoord.keys.function.lookup import REMEDY, is_computed, is_open, is_slot, own_attributes
+from kcoord.keys.function.unimported import changed_files
 from kcoord.keys.function.values import PARTS
 from kcoord.keys.function.walk import Content, content_of
 from kcoord.keys.tools.toolchain import tools
@@ -143,6 +144,7 @@ class LiveKey:
         now = self._find(owner)
         changes = [f"{n}: {call.state.facts[n].text} → {f.text}" for n, f in now.facts.items()
                    if n in call.state.facts and call.state.facts[n].digest != f.digest]  # fmt: skip
+        changes += [f"{file}, which was imported" for file in changed_files(call.state.content.files)]
         if changes or self._surroundings(now) != call.surroundings:
             changes = changes or ["the environment, a tool or a tree of files"]
             raise GlobalsDrift(self._function.__qualname__, tuple(changes), _REMEDY_WITHIN)

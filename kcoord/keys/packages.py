@@ -13,9 +13,11 @@ import enum
 import functools
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,11 @@ _NOT_FOLLOWED = frozenset(("kcoord", "torch", "triton"))
 """Never the project, not even in a checkout: torch and Triton are too large, and state their versions; kcoord does not change
 what a compile produces."""
 _SITE = frozenset(("site-packages", "dist-packages"))
+_MAINS = ("__main__", "__mp_main__")
+_PYTHONS = (
+    *(Path(os.__file__).parent, Path(os.__file__).resolve().parent),
+    Path(sys.base_exec_prefix, sys.platlibdir, f"python{sys.version_info[0]}.{sys.version_info[1]}"),
+)
 _GENERATED = "torch._inductor.runtime.compile_tasks"
 _MOST_READ = 1 << 20  # bytes
 _SCRIPT = re.compile(r"(\.\./)+(bin|Scripts)/")
@@ -56,16 +63,72 @@ def module_of(thing: Any) -> str:
     return module if isinstance(module, str) and module else "builtins"
 
 
+def owner_of(thing: Any) -> Owner:
+    """The owner of a function, a class, a module, or of the module of a name, by the file of its code.
+
+    A name alone says too little: a project may have a ``queue.py``, load a module by its path under an installed name, and send
+    functions by value to a worker whose ``__main__`` is installed. A module without a file, made by ``exec``, is the project's.
+    """
+    if isinstance(thing, str):
+        return _owner(thing, _file_of(thing) or _file_of(thing.partition(".")[0]))
+    if isinstance(thing, types.ModuleType):
+        file = vars(thing).get("__file__")
+        return _owner(thing.__name__, file) if file and _is_file(file) else owner_of(thing.__name__)
+    module = module_of(thing)
+    owner = owner_of(module)  # a project's name is enough: an installed decorator's wrapper has that of what it wraps
+    return Owner.PROJECT if owner is not Owner.PROJECT and _came_by_value(thing, module) else owner
+
+
 @functools.lru_cache(maxsize=4096)
-def owner_of(module: str) -> Owner:
-    """The owner of `module`, by its name and file. A module without a file, made by ``exec``, is the project's."""
+def _owner(module: str, file: str | None) -> Owner:
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "builtins":
+    site, parents = _site_of(file), Path(file).parents if file and _is_file(file) else None
+    if (top in sys.stdlib_module_names or top == "builtins") and (parents is None or _is_pythons(parents, site)):
         return Owner.PYTHON
-    if top in _NOT_FOLLOWED:
+    if top in _NOT_FOLLOWED and (parents is None or module.startswith(f"{_GENERATED}.") or _home_of(top) in parents):
         return Owner.INSTALLED
-    directory = _site_of(_file_of(module) or _file_of(top))
-    return Owner.PROJECT if directory is None else Owner.INSTALLED
+    return Owner.PROJECT if site is None else Owner.INSTALLED
+
+
+def _is_pythons(parents: Sequence[Path], site: Path | None) -> bool:
+    return site is None and any(directory in parents for directory in _PYTHONS)
+
+
+def _home_of(top: str) -> Path | None:
+    """The directory of torch, Triton or kcoord, which may be a checkout."""
+    file = _file_of(top)
+    return Path(file).parent if file is not None else None
+
+
+def _came_by_value(thing: Any, module: str) -> bool:
+    """True if a function or a class has the name of `module`, but is neither in it nor of its file: it is the project's."""
+    if isinstance(thing, type):
+        if module in _MAINS:
+            return _found(thing, module) is not thing
+        methods = [f for f in vars(thing).values() if isinstance(f, types.FunctionType)]
+        methods.sort(key=lambda method: method.__module__ != module)  # those that were put there later are last
+        file = next((m.__code__.co_filename for m in methods if _is_file(m.__code__.co_filename)), None)
+    elif isinstance(thing, types.FunctionType):
+        file = thing.__code__.co_filename
+        if module in _MAINS:
+            return file != getattr(sys.modules.get(module), "__file__", None)
+    else:
+        return False
+    return file is not None and _is_file(file) and _owner(module, file) is Owner.PROJECT
+
+
+def _found(kind: type, module: str) -> Any:
+    """The class of that name in the module of that name, or None."""
+    found: Any = sys.modules.get(module)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_file(file: str) -> bool:
+    """Not so ``<string>``, or a file of the machine that compiled an installed module."""
+    return Path(file).is_absolute() and Path(file).exists()
 
 
 def portable_name(module: str) -> str:
@@ -74,11 +137,11 @@ def portable_name(module: str) -> str:
     A child that `multiprocessing` spawns has the script under a third name. Inductor names a module by the hash of its file,
     which contains the index of a GPU.
     """
-    if module not in ("__main__", "__mp_main__"):
+    if module not in _MAINS:
         return _GENERATED if module.startswith(f"{_GENERATED}.") else module
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+    if spec is not None and spec.name not in _MAINS:
         name: str = spec.name
         return name.removesuffix(".__main__")
     file = getattr(main, "__file__", None)
@@ -109,13 +172,20 @@ def _installed(top: str) -> str:
 def _file_of(module: str) -> str | None:
     """The file or directory of a module; a top-level one need not be imported for that."""
     found: Any = sys.modules.get(module)
-    if found is None and "." not in module:
-        with contextlib.suppress(ValueError, ImportError):
-            found = importlib.util.find_spec(module)
-            file = getattr(found, "origin", None)
-            return file if file else next(iter(getattr(found, "submodule_search_locations", None) or ()), None)
-    file = getattr(found, "__file__", None)
-    return file if file else next(iter(getattr(found, "__path__", None) or ()), None)  # a namespace package
+    if found is None:
+        return None if "." in module else _file_to_import(module)
+    space = getattr(found, "__dict__", {})  # a module's own `__getattr__` may import
+    file = space.get("__file__")
+    return file if file else next(iter(space.get("__path__") or ()), None)  # a namespace package
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_to_import(top: str) -> str | None:
+    with contextlib.suppress(ValueError, ImportError):
+        found = importlib.util.find_spec(top)
+        file = getattr(found, "origin", None)
+        return file if file else next(iter(getattr(found, "submodule_search_locations", None) or ()), None)
+    return None
 
 
 def _site_of(file: str | None) -> Path | None:

@@ -46,6 +46,8 @@ def main(starter: int, first: Sequence[str]) -> None:
     """Run a pool for the process `starter`, then end this process and all that it began. `first`: see `_Forks`."""
     control = _taken_stdin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of compilers
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # the script's; Slurm sends them to every process of a step
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # refused, or it leads a group already
         os.setsid()
     _be_modest()

@@ -13,6 +13,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("kcoord")
 
 
+def plain(text: str) -> str:
+    """`text` as a terminal or a log may have it: characters that are not printable are replaced, but for line ends and tabs.
+
+    It may quote names from a store, and errors of a server.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def log_to_stderr(form: str) -> None:
+    """Log warnings and errors of this process on stderr, in logging's format `form`, with their tracebacks: `plain`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plain(form))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+
+
 class Notices:
     """Lines for the user, each logged once however often it is told; at most `_MOST` lines.
 
@@ -27,9 +49,10 @@ class Notices:
     def tell(self, line: str, *, about: str | None = None) -> bool:
         """Log `line` unless a line with the same `about` (default: the line) was told before. True if it was logged.
 
-        Lone surrogates, which no log file takes, are escaped: lines quote paths, compilers and peers.
+        Lone surrogates, which no log file takes, are escaped, and other control characters replaced: lines quote paths, compilers
+        and peers.
         """
-        line = line.encode("utf-8", "backslashreplace").decode()
+        line = plain(line.encode("utf-8", "backslashreplace").decode())
         mine = [line]
         if len(self._told) >= self._MOST or self._told.setdefault(about or line, mine) is not mine:
             return False

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from kcoord.telemetry.events import plain
+
 _FIRST = 1.0  # seconds; a shorter warm-up shows nothing
 _ON_TERMINAL = 0.25  # seconds between two looks
 _IN_A_LOG = 10.0  # seconds between two lines
@@ -35,7 +37,7 @@ def line_of(title: str, look: Look, seconds: Sequence[float], ranks: int) -> str
     left = seconds_left(seconds, look.done, ranks)
     parts += [f"about {left:.0f} s left"] if left >= 1 else []
     parts += ["; ".join(look.at[:2])] if look.at else []
-    return ", ".join(parts)
+    return plain(", ".join(parts))
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def _bar(
                 seen = look()
                 left = seconds_left(seconds, seen.done, ranks)
                 more = [f"{seen.compiled} compiled", *([f"{left:.0f} s left"] if left >= 1 else []), *seen.at[:1]]
-                bar.update(task, completed=seen.done, more=" · ".join(more))
+                bar.update(task, completed=seen.done, more=plain(" · ".join(more)))
                 if over.wait(_ON_TERMINAL):
                     return
     except (OSError, ValueError):

@@ -62,6 +62,7 @@ def _replay() -> None:
     from kcoord.profiles.automatic import is_automatic
     from kcoord.rank.connect import connect
     from kcoord.rank.pool_start import has_cores_to_spare
+    from kcoord.telemetry.events import plain
     from kcoord.warmup.runner import replay
 
     settings = connect().settings
@@ -71,7 +72,9 @@ def _replay() -> None:
         return
     report = replay()
     if report is not None and os.environ.get("RANK", "0") == "0":
-        print(f"kcoord: profile {os.environ['KCOORD_PROFILE']}, rank 0: {report}", file=sys.stderr, flush=True)
+        print(
+            f"kcoord: profile {os.environ['KCOORD_PROFILE']}, rank 0: {plain(str(report))}", file=sys.stderr, flush=True
+        )
 
 
 if __name__ == "__main__":

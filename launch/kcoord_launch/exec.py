@@ -15,13 +15,14 @@ from kcoord_launch.console import say
 from kcoord_launch.environment import job_name, with_variables
 from kcoord_launch.supervise import supervised
 
+_FIRST_OF_SLURMS_OWN = 0xFFFFFFF0  # numbers of steps that are none of srun's: the batch script, an interactive shell
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(settings: Settings, command: list[str]) -> int:
     """Run `command` under an agent; returns its exit code, 128 + n if signal n ended it, 127 if it is not found.
 
-    Forwards signals to the command.
+    Forwards signals to the command, but for those that Slurm sends to every process of a step.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; it would hide a process's exit code
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -37,12 +38,13 @@ def run(settings: Settings, command: list[str]) -> int:
 def _run(command: list[str], environment: dict[str, str]) -> int:
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []  # signals that came before the process had started
+    in_step = _is_in_step()
 
     def forward(number: int, frame: FrameType | None) -> None:
         if process is None:
             early.append(number)
         # a terminal's Ctrl-C reaches the whole foreground group, so also the command
-        elif number != signal.SIGINT or not _shares_terminal():
+        elif not in_step and (number != signal.SIGINT or not _shares_terminal()):
             process.send_signal(number)
 
     # under nohup the command ignores SIGHUP, too
@@ -62,6 +64,15 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _is_in_step() -> bool:
+    """True in a step of Slurm's, which sends its signals to every process of a step.
+
+    In a container that hides the step's other processes (Docker), the first process alone gets them.
+    """
+    step = os.environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_OF_SLURMS_OWN and os.getpid() != 1
 
 
 def _shares_terminal() -> bool:

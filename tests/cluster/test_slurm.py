@@ -173,6 +173,32 @@ def test_scancel_leaves_nothing_and_the_next_job_compiles_at_once(slurm: SlurmCl
 
 
 @needs_slurm
+def test_a_step_hears_of_a_signal_once_and_its_agent_goes_on(slurm: SlurmCluster, box: Sandbox) -> None:
+    """As a job is told that its time is nearly over, and ``sbatch --signal=USR1@60`` asks for it."""
+    begun, out = box.root / "begun", box.root / "out"
+    hears = (
+        "import signal, sys; numbers = signal.SIGUSR1, signal.SIGTERM; signal.pthread_sigmask(signal.SIG_BLOCK, numbers)\n"
+        "open(sys.argv[1], 'w').close()\n"
+        "while True: print('heard', signal.Signals(signal.sigwait(numbers)).name, flush=True)\n"
+    )
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", f"--output={out}", "--ntasks-per-node=1", str(LAUNCH / "slurm" / "per-gpu.sbatch"),
+         "bash", "-c", 'until kcoord status; do sleep 0.1; done > /dev/null 2>&1; exec "$@"', "",
+         "python", "-c", hears, str(begun)],
+        env={**box.env(), **slurm.environment}, cwd=box.root, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    job = submitted.stdout.strip()
+    eventually(begun.exists, 60, "the agent answers, and the script listens")
+    slurm.command("scancel", "--signal=USR1", job)
+    eventually(lambda: "heard SIGUSR1" in out.read_text(), 60)
+    slurm.command("scancel", job)
+    eventually(lambda: "heard SIGTERM" in out.read_text(), 60)
+    eventually(lambda: not box.processes(), KILL_WAIT + 20)
+    assert re.findall("heard (.*)", out.read_text()) == ["SIGUSR1", "SIGTERM"]
+    assert "restarted" not in out.read_text().partition("heard SIGTERM")[0]
+
+
+@needs_slurm
 def test_a_requeued_job_compiles_only_what_is_left_and_has_its_old_name(slurm: SlurmCluster, box: Sandbox) -> None:
     begun, out = box.root / "begun", box.root / "out"
     hangs = f"python {RANK} 2; BEGUN={begun} exec python {RANK} 3 600"

@@ -352,6 +352,17 @@ def test_a_worker_that_is_killed_leaves_its_key_to_a_rank_and_the_rest_to_other_
     ours.close()
 
 
+def test_a_signal_for_the_script_which_slurm_sends_to_all_ends_no_worker(sandbox: Sandbox) -> None:
+    ours = slow(sandbox, 2)
+    for process in pool(sandbox):
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
+    (sandbox.root / "go").touch()
+    eventually(lambda: pool_status(sandbox)["compiled"] == 2, 60)
+    assert pool_status(sandbox)["failed"] == 0
+    ours.close()
+
+
 def test_a_rank_that_waits_for_a_worker_that_gets_no_core_compiles_too(sandbox: Sandbox) -> None:
     ours = slow(sandbox, 1, starved=0.1)
     program = "import kcoord, slowly; print(kcoord.warmup([(slowly.build, (0,))], targets=['cuda:90']))"

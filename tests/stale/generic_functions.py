@@ -67,6 +67,55 @@ def build(x, *, staging):
         "away.helper = original", "helper", _FAR),
 ]  # fmt: skip
 
+_KERNELS = """
+N = 1
+class Config:
+    def __init__(self): pass
+    def tile(self): return 7
+def helper(x): return x + N
+def other(x): return x + 2
+"""
+_NAMED_AS_PYTHONS = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import wave
+sys.path.pop(0)
+original = wave.helper
+"""
+_BY_PATH = """
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+spec = spec_from_file_location("click", Path(__file__).with_name("kernels.py"))
+kernels = module_from_spec(spec)
+spec.loader.exec_module(kernels)
+helper = original = kernels.helper
+"""
+_BY_WRAPS = """
+import json
+
+@functools.wraps(json.dumps)
+def helper(x): return json.dumps(x + 1)
+
+original, other = helper, lambda x: x
+"""
+HELPERS += [
+    reads("a helper in a module with the name of one of Python's", _NAMED_AS_PYTHONS, "wave.helper(x)", ("x + N", "x - N"),
+          "wave.helper = wave.other", "wave.helper = original", "helper", files={"wave.py": _KERNELS}),
+    reads("a class in a module with the name of one of Python's", _NAMED_AS_PYTHONS.replace("wave", "sched"),
+          "sched.Config().tile()", ("return 7", "return 8"), "original, sched.Config.tile = sched.Config.tile, "
+          "lambda self: 8", "sched.Config.tile = original", "tile", files={"sched.py": _KERNELS}),
+    reads("a helper of a file that is loaded under an installed package's name", _BY_PATH, "helper(x)", ("x + N", "x - N"),
+          "helper = kernels.other", "helper = original", "helper", files={"kernels.py": _KERNELS}),
+    reads("a class of a file that is loaded under an installed package's name", _BY_PATH, "kernels.Config().tile()",
+          ("return 7", "return 8"), "original, kernels.Config.tile = kernels.Config.tile, lambda self: 8",
+          "kernels.Config.tile = original", "tile", files={"kernels.py": _KERNELS}),
+    reads("a wrapper that has the name of what it wraps, which is Python's", _BY_WRAPS, "helper(x)", ("x + 1", "x + 2"),
+          "helper = other", "helper = original", "helper"),
+]  # fmt: skip
+
 _SCALE = "def other(x, *more): return 0\noriginal = lower.registry[int]"
 HELPERS += [
     reads("a function that singledispatch chooses", f"""

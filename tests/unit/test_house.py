@@ -127,6 +127,13 @@ def test_the_report_is_imported_by_the_cli_alone() -> None:
     assert {room_of(module) for module, other in pairs() if room_of(other) == "report"} <= {"report", "cli"}
 
 
+def test_commands_write_lines_and_tables_without_control_characters() -> None:
+    """Through `kcoord.cli.output` and `kcoord.cli.console`, whose texts a terminal does not obey."""
+    texts = {name: path.read_text() for name, path in modules().items() if name.startswith("kcoord.cli.")}
+    other = re.compile(r"click\.(secho|echo)\(|(?<![.\w])print\(|from rich\.console import .*Console")
+    assert {name for name, text in texts.items() if other.search(text)} == {"kcoord.cli.output"}
+
+
 def test_the_agent_imports_neither_the_ranks_code_nor_a_compiler() -> None:
     """Not through other rooms, and not within functions."""
     seen = {module for module in modules() if room_of(module) == "agent"}

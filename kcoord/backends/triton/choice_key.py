@@ -240,8 +240,8 @@ def _own_bench(autotuner: Autotuner) -> Any | None:
     own = vars(autotuner).get("do_bench")  # kept at its first use, or put there by somebody
     if bench is None and own is not None and own != driver.active.get_benchmarker():
         bench = own
-    is_tritons = isinstance(bench, types.FunctionType) and bench.__module__ == Autotuner.__module__
-    return None if is_tritons else bench
+    is_installed = isinstance(bench, types.FunctionType) and not is_project(bench)
+    return None if is_installed and bench.__module__ == Autotuner.__module__ else bench
 
 
 def _waits_for_nobody(bench: Any) -> bool:
@@ -252,9 +252,9 @@ def _waits_for_nobody(bench: Any) -> bool:
         bench = bench.func
     if not isinstance(bench, types.FunctionType):
         return False
-    if is_triton(bench.__module__):
-        return True
-    if not is_project(bench) or not _BY_TIME & set(bench.__code__.co_names):
+    if not is_project(bench):
+        return is_triton(bench.__module__)
+    if not _BY_TIME & set(bench.__code__.co_names):
         return False
     content = content_of(bench, skip=is_triton)
     followed = {label for label, said in content.code.items() if isinstance(said, tuple)}

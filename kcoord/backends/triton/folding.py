@@ -137,8 +137,10 @@ def _with_content(constants: Iterable[Any]) -> Iterator[Any]:
 
 def _is_its_text(kind: type) -> bool:
     """True if the text of such a constant, which is in Triton's key, identifies it."""
-    module = module_of(kind)
-    return owner_of(module) is Owner.PYTHON or module.partition(".")[0] in ("numpy", "torch", "triton")
+    owner = owner_of(kind)
+    return owner is Owner.PYTHON or (
+        owner is Owner.INSTALLED and module_of(kind).partition(".")[0] in ("numpy", "torch", "triton")
+    )
 
 
 def hook() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from kcoord.errors import KeyFactorError
 from kcoord.keys.arguments import argument_types, library_types
 from kcoord.keys.arguments.argument_types import ArgumentType, NoIdentity, Token, generalized, qualified, value_of
-from kcoord.keys.packages import Owner, module_of, owner_of
+from kcoord.keys.packages import Owner, owner_of
 
 _DEEPEST = 32
 _MOST_TYPES = 4096  # a program that makes classes without end must not fill the memory
@@ -192,7 +192,7 @@ def _structural(kind: type) -> ArgumentType | None:
 
 
 def _is_project(kind: type) -> bool:
-    return owner_of(module_of(kind)) is Owner.PROJECT
+    return owner_of(kind) is Owner.PROJECT
 
 
 def _refusal(kind: type) -> str:

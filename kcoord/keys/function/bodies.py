@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import resolve_name
 from typing import Any
 
@@ -17,6 +16,7 @@ from kcoord.interruption import let_through
 from kcoord.keys.function.lookup import COMPUTED, REMEDY, Lookup, Receiver, is_method, is_project
 from kcoord.keys.function.reads import Read, reads_of
 from kcoord.keys.function.source import source_of
+from kcoord.keys.function.unimported import Imported, Text, Unimported, stand_in_of
 from kcoord.keys.function.values import OR_IGNORE, Content, Values, is_callable
 from kcoord.keys.function.visits import VisitQueue
 from kcoord.keys.function.watch import MISSING
@@ -27,8 +27,8 @@ from kcoord.keys.packages import Owner, identity_of, label_of, module_of, owner_
 class Bodies:
     """Adds functions to `content`. ``callable(thing, receiver)`` adds a callable and returns its label.
 
-    `ignore` names variables that do not count, `skip` selects modules that do not count; `owner` is the class that the outermost
-    function is called on, if it is a method.
+    `ignore` names variables that do not count, `skip` selects installed modules that do not count; `owner` is the class that the
+    outermost function is called on, if it is a method.
     """
 
     content: Content
@@ -45,8 +45,7 @@ class Bodies:
     ) -> None:
         code = function.__code__
         self.content.watch.function(function, code=text is None)
-        name = f"{portable_name(module_of(function))}.{function.__qualname__}"
-        self.content.code[label] = text or source_of(code, name)
+        self.content.code[label] = text or source_of(code, function.__qualname__)
         self._defaults(function, label)
         self._annotations(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
@@ -82,14 +81,19 @@ class Bodies:
     ) -> None:
         if read.kind == "global":
             namespace = function.__globals__
-            if isinstance(module := namespace.get(read.name), types.ModuleType) and self.skip(module.__name__):
+            if isinstance(namespace.get(read.name), types.ModuleType) and self._skips(namespace[read.name]):
                 return
-            value = self.content.watch.item(namespace, read.name)
+            module = stand_in_of(namespace)
+            value = (
+                self.content.watch.item(namespace, read.name) if module is None else namespace.get(read.name, MISSING)
+            )
             if value is MISSING:
                 found = _builtins_of(namespace)
                 value = found.get(read.name, MISSING)
                 if value is not MISSING and found is vars(builtins):
                     self.content.watch.builtin(read.name)
+                if value is MISSING and module is not None:
+                    self.callable(module.whole)
                 if value is MISSING or not is_callable(value) or not is_project(value):
                     return  # Python's own; or a name that is not there, and would raise
             home = portable_name(str(namespace.get("__name__", module_of(function))))
@@ -103,11 +107,22 @@ class Bodies:
             self._receiver_read(read, function, label, receiver)
 
     def _follow(self, part: str, name: str, value: Any, read: Read) -> None:
-        if isinstance(value, types.ModuleType) and self.skip(value.__name__):
+        if isinstance(value, Imported):
+            home, value = value.module, self.lookup.imported(value)
+            if value is MISSING and owner_of(home) is not Owner.PROJECT:
+                self.content.globals[".".join((home, *read.path))] = identity_of(home)
+            if value is MISSING:
+                return  # it is not found: its name counts, in the text of the code that imports it
+        if isinstance(value, types.ModuleType) and self._skips(value):
             return
-        if isinstance(value, types.ModuleType) and read.path and owner_of(value.__name__) is Owner.PROJECT:
+        if isinstance(value, types.ModuleType) and read.path and owner_of(value) is Owner.PROJECT:
             self.content.globals[name] = ("module", portable_name(value.__name__))
         found = self.lookup.resolve(name, value, read.path)
+        text = found.value.whole if isinstance(found.value, Unimported) else found.value
+        for each in (*self.lookup.passed_texts(), *([text] if isinstance(text, Text) else [])):
+            self.callable(each)
+        if isinstance(text, Text):
+            return
         if read.key and _is_environment(found.value):
             self.content.variables.add(read.key)
             return
@@ -122,32 +137,35 @@ class Bodies:
             self.values.keep("globals", found.name, found.installed)
         elif found.receiver is not None:
             self.values.keep("globals", found.name, self.callable(found.value, found.receiver))
-        elif not (isinstance(found.value, types.ModuleType) and self.skip(found.value.__name__)):
+        elif not (isinstance(found.value, types.ModuleType) and self._skips(found.value)):
             self.values.add(part, found.name, found.value)
 
     def _imported(self, read: Read, function: types.FunctionType) -> None:
-        """A module that the function imports when it runs. Only a module of the project is imported for the key."""
+        """A module that the function imports when it runs. None is imported for the key: it may be of a branch never taken."""
         package = str(function.__globals__.get("__package__") or "")
         try:
             name = resolve_name(read.name, package or None)
         except (ImportError, ValueError):
             return  # the function may have another way
-        if self.skip(name):
+        if self._skips(name):
             return
         if owner_of(name) is not Owner.PROJECT and name != "os":
             self.content.globals[".".join((name, *read.path))] = identity_of(name)
             return
-        try:
-            module = import_module(name)
-            if read.kind == "imported" and read.path and not hasattr(module, read.path[0]):
-                import_module(f"{name}.{read.path[0]}")  # from . import part
-        except Exception as error:  # noqa: BLE001 - a module may raise anything when it is imported: OSError for a library
-            let_through(error)
-            return  # the function may have another way, or never come here
         if read.kind == "import":
             self.content.globals[name] = ("module", portable_name(name))
         else:
-            self._follow("globals", name, module, read)
+            self._follow("globals", name, Imported(name), read)
+
+    def add_imported(self, what: Imported) -> None:
+        """Add a module as a value, or an attribute of one."""
+        name = f"{what.module}.{what.attribute}" if what.attribute else what.module
+        self._follow("globals", name, what, Read("imported", what.module))
+
+    def _skips(self, module: types.ModuleType | str) -> bool:
+        return (
+            self.skip(module if isinstance(module, str) else module.__name__) and owner_of(module) is not Owner.PROJECT
+        )
 
     def _receiver_read(self, read: Read, function: types.FunctionType, label: str, receiver: Receiver) -> None:
         kind, name = receiver.kind, label_of(receiver.kind)

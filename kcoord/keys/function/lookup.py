@@ -10,11 +10,14 @@ import contextlib
 import enum
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kcoord.interruption import let_through
+from kcoord.keys.function.unimported import Imported, Text, Unimported, stand_in
 from kcoord.keys.function.watch import MISSING, Watch
 from kcoord.keys.packages import Owner, identity_of, module_of, owner_of, portable_name
 
@@ -63,7 +66,9 @@ class Lookup:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
+        self._texts: list[Text] = []
         self._spaces: dict[type, Mapping[str, Any]] = {}
+        self._unimported: dict[str, Any] = {}
 
     def resolve(self, name: str, value: Any, path: tuple[str, ...]) -> Found:
         """Follow `path` from `value`. It ends at plain data, at a function, and where another package's code begins."""
@@ -71,7 +76,7 @@ class Lookup:
             if isinstance(value, types.ModuleType):
                 inner = self._of_module(value, attribute)
                 name = f"{portable_name(value.__name__)}.{attribute}"
-                installed = owner_of(value.__name__) is not Owner.PROJECT
+                installed = owner_of(value) is not Owner.PROJECT
                 if installed and not isinstance(inner, (types.ModuleType, *PLAIN)) and inner is not MISSING:
                     return Found(name, inner, installed=identity_of(value.__name__))
             elif isinstance(value, enum.EnumMeta) and attribute in value.__members__:
@@ -95,11 +100,45 @@ class Lookup:
             value = inner
         return Found(name, value)
 
+    def module(self, name: str) -> Any:
+        """The module of this name, a stand-in if it is one of the project that is not imported, or `MISSING`."""
+        found = self.watch.item(sys.modules, name)
+        if found is not None and found is not MISSING:
+            return found
+        if name not in self._unimported:
+            made = stand_in(name) if owner_of(name) is Owner.PROJECT else None
+            self._unimported[name] = MISSING if made is None else made
+        return self._unimported[name]
+
+    def passed_texts(self) -> list[Text]:
+        """The files of modules that are not imported, and that paths led through since the last call."""
+        passed, self._texts = self._texts, []
+        return passed
+
+    def imported(self, name: Imported) -> Any:
+        """The value of a name that an import statement of an unimported module binds."""
+        module = self.module(name.module)
+        is_attribute = name.attribute and isinstance(module, types.ModuleType)
+        return self._of_module(module, name.attribute) if is_attribute else module
+
     def _of_module(self, module: types.ModuleType, attribute: str) -> Any:
-        found = self.watch.item(vars(module), attribute)
+        if isinstance(module, Unimported):
+            found = vars(module).get(attribute, MISSING)
+            if not module.is_plain:
+                self._texts.append(module.file if found is not MISSING else module.whole)
+            if isinstance(found, Imported):
+                return self.imported(found)
+        else:
+            found = self.watch.item(vars(module), attribute)
+        if found is MISSING and "__path__" in vars(module) and owner_of(module) is Owner.PROJECT:
+            found = self.module(f"{module.__name__}.{attribute}")
+        if isinstance(module, Unimported):
+            return found if found is not MISSING or module.is_plain else module.whole
         if found is MISSING and "__getattr__" in vars(module):  # it imports its names when they are used
-            with contextlib.suppress(AttributeError, ImportError):
+            try:
                 found = self.watch.attribute(module, attribute)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything when it is imported
+                let_through(error)
         return found
 
     def of_class(self, kind: type, attribute: str) -> tuple[Any, Receiver]:
@@ -166,7 +205,7 @@ def _is_data_descriptor(found: Any) -> bool:
 
 def is_project(thing: Any) -> bool:
     """True if a class or function belongs to the project, and so counts by content."""
-    return owner_of(module_of(thing)) is Owner.PROJECT
+    return owner_of(thing) is Owner.PROJECT
 
 
 def is_open(value: Any) -> bool:

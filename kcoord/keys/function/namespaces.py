@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from kcoord.keys.packages import Owner, module_of, owner_of
+from kcoord.keys.packages import Owner, owner_of
 
 _OF_CLASSES = frozenset(
     (
@@ -68,7 +68,7 @@ def _is_made(name: str, value: Any, is_enum: bool) -> bool:
     if isinstance(function, types.FunctionType):
         inner = inspect.unwrap(function)
         made = inner.__code__.co_filename == "<string>" and name.startswith("__") and inner.__name__ == name
-        return made or owner_of(module_of(inner)) is Owner.PYTHON
+        return made or owner_of(inner) is Owner.PYTHON
     if is_enum:
         return (name.startswith("_") and name.endswith("_")) or isinstance(value, types.DynamicClassAttribute)
     return type(value).__name__ == "_tuplegetter"  # a named tuple's field; its module was renamed in 3.12

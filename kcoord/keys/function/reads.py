@@ -10,6 +10,7 @@ import dis
 import functools
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,7 @@ _STORE_AND_LOAD = _ops("STORE_FAST_LOAD_FAST")
 _STORES = _ops("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
 _CALLS = _ops("CALL", "CALL_FUNCTION", "CALL_METHOD")
 _SUPER_ATTRIBUTE = _ops("LOAD_SUPER_ATTR")
+_STORE_NAME = dis.opmap["STORE_NAME"]
 _WRITES = _ops("STORE_ATTR", "DELETE_ATTR")
 _MOVES = _ops("SWAP", "ROT_TWO", "POP_TOP")
 _IMPORT_NAME, _IMPORT_FROM = dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]
@@ -67,6 +69,16 @@ def reads_of(code: types.CodeType, receiver: str | None = None) -> tuple[Read, .
     return tuple(sorted(set(_Scope(code, receiver, frozenset(code.co_freevars), {}).reads())))
 
 
+def imports_of(code: types.CodeType) -> list[tuple[str, Read]]:
+    """The names that import statements of `code` itself bind, in their order."""
+    return list(_Scope(code, None, frozenset(), {}, list(instructions(code))).imports())
+
+
+def stores_of(code: types.CodeType) -> Counter[str]:
+    """The number of times that the code of a module binds each name."""
+    return Counter(code.co_names[arg] for op, arg in instructions(code) if op == _STORE_NAME)
+
+
 @dataclass
 class _Scope:
     """One code object and the meaning of its names. `free` names are closure variables of the outermost function."""
@@ -79,7 +91,7 @@ class _Scope:
 
     def reads(self) -> Iterator[Read]:
         self.steps = list(instructions(self.code))
-        self.imported = {**self.imported, **dict(self._imports())}
+        self.imported = {**self.imported, **dict(self.imports())}
         position = 0
         while position < len(self.steps):
             op, arg = self.steps[position]
@@ -139,7 +151,7 @@ class _Scope:
             return Read("super", "super", (name,)), position + 3
         return _SUPER, position
 
-    def _imports(self) -> Iterator[tuple[str, Read]]:
+    def imports(self) -> Iterator[tuple[str, Read]]:
         """The local names that import statements bind."""
         for position, (op, _) in enumerate(self.steps):
             if op != _IMPORT_NAME:

@@ -95,7 +95,7 @@ def _compiled(node: ast.AST, code: types.CodeType, qualname: str) -> Iterator[ty
     free = [n for n in code.co_freevars if n != "__class__"]
     outer = ast.parse(f"def _outer({', '.join(free)}): pass")
     owner = qualname.split(".")[-2:-1]
-    if owner and owner != ["<locals>"]:
+    if owner and owner[0].isidentifier():
         around = ast.parse(f"class {owner[0]}: pass").body[0]
         around.body = [statement]  # type: ignore[attr-defined]
         statement = around

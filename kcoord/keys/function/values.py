@@ -26,9 +26,10 @@ class Content:
     """The content of a function. Each mapping is a key factor; its names are the same in every process.
 
     `code` maps functions to their text, `globals` ``module.NAME`` to values, `closure`, `defaults` and `annotations`
-    ``function.name`` to values. `variables` are the environment variables that are read by a constant name. `attributes` are the
-    paths that a method reads from its own object; `escapes` is true if it also hands that object on. `jit_functions` are Triton's
-    functions among the code. `watch` detects changes of all of it.
+    ``function.name`` to values. `variables` are the environment variables that are read by a constant name; `files` those of
+    modules that are not imported, with their digests. `attributes` are the paths that a method reads from its own object;
+    `escapes` is true if it also hands that object on. `jit_functions` are Triton's functions among the code. `watch` detects
+    changes of all of it.
     """
 
     function: str = ""
@@ -38,6 +39,7 @@ class Content:
     defaults: dict[str, Any] = field(default_factory=dict)
     annotations: dict[str, Any] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
     attributes: set[tuple[str, ...]] = field(default_factory=set)
     escapes: bool = False
     jit_functions: list[Any] = field(default_factory=list)

@@ -29,6 +29,7 @@ from kcoord.keys.function.lookup import (
     wrapped_by,
 )
 from kcoord.keys.function.namespaces import declared_values, names_in_class, names_in_module
+from kcoord.keys.function.unimported import Text
 from kcoord.keys.function.values import NO_CODE, Values
 from kcoord.keys.function.values import Content as Content
 from kcoord.keys.function.visits import Identity, Visit, VisitQueue
@@ -43,7 +44,8 @@ def content_of(
 ) -> Content:
     """The content of `function`. `owner` is the class that it is called on, if it is a method.
 
-    `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects modules that do not count.
+    `ignore` names globals and closure variables that do not count (a logger, say); `skip` selects installed modules that do not
+    count.
     Raises `KeyFactorError` for a value that has no identity, with its name and a remedy.
     """
     walk = _Walk(Content(), ignore, skip, owner)
@@ -86,6 +88,8 @@ class _Walk:
 
     def callable(self, value: Any, receiver: Receiver | None = None) -> str:
         """The label of a callable or a module, whose whole content is in `content` when the walk ends."""
+        if isinstance(value, Text):
+            return self._text(value)
         value = _undecorated(value)
         jit = jit_function(value)
         if jit is not None:
@@ -94,7 +98,7 @@ class _Walk:
             inlined = () if not getattr(jit, "noinline", None) else ("noinline",)
             return self._function(jit.fn, None, ("triton", jit.src, *inlined))
         if isinstance(value, types.FunctionType):
-            if not is_project(value) or self.skip(module_of(value)):
+            if not is_project(value):
                 return self._named(module_of(value), value.__qualname__)
             return self._function(value, receiver)
         if isinstance(value, (functools.partial, functools.partialmethod)):
@@ -126,6 +130,20 @@ class _Walk:
             f"{_name_of(value)} is no Python function, and has no identity: wrap it in a function of yours"
         )
 
+    def _text(self, text: Text) -> str:
+        """Code that is not imported, by its file, and by what it reads: leniently, for it may never run."""
+
+        def visit(label: str) -> None:
+            self.bodies.visit(text.function, label, None, ("file", text.digest))
+            if file := text.function.__globals__["__file__"]:
+                self.content.files[file] = text.digest
+            for name in text.imported:
+                self.bodies.add_imported(name)
+            if text.whole is not None:
+                self.callable(text.whole)
+
+        return self._label((id(text), None, 0), text, label_of(text.function), visit, lenient=True)
+
     def _named(self, module: str, qualname: str) -> str:
         return f"{portable_name(module)}.{qualname} ({identity_of(module)})"
 
@@ -140,7 +158,7 @@ class _Walk:
 
     def _class(self, kind: type) -> str:
         """A class that is used counts by all attributes that its author defined; a value without identity by its type."""
-        if not is_project(kind) or self.skip(module_of(kind)):
+        if not is_project(kind):
             return self._named(module_of(kind), kind.__qualname__)
 
         def visit(label: str) -> None:
@@ -156,7 +174,7 @@ class _Walk:
     def _module(self, module: types.ModuleType) -> str:
         """A project's module that is used as a value counts as a class does; other modules by name and version."""
         name = portable_name(module.__name__)
-        if owner_of(module.__name__) is not Owner.PROJECT or self.skip(module.__name__):
+        if owner_of(module) is not Owner.PROJECT:
             return f"{name} ({identity_of(module.__name__)}) {getattr(module, '__version__', '')}"
 
         def visit(label: str) -> None:

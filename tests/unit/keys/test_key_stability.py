@@ -131,6 +131,12 @@ def test_a_script_and_a_module_are_the_same_code(project: Path, digest: str, how
     assert run(project, *how) == digest
 
 
+@pytest.mark.parametrize("name", ["train-gpt.py", "7b.py", "class.py"])
+def test_a_scripts_name_need_be_no_name_of_pythons(project: Path, digest: str, name: str) -> None:
+    shutil.copy(project / "subject.py", project / name)
+    assert len(run(project, name)) == len(digest)
+
+
 @pytest.mark.parametrize("first", ["consts", "parts.layers", "late", "json, functools", "parts, consts, late"])
 def test_the_order_of_imports_does_not_matter(project: Path, digest: str, first: str) -> None:
     assert run(project, "-c", f"import {first}\nimport subject; subject.main()") == digest

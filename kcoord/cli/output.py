@@ -1,0 +1,12 @@
+"""Lines of the command line. They may hold names from a store, and errors of a server: a terminal obeys none of it."""
+
+from __future__ import annotations
+
+import click
+
+from kcoord.telemetry.events import plain
+
+
+def echo(line: str, *, err: bool = False, nl: bool = True) -> None:
+    """`click.echo` without control characters."""
+    click.echo(plain(line), err=err, nl=nl)
