@@ -80,7 +80,7 @@ class Tiers:
                 found = local.read_artifact(there, digest)
                 if found is None:
                     return None
-                local.install(found[0].manifest, found[1], home)
+                local.install(found[0].manifest, found[1], home, self._local_dir)
             except ArtifactInvalid as error:
                 self._notices.tell(str(error))
                 return False
@@ -125,7 +125,7 @@ class Tiers:
                 return None
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
-            await self._at((home,), lambda: local.install(manifest, contents, home))
+            await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self._is_in_store(manifest)
             return stated
         except ArtifactDistrusted as error:

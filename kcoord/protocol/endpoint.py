@@ -66,7 +66,7 @@ def agent_lock(path: Path, timeout: float) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    lock = FileLock(f"{path}.lock", timeout=timeout)
+    lock = FileLock(f"{path}.lock", timeout=timeout, mode=0o600)
     try:
         lock.acquire()
     except TimeoutError:
@@ -124,7 +124,7 @@ def log_to_file(path: Path) -> None:
 
 def open_log(log: Path) -> BinaryIO:
     try:
-        return log.open("ab")
+        return open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
     except OSError:  # a full disk, most likely: an agent without a log is better than none
         return Path(os.devnull).open("ab")
 

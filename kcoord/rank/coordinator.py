@@ -79,7 +79,7 @@ class Coordinator:
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
-        self._staging = StagingDirectories(self.notices, self._tiers.trusts)
+        self._staging = StagingDirectories(self.notices, self._tiers.trusts, settings.local_dir)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kcoord.errors import StoreError
-from kcoord.files.private import check_tier, make_private
+from kcoord.files.private import check_last, check_tier, make_private
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -33,9 +33,9 @@ class OwnTiers:
 
         After the first look at a directory it costs no system call.
         """
-        place = os.fspath(home)
-        end = place.find(os.sep, len(self._below)) if place.startswith(self._below) else place.rfind(os.sep)
-        tier = place[:end]
+        return self._trusts(os.path.dirname(home))  # noqa: PTH120 - on every kernel's way
+
+    def _trusts(self, tier: str) -> bool:
         trusted = self._trusted.get(tier)
         if trusted is None:
             trusted = self._trusted[tier] = self.usable and self._owns(tier)
@@ -51,8 +51,14 @@ class OwnTiers:
         return True
 
     def _owns(self, tier: str) -> bool:
+        above = os.path.dirname(tier)  # noqa: PTH120
         try:
-            check_tier(Path(tier), self._settings.local_dir)
+            if not above.startswith(self._below):
+                check_tier(Path(tier), self._settings.local_dir)
+            elif not self._trusts(above):
+                return False
+            else:  # one of kcoord's many
+                check_last(tier, self._settings.local_dir)
         except StoreError as error:
             let_through(error)
             self._notices.tell(f"{error}; artifacts are not shared there")
