@@ -56,7 +56,8 @@ def finding_of(path: str, found: os.stat_result, *, sheltered: bool = False) -> 
     `sheltered`: it lies in a directory that nobody else can enter, so its mode does not count.
     """
     if not is_ours(found.st_uid):
-        return f"it belongs to user {found.st_uid}"
+        anybody = ", whom this user namespace does not map: that may be anybody" if found.st_uid == os.geteuid() else ""
+        return f"it belongs to user {found.st_uid}{anybody}"
     who = "" if sheltered else _other_writers(path, found)
     return f"{who} may write to it" if who else None
 

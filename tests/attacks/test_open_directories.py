@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,81 @@ def test_an_artifact_with_a_file_of_another_users_is_torn(tmp_path: Path) -> Non
     os.chown(home / artifact.manifest.files[0].name, OTHER, OTHER)
     with pytest.raises(ArtifactInvalid, match=f"it belongs to user {OTHER}: it is not used"):
         local.open_artifact(home)
+
+
+# --- user namespaces ---
+
+
+_AS_USER = """
+import ctypes, os, sys
+from pathlib import Path
+import kcoord, kcoord.rank.connect, kcoord.backends.registry  # now: this Python may be in root's home
+from kcoord.keys.cache_key import CacheKey
+uid, maps, homes = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+if maps:
+    ctypes.CDLL(None, use_errno=True).prctl(4, 1, 0, 0, 0)  # it is dumpable: its own map may be written
+    if ctypes.CDLL(None).unshare(0x10000000):
+        sys.exit("no user namespaces here")
+    if maps != "none":
+        Path("/proc/self/uid_map").write_text(maps)
+coordinator = kcoord.connect()
+print(os.geteuid(), *(coordinator.find(CacheKey.of("test", "k"), Path(home)) is not None for home in homes))
+coordinator.get_or_compile(CacheKey.of("test", "other"), lambda staging: (staging / "kernel").write_text("ours"))
+print(coordinator.settings.local_dir)
+"""
+
+
+def as_user(sandbox: Sandbox, uid: int, maps: str, *homes: Path) -> tuple[list[str], Path, str]:
+    """What this user's coordinator finds, its local directory, and what it said."""
+    environment = sandbox.env(KCOORD_LOCAL_DIR=None, KCOORD_SPAWN="0", HOME="/nowhere")
+    command = [sys.executable, "-c", _AS_USER, str(uid), maps, *map(str, homes)]
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    if "no user namespaces" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert done.returncode == 0, done.stderr
+    found, local_dir = done.stdout.splitlines()
+    return found.split(), Path(local_dir), done.stderr
+
+
+@pytest.fixture
+def homes(sandbox: Sandbox) -> list[Path]:
+    """Artifacts of the user 65534, of `OTHER`, and of root, in directories that everybody may read."""
+    sandbox.root.chmod(0o755)
+    (sandbox.root / "tmp").chmod(0o1777)
+    found = []
+    for uid in (65534, OTHER, 0):
+        home = sandbox.root / "tmp" / f"of-{uid}" / "home"
+        local.publish_local(stage(home), home, CacheKey.of("test", "k"), 1.0, ORIGIN)
+        subprocess.run(["chmod", "-R", "a+rX", home.parent], check=True)
+        subprocess.run(["chown", "-R", f"{uid}:{uid}", home.parent], check=True)
+        found.append(home)
+    return found
+
+
+def test_without_a_map_of_users_nothing_is_loaded_since_everybody_is_one_user(
+    sandbox: Sandbox, homes: list[Path]
+) -> None:
+    planted = sandbox.root / "tmp" / "kcoord-65534"
+    planted.mkdir(mode=0o755)
+    os.chown(planted, OTHER + 1, -1)
+    found, local_dir, said = as_user(sandbox, OTHER, "none", *homes)
+    assert found == ["65534", "False", "False", "False"]
+    assert said.count(f"{local_dir}: it belongs to user 65534, whom this user namespace does not map") == 1, said
+    beside = [path.name for path in planted.parent.iterdir() if path.name.startswith(planted.name)]
+    assert beside == [planted.name], "no names are tried"
+    assert list(planted.iterdir()) == []
+
+
+def test_the_user_65534_that_is_mapped_is_a_user(sandbox: Sandbox, homes: list[Path]) -> None:
+    """A pod with ``runAsUser: 65534``, and a rootless container."""
+    found, local_dir, said = as_user(sandbox, 65534, "", *homes)
+    assert found == ["65534", "True", "False", "True"]
+    assert list(local_dir.glob("objects/??/*/kernel")), said
+    assert "belongs to user 65534" not in said
+    found, local_dir, said = as_user(sandbox, OTHER, f"1000 {OTHER} 1", *homes)
+    assert found == ["1000", "False", "True", "False"], "root and 65534 are not mapped, and look alike"
+    assert list(local_dir.glob("objects/??/*/kernel")), said
 
 
 # --- profiles: their recipes name functions that are called ---
