@@ -103,6 +103,10 @@ class Coordinator:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
         return self.settings.local_dir / local.place_of(digest)
 
+    def _published_at(self, key: CacheKey, home: Path) -> Path:
+        """`home`, or a home in the local directory if nothing can be published there: it is compiled once on this node."""
+        return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
+
     def request(self, asked: Request) -> Artifact | Compilation:
         """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
         return self._found_or_claimed(asked, wait=True)
@@ -125,6 +129,9 @@ class Coordinator:
         counters = recorder.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
         artifact = self.find(key, home, asked.target)
+        if artifact is None and (home := self._published_at(key, asked.home)) != asked.home:
+            asked = asked._replace(home=home)
+            artifact = self.find(key, home, asked.target)
         if artifact is not None:
             if asked.loads:
                 recorder.loaded(artifact, "local_hits", counters, begun)
@@ -231,7 +238,7 @@ class Coordinator:
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
         """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
-        compilation = self._compilation(key, home, device, self.counters)
+        compilation = self._compilation(key, self._published_at(key, home), device, self.counters)
         compilation.shared = False
         return compilation
 

@@ -20,6 +20,7 @@ class OwnTiers:
         self._below = f"{settings.local_dir}{os.sep}"
         self._usable: bool | None = None
         self._trusted: dict[str, bool] = {}
+        self._taken: dict[str, bool] = {}
 
     @property
     def usable(self) -> bool:
@@ -40,6 +41,30 @@ class OwnTiers:
         if trusted is None:
             trusted = self._trusted[tier] = self.usable and self._owns(tier)
         return trusted
+
+    def takes(self, home: Path) -> bool:
+        """False if this user cannot publish around `home`, a place outside the local directory: it is root's, or read-only.
+
+        So is one whose directory for staging others may write to, which is told. Looks once at each directory.
+        """
+        tier = os.path.dirname(home)  # noqa: PTH120
+        taken = self._taken.get(tier)
+        if taken is None:
+            taken = self._taken[tier] = f"{tier}{os.sep}".startswith(self._below) or self._may_stage(Path(tier))
+        return taken
+
+    def _may_stage(self, tier: Path) -> bool:
+        staging = tier / ".kcoord" / "staging"
+        existing = next(path for path in (staging, *staging.parents) if os.path.exists(path))  # noqa: PTH110 - EACCES
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return False
+        try:
+            check_tier(staging, self._settings.local_dir)
+        except StoreError as error:
+            let_through(error)
+            self._notices.tell(f"{error}; kernels are compiled into the local directory")
+            return False
+        return True
 
     def _owns_local_dir(self) -> bool:
         try:

@@ -17,16 +17,19 @@ from kcoord.artifacts import local
 from kcoord.errors import ArtifactInvalid, KcoordError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part
-from kcoord.rank.coordinator import Coordinator
+from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from tests.support.agents import stage
 from tests.support.artifacts import ORIGIN
+from tests.support.interpose import find_compiler
+from tests.support.mounts import mounted, read_only
 from tests.support.profiles import recipe
-from tests.support.sandbox import Sandbox
+from tests.support.sandbox import PROGRAMS, Sandbox
 
 OTHER = 54321  # a user, and a group
 KEY = "ours:" + "a" * 64
 
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler: apt install gcc")
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 
 
@@ -250,6 +253,113 @@ def test_the_user_65534_that_is_mapped_is_a_user(sandbox: Sandbox, homes: list[P
     found, local_dir, said = as_user(sandbox, OTHER, f"1000 {OTHER} 1", *homes)
     assert found == ["1000", "False", "True", "False"], "root and 65534 are not mapped, and look alike"
     assert list(local_dir.glob("objects/??/*/kernel")), said
+
+
+# --- a cache directory that its user named ---
+
+
+def modes(cache: Path) -> set[str]:
+    return {f"{path.stat().st_mode & 0o777:o}" for path in cache.rglob("*") if ".kcoord" not in path.parts}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o000, 0o077], ids=oct)
+def test_artifacts_in_a_named_directory_have_the_modes_that_its_compiler_would_give_them(
+    sandbox: Sandbox, umask: int
+) -> None:
+    """But for the right of others to write. Of an agent's fetch, of its publish, and of a rank's."""
+    cache = sandbox.root / "cache"
+    program = f"""
+import os; from pathlib import Path; from kcoord.artifacts import local; from kcoord.keys.cache_key import CacheKey
+from kcoord.artifacts.manifest import Origin
+import kcoord
+os.umask({umask})
+key, cache, named = CacheKey.of("test", "k"), Path({str(cache)!r}), Path({str(sandbox.local)!r})
+coordinator = kcoord.connect()
+from kcoord.rank.coordinator import Request
+compilation = coordinator.request(Request(key, cache / "made"))
+(compilation.staging / "folder").mkdir()
+(compilation.staging / "folder" / "kernel").write_text("ours")
+made = compilation.publish()
+assert made.path == cache / "made", made
+local.install(made.manifest, local.read_contents(made), cache / "fetched", named)
+"""
+    for spawn in ("0", "1"):
+        sandbox.environment["KCOORD_IDLE_TIMEOUT"] = "5"
+        done = sandbox.run("-c", program, KCOORD_SPAWN=spawn)  # not forked: its agent is to have its umask
+        assert done.returncode == 0, done.stderr
+        stock = {f"{0o777 & ~(umask | 0o022):o}", f"{0o666 & ~(umask | 0o022):o}"}
+        assert modes(cache) == stock
+        assert [path.stat().st_mode & 0o777 for path in (cache / ".kcoord", cache / ".kcoord" / "staging")] == [
+            0o700
+        ] * 2
+        assert {path.name for path in cache.iterdir()} == {".kcoord", "made", "fetched"}
+        shutil.rmtree(cache)
+
+
+_BUILDS = f"""
+import sys, kcoord
+kcoord.install()
+sys.path.insert(0, {str(PROGRAMS)!r})
+import kernels
+for factor in sys.argv[1:]:
+    kernels.build_scale(int(factor))
+found = kcoord.connect().counters.read()
+print(*(found[name] for name in ("requests", "compiles", "local_hits")))
+"""
+
+
+@needs_compiler
+def test_kernels_that_root_baked_into_an_image_are_loaded_by_its_user_and_others_are_compiled_once_a_node(
+    sandbox: Sandbox,
+) -> None:
+    """``RUN train.py --compile`` with ``TRITON_CACHE_DIR=/opt/kernels``, then ``USER 1000``."""
+    pytest.importorskip("triton")
+    sandbox.root.chmod(0o755)
+    (sandbox.root / "tmp").chmod(0o1777)
+    cache = sandbox.root / "kernels"
+    baked = sandbox.run("-c", _BUILDS, "2", "3", TRITON_CACHE_DIR=str(cache), KCOORD_SPAWN="0")
+    assert baked.stdout == "2 2 0\n", baked.stderr
+    home = sandbox.root / "tmp" / "home"
+    assert by_other("mkdir", home)
+    environment = sandbox.env(
+        TRITON_CACHE_DIR=str(cache), KCOORD_LOCAL_DIR=str(home / "local"), HOME=str(home), KCOORD_SPAWN="0"
+    )
+
+    def job(*factors: str) -> str:
+        user = ["setpriv", "--reuid", str(OTHER), "--regid", str(OTHER), "--clear-groups", sys.executable]
+        if subprocess.run([*user, "-c", "import triton"], cwd="/", check=False, capture_output=True).returncode:
+            pytest.skip("no other user may read this Python")
+        command = [*user, "-c", _BUILDS, *factors]
+        done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "kernels" not in done.stderr.replace("kernels are compiled without coordination", ""), done.stderr
+        return done.stdout.strip()
+
+    assert job("2", "3") == "2 0 2"
+    assert job("2", "3", "4", "5") == "4 2 2"
+    assert job("2", "3", "4", "5") == "4 0 4"
+
+
+def test_a_kernel_that_a_read_only_directory_does_not_take_is_compiled_once_a_node(sandbox: Sandbox) -> None:
+    key, settings = CacheKey.of("test", "k"), Settings.from_environ(sandbox.env(KCOORD_SPAWN="0"))
+    cache = sandbox.root / "cache"
+    baked = CacheKey.of("test", "baked")
+    local.publish_local(stage(cache / "baked"), cache / "baked", baked, 1.0, ORIGIN)
+    with mounted(cache, "--bind", str(cache)):
+        read_only(cache)
+        for rank in range(2):
+            coordinator = Coordinator(settings)
+            try:
+                assert isinstance(coordinator.request(Request(baked, cache / "baked")), local.Artifact)
+                found = coordinator.request(Request(key, cache / "k"))
+                if isinstance(found, Compilation):
+                    assert rank == 0
+                    (found.staging / "kernel").write_text("ours")
+                    found = found.publish()
+                assert found.path.is_relative_to(sandbox.local)
+                assert not [told for told in coordinator.notices.since(0)[0] if "no agent" not in told]
+            finally:
+                coordinator.close()
 
 
 # --- profiles: their recipes name functions that are called ---
