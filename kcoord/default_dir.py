@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from kcoord.ownership import doubt_of, is_safe_to_share
+from kcoord.ownership import doubt_of, is_ours, is_safe_to_share
 
 _MOST = 100  # names that others may have taken
 _ELSEWHERE = ("/tmp", "/var/tmp")  # where others can replace whatever is in TMPDIR
@@ -64,7 +64,7 @@ def _problem(directory: Path) -> str:
 def _instead_of(usual: Path) -> Path | None:
     """Another directory beside `usual`; None if others could replace it, too."""
     try:
-        if not is_safe_to_share(usual.parent):
+        if not (is_ours(os.geteuid()) and is_safe_to_share(usual.parent)):
             return None
         names = (usual.with_name(f"{usual.name}-{number}") for number in range(1, _MOST))
         found = next((name for name in names if not _problem(name)), None)

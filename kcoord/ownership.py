@@ -7,6 +7,7 @@ root. Not seen: access control lists of NFS v4, and what other hosts may do on a
 from __future__ import annotations
 
 import errno
+import functools
 import grp
 import os
 import pwd
@@ -32,25 +33,47 @@ class Doubt:
         return f"{self.path}: {self.finding}"
 
 
-def doubt_of(directory: str | os.PathLike[str]) -> Doubt | None:
+def doubt_of(directory: str | os.PathLike[str], shelter: str = "") -> Doubt | None:
     """The reason why another user may write to `directory`, or replace it; None if nobody else can.
 
     Of a directory that does not exist, the last one on the way to it that does is judged in its place. Symbolic links that
-    nobody else can change are followed. Raises OSError, also for a way that this user cannot go.
+    nobody else can change are followed. `shelter` is a directory, by its real path, that nobody else can enter: modes below it do
+    not count, owners do. Raises OSError, also for a way that this user cannot go.
     """
     *above, (last, found) = _way(os.path.abspath(directory))  # noqa: PTH100 - also of a relative TRITON_CACHE_DIR
     if not stat.S_ISDIR(found.st_mode):
         return Doubt(last, "it is no directory")
-    if found.st_uid not in (os.geteuid(), 0):
-        return Doubt(last, f"it belongs to user {found.st_uid}")
-    if who := _other_writers(last, found):
-        return Doubt(last, f"{who} may write to it", mode=not found.st_mode & stat.S_ISVTX)
-    return next(filter(None, (_doubt_above(os.fspath(directory), *each) for each in above)), None)
+    if (finding := finding_of(last, found, sheltered=_is_in(last, shelter))) is not None:
+        return Doubt(last, finding, mode=is_ours(found.st_uid) and not found.st_mode & stat.S_ISVTX)
+    name = os.fspath(directory)
+    doubts = (_doubt_above(name, path, status, sheltered=_is_in(path, shelter)) for path, status in above)
+    return next(filter(None, doubts), None)
+
+
+def finding_of(path: str, found: os.stat_result, *, sheltered: bool = False) -> str | None:
+    """The reason why another user may change the file or directory at `path`; None: it is ours or root's, and nobody else may.
+
+    `sheltered`: it lies in a directory that nobody else can enter, so its mode does not count.
+    """
+    if not is_ours(found.st_uid):
+        anybody = ", whom this user namespace does not map: that may be anybody" if found.st_uid == os.geteuid() else ""
+        return f"it belongs to user {found.st_uid}{anybody}"
+    who = "" if sheltered else _other_writers(path, found)
+    return f"{who} may write to it" if who else None
+
+
+def is_ours(uid: int) -> bool:
+    """True for this user and root, unless `uid` stands for users whom this user namespace does not map."""
+    return uid in (os.geteuid(), 0) and uid != _unmapped(os.geteuid())
 
 
 def is_safe_to_share(directory: str | os.PathLike[str]) -> bool:
     """True if nobody else can rename or replace this user's entries of `directory`, as in ``/tmp``. Raises OSError."""
     return not any(_doubt_above("", path, status) for path, status in _way(os.path.abspath(directory)))  # noqa: PTH100
+
+
+def _is_in(path: str, shelter: str) -> bool:
+    return bool(shelter) and path.startswith(f"{shelter.rstrip('/')}/")
 
 
 def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -82,15 +105,15 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         left += target.split("/")[::-1]
 
 
-def _doubt_above(directory: str, path: str, found: os.stat_result) -> Doubt | None:
+def _doubt_above(directory: str, path: str, found: os.stat_result, *, sheltered: bool = False) -> Doubt | None:
     """A doubt of `directory`, for the sake of `path` on the way to it."""
     if not _is_trusted(found.st_uid):
         return Doubt(directory, f"user {found.st_uid}, who owns {path}, may replace it", above=True)
-    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+    if sheltered or stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
         return None
     who = _other_writers(path, found)
     # a mount point that its administrator left open is for those who see the mount: a volume of a Kubernetes pod is such
-    if not who or os.path.ismount(path):
+    if not who or (is_ours(found.st_uid) and os.path.ismount(path)):
         return None
     return Doubt(directory, f"{who} may replace it, by a rename in {path}", above=True)
 
@@ -121,11 +144,15 @@ def _is_private(gid: int) -> bool:
 
 
 def _is_trusted(uid: int) -> bool:
-    return uid in (os.geteuid(), 0) or uid == _unmapped()
+    return uid in (os.geteuid(), 0) or uid == _unmapped(os.geteuid())
 
 
-def _unmapped() -> int | None:
-    """The uid that stands for every user whom this user namespace does not map; None if that uid is a user's."""
+@functools.lru_cache(maxsize=16)
+def _unmapped(euid: int) -> int | None:
+    """The uid that stands for every user whom this user namespace does not map; None if that uid is a user's.
+
+    A process that enters another user namespace gets another `euid`.
+    """
     try:
         uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
         ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]

@@ -108,6 +108,7 @@ class Choices:
     async def _read(self, home: Path, digest: str) -> Found | None:
         def read() -> Found | None:
             try:
+                local.check_owner(home, self._local_dir)
                 found = local.read_artifact(home, digest)
                 return None if found is None else (found[0].manifest, found[1])
             except ArtifactInvalid as error:
@@ -122,7 +123,7 @@ class Choices:
 
         def keep() -> Found:
             try:
-                artifact = local.install(*found, home)
+                artifact = local.install(*found, home, self._local_dir)
                 return artifact.manifest, local.read_contents(artifact)
             except (StoreError, ArtifactInvalid) as error:
                 self._notices.tell(f"{error}; a choice is not kept on this node")

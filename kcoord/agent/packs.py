@@ -143,7 +143,7 @@ class Packs:
         def bring() -> Manifest | None:
             found = pack.fetch(digest, announced)
             if found is not None:
-                local.install(found[0], found[1], home)
+                local.install(found[0], found[1], home, self._local_dir)
             return None if found is None else found[0]
 
         try:

@@ -97,7 +97,7 @@ class Tiers:
                 found = local.contents_at(there, digest)
                 if found is None:
                     return None
-                local.install(*found, home)
+                local.install(*found, home, self._local_dir)
             except ArtifactInvalid as error:
                 self._notices.tell(str(error))
                 return False
@@ -143,7 +143,7 @@ class Tiers:
                 return None
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
-            await self._at((home,), lambda: local.install(manifest, contents, home))
+            await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self.looks.landed(digest, home)
             self._is_in_store(manifest)
             return stated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -14,17 +13,6 @@ from kcoord.artifacts.manifest import (
     checked_pieces,
     home_token,
 )
-from kcoord.errors import ArtifactInvalid
-
-
-def plain_path(home: Path, entry: FileEntry) -> str:
-    """The path of a file of the artifact at `home`. Raises `ArtifactInvalid` if a directory on the way from `home` is a link."""
-    root = path = os.fspath(home)
-    for part in entry.name.split("/")[:-1]:
-        path = f"{path}/{part}"
-        if os.path.islink(path):  # noqa: PTH114
-            raise ArtifactInvalid(f"{path} is a symbolic link")
-    return f"{root}/{entry.name}"
 
 
 def write_pieces(staging: Path, manifest: Manifest, opened: Callable[[FileEntry], BinaryIO]) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kcoord.artifacts.describe import describe
-from kcoord.artifacts.home_files import plain_path, relocated, write_pieces
+from kcoord.artifacts.home_files import relocated, write_pieces
 from kcoord.artifacts.manifest import (
     LARGEST_IN_MEMORY,
     LARGEST_MANIFEST,
@@ -33,15 +33,17 @@ from kcoord.artifacts.manifest import (
     largest_at_home,
     portable,
 )
+from kcoord.artifacts.owners import check_directory, check_folders, check_ours, close_to_writers
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
-from kcoord.files.private import check_tier
+from kcoord.files.private import check_tier, make_own
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import is_settled, stamp_of
+from kcoord.ownership import is_ours
 
 Identity = tuple[int, int, int, int, int]
 
@@ -105,18 +107,18 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
     except OSError as error:
         raise _unreadable(home, error) from error
     try:
-        if os.path.islink(root):  # noqa: PTH114
-            raise ArtifactInvalid(f"{home} is a symbolic link")
+        sheltered = check_directory(root)
+        check_ours(f"{root}/{MANIFEST_NAME}", seen[0], sheltered=sheltered)
         manifest = Manifest.decode(encoded)
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
             if keep or entry.relocatable or entry.size <= LARGEST_IN_MEMORY:
-                content = _read_file(home, entry, afresh, seen.append)
+                content = _read_file(home, entry, afresh, seen.append, sheltered=sheltered)
                 if keep:
                     contents[entry.name] = content
                 continue
-            with _open_file(home, entry, afresh) as file:
+            with _open_file(home, entry, afresh, sheltered=sheltered) as file:
                 seen.append(os.fstat(file.fileno()))
                 for _ in checked_pieces(entry, file):
                     pass
@@ -131,21 +133,40 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
 
 
 def _read_file(
-    home: Path, entry: FileEntry, afresh: bool = False, opened: Callable[[os.stat_result], object] = lambda found: None
+    home: Path,
+    entry: FileEntry,
+    afresh: bool = False,
+    opened: Callable[[os.stat_result], object] = lambda found: None,
+    *,
+    sheltered: bool = False,
 ) -> bytes:
     """The portable content of one file of the artifact at `home`, checked. Raises `ArtifactInvalid`, and OSError."""
-    path = plain_path(home, entry)
-    content = read_plain(path, largest_at_home(entry, home), afresh=afresh, opened=opened)
+    path = f"{os.fspath(home)}/{entry.name}"
+    check_folders(os.fspath(home), entry.name, sheltered=sheltered)
+
+    def check(found: os.stat_result) -> None:
+        check_ours(path, found, sheltered=sheltered)
+        opened(found)
+
+    content = read_plain(path, largest_at_home(entry, home), afresh=afresh, opened=check)
     content = portable(entry, content, home)
     check_content(entry, content)
     return content
 
 
-def _open_file(home: Path, entry: FileEntry, afresh: bool = False) -> BinaryIO:
-    """One file of the artifact at `home`, to be read piece by piece as it travels; not checked."""
+def _open_file(home: Path, entry: FileEntry, afresh: bool = False, *, sheltered: bool) -> BinaryIO:
+    """One file of the artifact at `home`, to be read piece by piece as it travels; its bytes are not checked."""
     if entry.relocatable:
-        return io.BytesIO(_read_file(home, entry, afresh))
-    return open_plain(plain_path(home, entry), entry.size, afresh=afresh)
+        return io.BytesIO(_read_file(home, entry, afresh, sheltered=sheltered))
+    path = f"{os.fspath(home)}/{entry.name}"
+    check_folders(os.fspath(home), entry.name, sheltered=sheltered)
+    file = open_plain(path, entry.size, afresh=afresh)
+    try:
+        check_ours(path, os.fstat(file.fileno()), sheltered=sheltered)
+    except ArtifactInvalid:
+        file.close()
+        raise
+    return file
 
 
 def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
@@ -162,9 +183,11 @@ def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
         found = read_artifact(home, digest)
         return None if found is None else (found[0].manifest, found[1])
 
+    sheltered = check_directory(os.fspath(home))
+
     def opened(entry: FileEntry) -> BinaryIO:
         try:
-            return _open_file(home, entry)
+            return _open_file(home, entry, sheltered=sheltered)
         except OSError as error:
             raise _unreadable(home, error) from error
 
@@ -192,7 +215,7 @@ def check_owner(place: Path, local_dir: Path | None, checked: set[Path] | None =
         if checked is not None:
             checked.add(tier)
     with suppress(OSError):  # there is none, or its reader reports why it cannot be read
-        if (uid := place.lstat().st_uid) not in (os.geteuid(), 0):
+        if not is_ours(uid := place.lstat().st_uid):
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")
 
 
@@ -205,11 +228,21 @@ def is_whole(home: Path, digest: str, *, vouched: bool = False) -> bool:
     return found is not None and not (vouched and found.manifest.unvouched)
 
 
-def new_staging(home: Path, room: int = 0) -> Path:
-    """Make a private directory that can be renamed to `home`. Raises `StoreError`, also if fewer than `room` bytes are free."""
+def new_staging(home: Path, room: int = 0, local_dir: Path | None = None) -> Path:
+    """Make a private directory that can be renamed to `home`.
+
+    `local_dir` is `Settings.local_dir`: in another directory, which the user named, artifacts may be read by those whom the umask
+    lets. Raises `StoreError`, also if fewer than `room` bytes are free, or others may write to the directories on the way.
+    """
     staging = home.parent / ".kcoord" / "staging" / staging_name()
+    named = local_dir is not None and not home.is_relative_to(local_dir)
     with store_errors(staging.parent):
-        staging.mkdir(mode=0o700, parents=True)
+        if named:
+            home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_own(staging.parent, local_dir)
+        staging.mkdir(
+            mode=0o755 if named else 0o700
+        )  # survives the rename; the directory above keeps others out until then
         if room and not has_room(staging, room):
             staging.rmdir()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -266,6 +299,7 @@ def publish_local(
         (staging / MANIFEST_NAME).write_bytes(staged.encoded)
         try:
             _write_texts(staging, relocated(staged.relocatable, home))
+            close_to_writers(staging, staged.manifest)
             other = _rename(staging, home, key.digest, staged.manifest.targets)
         except (StoreError, OSError):
             with suppress(OSError):
@@ -290,19 +324,20 @@ def adopt(staging: Path, key: CacheKey, compile_seconds: float, origin: Origin) 
     return Artifact(staging, staged.manifest)
 
 
-def install(manifest: Manifest, contents: Contents, home: Path) -> Artifact:
+def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path | None = None) -> Artifact:
     """Write an artifact from elsewhere to `home`, verify that copy, and return the artifact that is there then.
 
-    `contents` are portable and already checked against `manifest`, or are checked now. Raises `StoreError`, and, of contents that
-    are opened here, `ArtifactInvalid`.
+    `contents` are portable and already checked against `manifest`, or are checked now. `local_dir`: see `new_staging`. Raises
+    `StoreError`, and, of contents that are opened here, `ArtifactInvalid`.
     """
-    staging = new_staging(home)
+    staging = new_staging(home, local_dir=local_dir)
     try:
         with store_errors(home):
             written = write_pieces(staging, manifest, contents) if callable(contents) else contents
             texts = {entry.name: written[entry.name] for entry in manifest.files if entry.relocatable}
             write_files(staging, written | relocated(texts, home), durable=False)
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
+            close_to_writers(staging, manifest)
             artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
     except (StoreError, ArtifactInvalid):
         shutil.rmtree(staging, ignore_errors=True)
@@ -350,7 +385,9 @@ def _rename(
 
 def read_contents(artifact: Artifact) -> dict[str, bytes]:
     """All files of an opened artifact as they travel, checked once more. Raises `ArtifactInvalid`."""
+    root = artifact.path
     try:
-        return {entry.name: _read_file(artifact.path, entry) for entry in artifact.manifest.files}
+        sheltered = check_directory(os.fspath(root))
+        return {entry.name: _read_file(root, entry, sheltered=sheltered) for entry in artifact.manifest.files}
     except OSError as error:
         raise ArtifactUnreadable(f"{artifact.path} cannot be read: {error}") from error

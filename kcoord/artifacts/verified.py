@@ -3,8 +3,9 @@
 To verify an artifact is to read and hash all of its files, which its compiler then reads once more. So one entry of the machine's
 cache (`kcoord.keys.tools.machine_cache`) lists artifacts that a process has verified, with the identities that their files had:
 device, inode, size, and both times of change. Another process reads the list once; a listed artifact costs one `lstat` for each
-file, and an open of its manifest, which a client of a network file system checks with the server. A write to a file, or another
-file in its place, changes the ctime, which no program can choose. Then the artifact is read and hashed as one that is not listed.
+file and directory, and an open of its manifest, which a client of a network file system checks with the server. Owners and modes
+are judged each time. A write to a file, or another file in its place, changes the ctime, which no program can choose. Then the
+artifact is read and hashed as one that is not listed.
 
 An entry counts for a day, and until the machine boots. Not seen until then: bits that flip on the disk without a write, or are
 written past the file system, or through a mapping that this user had made before; and on a network file system what
@@ -22,13 +23,14 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
+from kcoord.artifacts.owners import check_directory, check_folders, check_ours
 from kcoord.deferred import Deferred
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import keep, kept
 
-_NAME = "verified-1"
+_NAME = "verified-2"
 _MOST = 2048  # artifacts, in 3 MB, which each process reads
 _LASTS = 24 * 3600  # seconds
 _SAVED_WITHIN = 5.0  # seconds that the end of a process waits for a save that is under way
@@ -80,7 +82,13 @@ class Verified:
             digest, identities, files, seconds, origin, payload, *rest = msgpack.unpackb(packed, use_list=False)
             if digest != key.digest:
                 return None
-            statuses = [status_of(f"{root}/{MANIFEST_NAME}"), *[os.lstat(f"{root}/{file[0]}") for file in files]]
+            sheltered = check_directory(root)
+            statuses = [status_of(f"{root}/{MANIFEST_NAME}")]
+            for name, *_ in files:
+                check_folders(root, name, sheltered=sheltered)
+                statuses.append(os.lstat(f"{root}/{name}"))
+            for found in statuses:
+                check_ours(root, found, sheltered=sheltered)
             if tuple(map(identity_of, statuses)) != identities:
                 return None
             plain = tuple(map(FileEntry._make, files))

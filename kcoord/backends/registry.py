@@ -15,6 +15,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ from kcoord.artifacts import local
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
-from kcoord.files.private import check_tier, make_private
+from kcoord.files.private import check_tier, is_shelter, make_own, make_private
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
@@ -119,16 +120,31 @@ def _made(registered: EntryPoint) -> Backend[Any, Any] | None:
 def obstacle(backend: Backend[Any, Any], settings: Settings, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Why `backend` cannot be hooked in this environment, and the remedy; None if nothing keeps it.
 
-    The compiler's own directories must be this user's alone: files of others are neither loaded nor shared.
+    The compiler's own directories must be this user's alone: files of others are neither loaded nor shared. Those that it is
+    given in the local directory are made here, whatever the umask, if that is open to others' eyes.
     """
     found = backend.obstacle(environ)
-    for name, tier in backend.tiers(environ).items() if found is None else ():
+    if found is not None:
+        return found
+    named, given = backend.tiers(environ), _given(backend, settings, environ)
+    for name, tier in {**given, **named}.items():
         try:
-            check_tier(tier, settings.local_dir)
+            if name in named:
+                check_tier(tier, settings.local_dir)
+            elif not is_shelter(settings.local_dir):
+                make_own(tier, settings.local_dir)
         except StoreError as error:
             let_through(error)
             return f"{name}={error}", f"until then kcoord leaves {backend.name} alone"
-    return found
+        except OSError as error:
+            let_through(error)  # there is no local directory, which is told elsewhere
+    return None
+
+
+def _given(backend: Backend[Any, Any], settings: Settings, environ: Mapping[str, str]) -> dict[str, Path]:
+    """The directories below the local directory that `backend` gives its compiler, by variable."""
+    variables = backend.child_environ(settings, environ).items()
+    return {name: Path(value) for name, value in variables if Path(value).is_relative_to(settings.local_dir)}
 
 
 def _unobstructed(settings: Settings, environ: Mapping[str, str]) -> Iterator[Backend[Any, Any]]:

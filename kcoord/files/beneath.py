@@ -51,10 +51,10 @@ def rmdir(path: Path, root: Path | None = None) -> None:
         os.rmdir(path.name, dir_fd=parent)
 
 
-def mkdir(path: Path, root: Path | None = None) -> None:
+def mkdir(path: Path, root: Path | None = None, mode: int = 0o777) -> None:
     """Make the one directory `path`, and no parent: where a mount has vanished they would be made on the disk below."""
     with opened(path.parent, root) as parent:
-        os.mkdir(path.name, dir_fd=parent)
+        os.mkdir(path.name, mode, dir_fd=parent)
 
 
 def lstat(path: Path, root: Path | None = None) -> os.stat_result:

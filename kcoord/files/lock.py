@@ -20,7 +20,7 @@ def locked(path: Path, patience: float) -> Iterator[None]:
     """
     from filelock import FileLock  # slow to import, and a warm process never comes here
 
-    lock = FileLock(path)
+    lock = FileLock(path, mode=0o600)  # another user who could open it could hold it
     try:
         lock.acquire(timeout=max(0.0, patience))
     except (OSError, NotImplementedError) as error:  # a time-out is an OSError; no flock is NotImplementedError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kcoord.errors import Replaceable, StoreError
 from kcoord.files.faults import store_errors
-from kcoord.ownership import Doubt, doubt_of
+from kcoord.ownership import Doubt, doubt_of, finding_of
 
 _REMEDY = "set KCOORD_LOCAL_DIR to a directory of your own"
 
@@ -36,32 +36,53 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
 def check_tier(tier: Path, local_dir: Path | None) -> None:
     """Raises `StoreError` unless this user and root alone may write to `tier`, a directory of artifacts, or replace it.
 
-    Below `local_dir`, `Settings.local_dir`, that directory keeps others out. A tier that does not exist is created where another
-    user could be first.
+    Below `local_dir`, `Settings.local_dir`, modes do not count if that keeps others out. A tier that does not exist is created
+    where another user could be first.
     """
     with store_errors(tier):
-        if local_dir is not None and _is_below(tier, local_dir):
+        shelter = ""
+        if local_dir is not None and tier.is_relative_to(local_dir):
             make_private(local_dir)
-            return
-        doubt = doubt_of(tier)
+            shelter = os.path.realpath(local_dir) if is_shelter(local_dir) else ""
+        doubt = doubt_of(tier, shelter)
         if doubt is not None and not tier.exists():
             with suppress(OSError):
-                _make(tier)
-                doubt = doubt_of(tier)
+                _make(tier, 0o755)
+                doubt = doubt_of(tier, shelter)
     if doubt is not None:
         raise StoreError(f"{doubt}: {_chmod(doubt)}choose a directory of your own")
 
 
-def _is_below(tier: Path, local_dir: Path) -> bool:
-    """True by its name, so that no link of another user's leads there, and in fact: the name may be a link to a larger disk."""
-    return tier.is_relative_to(local_dir) and Path(os.path.realpath(tier)).is_relative_to(os.path.realpath(local_dir))
+def check_last(tier: str, local_dir: Path) -> None:
+    """As `check_tier`, for a directory below `local_dir` if the one above it was found good. Costs two system calls."""
+    with store_errors(Path(tier)), suppress(FileNotFoundError):
+        found = os.lstat(tier)
+        if stat.S_ISLNK(found.st_mode):
+            check_tier(Path(tier), local_dir)
+        elif finding := finding_of(tier, found, sheltered=is_shelter(local_dir)):
+            raise StoreError(f"{tier}: {finding}: empty it and chmod go-w, or choose a directory of your own")
 
 
-def _make(directory: Path, mode: int = 0o700) -> None:
+def make_own(directory: Path, local_dir: Path | None) -> None:
+    """Create `directory`, one of kcoord's own in the local directory or a tier, for this user alone, whatever the umask.
+
+    So are those above it that do not exist. One that exists is judged by `check_tier`. Raises OSError, `StoreError`.
+    """
+    _make(directory, above=0o700)
+    check_tier(directory, local_dir)
+
+
+def is_shelter(directory: Path) -> bool:
+    """True if nobody else can enter `directory`, which is this user's. Raises OSError."""
+    return not directory.stat().st_mode & 0o011
+
+
+def _make(directory: Path, mode: int = 0o700, above: int = 0o755) -> None:
+    """The umask only takes away from the modes."""
     try:
         directory.mkdir(mode=mode)
     except FileNotFoundError:
-        _make(directory.parent, 0o755)
+        _make(directory.parent, above, above)
         directory.mkdir(mode=mode, exist_ok=True)
     except FileExistsError:
         if not (directory.is_dir() or directory.is_symlink()):

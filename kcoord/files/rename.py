@@ -55,11 +55,11 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def make_below(directory: Path) -> None:
+def make_below(directory: Path, mode: int = 0o777) -> None:
     """Make `directory` and its parent if need be, and nothing further up: it is no store that is not mounted."""
     for missing in (directory.parent, directory):
         with contextlib.suppress(FileExistsError):
-            missing.mkdir()
+            missing.mkdir(mode=mode)
 
 
 def refresh_names(directory: Path) -> None:
@@ -73,7 +73,7 @@ def refresh_names(directory: Path) -> None:
 def _make(directory: Path, root: Path | None) -> None:
     """`beneath.mkdir`. Touches the parent, so that an NFS client that cached the name as missing looks again."""
     try:
-        beneath.mkdir(directory, root)
+        beneath.mkdir(directory, root, 0o777 if root is not None else 0o700)
     except FileExistsError:
         return
     with contextlib.suppress(OSError):  # the directory exists
@@ -154,7 +154,7 @@ def _holds(manifest: Path, token: bytes) -> bool:
 def set_aside(path: Path, quarantine: Path, root: Path | None = None) -> None:
     """Move a directory into `quarantine`, for inspection. Its present readers can go on. Both are below `root`."""
     if root is None:
-        quarantine.mkdir(parents=True, exist_ok=True)
+        make_below(quarantine, 0o700)
     else:
         with contextlib.suppress(FileExistsError):
             beneath.mkdir(quarantine, root)

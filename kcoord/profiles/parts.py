@@ -12,15 +12,17 @@ functions that are imported and called, so parts in the store are signed as arti
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import fault_of, store_error
-from kcoord.files.private import make_private
+from kcoord.files.faults import fault_of, store_error, store_errors
+from kcoord.files.private import check_tier, make_own
 from kcoord.files.shared_directory import read_all, save
+from kcoord.ownership import is_ours
 from kcoord.profiles.automatic import is_automatic, nearest, superfluous
 from kcoord.profiles.profile_files import FileFormat, profiles_in, times_of_profiles
 from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
@@ -58,8 +60,11 @@ def load_profile(settings: Settings, name: str, notices: Notices | None = None) 
         there = f"are {', '.join(existing)}" if existing else "are none yet (KCOORD_PROFILE records one)"
         raise KcoordError(f"there is no profile {name!r}: there {there}")
     *shared, here = _private_roots(settings)
-    found = [recipe for root in shared for recipe in parts(root / name, notices, Trust.of(settings))]
-    merged = merge([*found, *parts(here / name, notices)])
+    found: list[Recipe] = []
+    for root in shared:
+        own = settings.local_dir if root == unvouched(settings.local_dir) else None
+        found += parts(root / name, notices, Trust.of(settings), own)
+    merged = merge([*found, *parts(here / name, notices, OFF, settings.local_dir)])
     if not merged:
         raise KcoordError(f"the profile {name!r} has no part that can be read: record it again")
     return sorted(merged.values(), key=lambda r: (-r.seconds, r.order, r.digest))
@@ -88,19 +93,32 @@ def forget_superfluous(root: Path) -> None:
         beneath.remove(root.parent / "packs" / name, chosen)
 
 
-def parts(directory: Path, notices: Notices, trust: Trust = OFF) -> Collection[Recipe]:
-    """The recipes of all parts in `directory`, each once. Skips, with a notice, unreadable parts and those `trust` refuses."""
+def parts(
+    directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path | None = None
+) -> Collection[Recipe]:  # fmt: skip
+    """The recipes of all parts in `directory`, each once. Skips, with a notice, unreadable parts and those `trust` refuses.
+
+    `local_dir` is given if `directory` is one of a node's own: then so are those that another user may have written.
+    """
     found: dict[str, Recipe] = {}  # however many parts hold a recipe, it is in memory once
     known: dict[Any, Recipe] = {}
 
     def read(path: Path) -> bool:
+        with suppress(OSError):  # it is gone, as its reader finds
+            if local_dir is not None and not is_ours(uid := path.lstat().st_uid):
+                notices.tell(f"{path}: it belongs to user {uid}: a part of a profile is skipped")
+                return True
         recipes = _read_part(path, notices, trust, known)
         for recipe in recipes or ():
             add(found, recipe)
         return recipes is not None
 
     try:
+        if local_dir is not None:
+            check_tier(directory, local_dir)
         read_all(lambda: PARTS.paths(directory), read)
+    except StoreError as refused:
+        notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
     except OSError as error:
         fault = store_error(error, directory)
         notices.tell(f"a profile is skipped: {fault}", about=fault_of(directory.parents[2], fault))
@@ -117,11 +135,17 @@ def decode_part(content: bytes, known: dict[Any, Recipe] | None = None) -> list[
     return [Recipe.from_wire(data, known) for data in PARTS.decode(content)]
 
 
-def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None = None, trust: Trust = OFF) -> Path:
+def save_part(
+    directory: Path,
+    recipes: Iterable[Recipe],
+    earlier: Path | None = None,
+    trust: Trust = OFF,
+    local_dir: Path | None = None,
+) -> Path:
     """Write `recipes` as one part, atomically and durably, signed if `trust` has a key that signs; returns its path.
 
-    Removes `earlier`, the result of the same writer's last call, whose recipes must all be in `recipes`. Raises `StoreError`,
-    also where signatures are required and no key signs.
+    Removes `earlier`, the result of the same writer's last call, whose recipes must all be in `recipes`. `local_dir` is that of
+    `parts`. Raises `StoreError`, also where signatures are required and no key signs.
     """
     if not trust.publishes:
         raise StoreError(f"{directory}: {VERIFIES_ONLY}", VERIFIES_ONLY)
@@ -129,15 +153,20 @@ def save_part(directory: Path, recipes: Iterable[Recipe], earlier: Path | None =
     content = trust.seal(PROFILE, encode_part(by_digest))
     if len(content) > PARTS.largest:
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
+    if local_dir is not None:
+        with store_errors(directory):
+            make_own(directory, local_dir)
     # the signer is in the name: a part of one key does not replace a part of another
     return save(directory, PARTS.name(" ".join([trust.signer, *sorted(by_digest)])), content, earlier)
 
 
 def _private_roots(settings: Settings) -> list[Path]:
     """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
-    make_private(settings.local_dir)
     copies = [unvouched(settings.local_dir)] if settings.policy != "require" else []
-    return [*copies, *roots(settings.store_root, settings.local_dir)]
+    found = [*copies, *roots(settings.store_root, settings.local_dir)]
+    for own in (*copies, found[-1]):
+        check_tier(own, settings.local_dir)
+    return found
 
 
 def _read_part(path: Path, notices: Notices, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe] | None:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.files.private import make_private
+from kcoord.ownership import is_ours
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.protocol.peer import peer_of
 from kcoord.settings import Settings
@@ -38,7 +39,7 @@ def connect(path: Path, timeout: float) -> socket.socket:
                 raise
             time.sleep(0.01)  # the backlog is full: the agent is alive and busy
             continue
-        if (uid := peer_of(connection).uid) != os.getuid():
+        if (uid := peer_of(connection).uid) != os.getuid() or not is_ours(uid):
             connection.close()
             raise PermissionError(errno.EPERM, f"user {uid} listens there", os.fspath(path))
         return connection
@@ -66,7 +67,7 @@ def agent_lock(path: Path, timeout: float) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    lock = FileLock(f"{path}.lock", timeout=timeout)
+    lock = FileLock(f"{path}.lock", timeout=timeout, mode=0o600)
     try:
         lock.acquire()
     except TimeoutError:
@@ -124,7 +125,7 @@ def log_to_file(path: Path) -> None:
 
 def open_log(log: Path) -> BinaryIO:
     try:
-        return log.open("ab")
+        return open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
     except OSError:  # a full disk, most likely: an agent without a log is better than none
         return Path(os.devnull).open("ab")
 

@@ -80,7 +80,7 @@ class Coordinator:
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
-        self._staging = StagingDirectories(self.notices, self._tiers.trusts)
+        self._staging = StagingDirectories(self.notices, self._tiers.trusts, settings.local_dir)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
@@ -108,6 +108,10 @@ class Coordinator:
         """True if `home` lies in a temporary directory of this process: nothing compiled there is published in the store."""
         return is_temporary(home) and not home.is_relative_to(self.settings.local_dir)
 
+    def _published_at(self, key: CacheKey, home: Path) -> Path:
+        """`home`, or a home in the local directory if nothing can be published there: it is compiled once on this node."""
+        return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
+
     def request(self, asked: Request) -> Artifact | Compilation:
         """The artifact that is asked for, or the task of compiling it. Waits at most `Settings.longest_wait` seconds."""
         return self._found_or_claimed(asked, wait=True)
@@ -130,6 +134,9 @@ class Coordinator:
         counters = recorder.counters if asked.counters is None else asked.counters
         begun = time.perf_counter()
         artifact = self.find(key, home, asked.target)
+        if artifact is None and (home := self._published_at(key, asked.home)) != asked.home:
+            asked = asked._replace(home=home)
+            artifact = self.find(key, home, asked.target)
         if artifact is not None:
             if asked.loads:
                 recorder.loaded(artifact, "local_hits", counters, begun)
@@ -238,7 +245,7 @@ class Coordinator:
 
     def private(self, key: CacheKey, home: Path, device: str = "") -> Compilation:
         """The task of compiling `key` for this process alone: no claim, no wait. End it with `keep`."""
-        compilation = self._compilation(key, home, device, self.counters)
+        compilation = self._compilation(key, self._published_at(key, home), device, self.counters)
         compilation.shared = False
         return compilation
 

@@ -55,7 +55,8 @@ class Outbox:
         if name is None or not recipes:
             return
         try:
-            save_part(roots(None, self._settings.local_dir)[0] / name, recipes)
+            here = self._settings.local_dir
+            save_part(roots(None, here)[0] / name, recipes, local_dir=here)
         except StoreError as error:
             self._notices.tell(f"the profile {name} is not kept: {error}")
         else:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kcoord.errors import StoreError
-from kcoord.files.private import check_tier, make_private
+from kcoord.files.private import check_last, check_tier, make_private
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -20,6 +20,7 @@ class OwnTiers:
         self._below = f"{settings.local_dir}{os.sep}"
         self._usable: bool | None = None
         self._trusted: dict[str, bool] = {}
+        self._taken: dict[str, bool] = {}
 
     @property
     def usable(self) -> bool:
@@ -33,13 +34,37 @@ class OwnTiers:
 
         After the first look at a directory it costs no system call.
         """
-        place = os.fspath(home)
-        end = place.find(os.sep, len(self._below)) if place.startswith(self._below) else place.rfind(os.sep)
-        tier = place[:end]
+        return self._trusts(os.path.dirname(home))  # noqa: PTH120 - on every kernel's way
+
+    def _trusts(self, tier: str) -> bool:
         trusted = self._trusted.get(tier)
         if trusted is None:
             trusted = self._trusted[tier] = self.usable and self._owns(tier)
         return trusted
+
+    def takes(self, home: Path) -> bool:
+        """False if this user cannot publish around `home`, a place outside the local directory: it is root's, or read-only.
+
+        So is one whose directory for staging others may write to, which is told. Looks once at each directory.
+        """
+        tier = os.path.dirname(home)  # noqa: PTH120
+        taken = self._taken.get(tier)
+        if taken is None:
+            taken = self._taken[tier] = f"{tier}{os.sep}".startswith(self._below) or self._may_stage(Path(tier))
+        return taken
+
+    def _may_stage(self, tier: Path) -> bool:
+        staging = tier / ".kcoord" / "staging"
+        existing = next(path for path in (staging, *staging.parents) if os.path.exists(path))  # noqa: PTH110 - EACCES
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return False
+        try:
+            check_tier(staging, self._settings.local_dir)
+        except StoreError as error:
+            let_through(error)
+            self._notices.tell(f"{error}; kernels are compiled into the local directory")
+            return False
+        return True
 
     def _owns_local_dir(self) -> bool:
         try:
@@ -51,8 +76,14 @@ class OwnTiers:
         return True
 
     def _owns(self, tier: str) -> bool:
+        above = os.path.dirname(tier)  # noqa: PTH120
         try:
-            check_tier(Path(tier), self._settings.local_dir)
+            if not above.startswith(self._below):
+                check_tier(Path(tier), self._settings.local_dir)
+            elif not self._trusts(above):
+                return False
+            else:  # one of kcoord's many
+                check_last(tier, self._settings.local_dir)
         except StoreError as error:
             let_through(error)
             self._notices.tell(f"{error}; artifacts are not shared there")

@@ -18,6 +18,7 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.deferred import Deferred
+from kcoord.errors import StoreError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
@@ -166,7 +167,7 @@ class Recorder:
                 spans, dropped = self.spans.undelivered()
                 write_own(self._settings.local_dir, who.job, name, Process.here(who.rank), spans, dropped)
                 self.spans.delivered(len(spans), dropped)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._notices.tell(f"statistics are not kept: {error}")
         else:
             self.counters.delivered(counters)

@@ -40,17 +40,20 @@ def directory_held(directory: Path) -> Iterator[Callable[[], bool]]:
 
 
 class StagingDirectories:
-    """A private directory lasts as long as this process. Where ``shares(home)`` is false, all are private."""
+    """A private directory lasts as long as this process. Where ``shares(home)`` is false, all are private.
 
-    def __init__(self, notices: Notices, shares: Callable[[Path], bool]) -> None:
-        self._notices, self._shares = notices, shares
+    `local_dir`: see `local.new_staging`.
+    """
+
+    def __init__(self, notices: Notices, shares: Callable[[Path], bool], local_dir: Path) -> None:
+        self._notices, self._shares, self._local_dir = notices, shares, local_dir
         self._private: list[Path] = []
 
     def new(self, home: Path) -> Path:
         """A staging directory on the disk of `home`; a private one if that disk refuses, which is told."""
         if self._shares(home):
             try:
-                return local.new_staging(home, _LEAST_ROOM)
+                return local.new_staging(home, _LEAST_ROOM, self._local_dir)
             except StoreError as error:
                 let_through(error)
                 self._refused(error, f"the local directory: {error.remedy}")

@@ -25,6 +25,7 @@ from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
+from kcoord.files.rename import make_below
 from kcoord.files.trash import Trash
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.limits import Entry, Limits, choose
@@ -97,7 +98,7 @@ def _take(home: Path, used: float) -> bool:
     with suppress(FileNotFoundError):
         if _used(_below(home)) != used:
             return False
-        (home.parent / ".kcoord").mkdir(exist_ok=True)
+        trash.directory.parent.mkdir(mode=0o700, exist_ok=True)
         in_trash = trash.take(home)
         if in_trash is None:
             return False
@@ -119,7 +120,7 @@ def _check_access_times(existing: list[Path], dry_run: bool) -> None:
 def keeps_access_times(tier: Path) -> bool:
     """True if reading a file of `tier` moves its access time. Tried, since a mount's options do not tell all. Raises OSError."""
     staging = tier / ".kcoord" / "staging"
-    staging.mkdir(parents=True, exist_ok=True)
+    make_below(staging, 0o700)
     probe = staging / f"{staging_name()}.probe"
     try:
         probe.write_bytes(b"read me")

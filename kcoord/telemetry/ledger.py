@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kcoord.files.private import make_own
 from kcoord.files.replace import replace_file
 from kcoord.telemetry.counters import COUNTERS, complete
 from kcoord.telemetry.job_names import directory_name, job_of
@@ -44,7 +45,7 @@ class Ledger:
         return bool(self._unsaved)
 
     def save(self) -> list[str]:
-        """Write changed counters; returns their jobs. Raises OSError; then the next call writes the rest."""
+        """Write changed counters; returns their jobs. Raises OSError and `StoreError`; then the next call writes the rest."""
         with self._lock:
             changed, self._unsaved = sorted(self._unsaved), set()
             sums = {job: dict(self._mine[job]) for job in changed}
@@ -59,7 +60,7 @@ class Ledger:
         return changed
 
     def _write(self, directory: Path, text: str) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_own(directory, self._root.parent)
         replace_file(directory / f"{self._agent}.json", text.encode())
 
     def mine(self, job: str) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgpack
 
+from kcoord.files.private import make_own
 from kcoord.files.replace import replace_file
 from kcoord.telemetry.job_names import directory_name
 from kcoord.telemetry.spans import Process, Span, checked
@@ -52,10 +53,10 @@ def delivery(process: Process, spans: Iterable[Span], dropped: int = 0) -> bytes
 
 
 def write_own(local_dir: Path, job: str, name: str, process: Process, wire: list[list[Any]], dropped: int) -> None:
-    """Write the spans of a process without an agent into a file of its own, `name`. Raises OSError."""
+    """Write the spans of a process without an agent into a file of its own, `name`. Raises OSError and `StoreError`."""
     spans, refused = checked(wire, len(wire))
     directory = roots(None, local_dir)[0] / directory_name(job)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_own(directory, local_dir)
     replace_file(directory / f"{name}{SUFFIX}", header(process.node) + delivery(process, spans, dropped + refused))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
+from kcoord.files.private import make_own
 from kcoord.profiles.packs import newest_pack
 
 _HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
@@ -23,9 +24,9 @@ def was_here(store: Store, profile: str, local_dir: Path) -> bool:
 
 def note_here(local_dir: Path, name: str) -> None:
     """This node has, or had, the artifacts that its ranks need of the pack `name`. Raises nothing."""
-    with suppress(OSError):
+    with suppress(OSError, StoreError):
         directory = local_dir / _HERE
-        directory.mkdir(exist_ok=True)
+        make_own(directory, local_dir)
         (directory / name).touch()
         for old in sorted(directory.iterdir(), key=lambda path: -path.stat().st_mtime)[_MOST_NOTED:]:
             old.unlink()

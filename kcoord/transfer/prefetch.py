@@ -162,7 +162,7 @@ class _Prefetch:
             raise
         except KcoordError:
             return
-        save_part(copies / name, recipes)
+        save_part(copies / name, recipes, local_dir=settings.local_dir)
 
     def _fetch_all(self, root: Path) -> None:
         store = Store(root, self._trust)
@@ -196,7 +196,8 @@ class _Prefetch:
                     found = source.fetch(need.digest, stated[1])
                     if found is None:
                         return False
-                    local.install(found[0], found[1], self._settings.local_dir / need.place)
+                    local_dir = self._settings.local_dir
+                    local.install(found[0], found[1], local_dir / need.place, local_dir)
                     self._count(fetched=1, size=size)
                 finally:
                     self._give_back(size, needed)

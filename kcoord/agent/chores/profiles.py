@@ -40,7 +40,7 @@ class Profiles:
     """The profiles that this agent's ranks record. A loss harms no job: no method raises for a disk's sake."""
 
     def __init__(self, store: Path | None, local_dir: Path, notices: Notices, trust: Trust = OFF) -> None:
-        self._store, self._roots = store, roots(store, local_dir)
+        self._store, self._local_dir, self._roots = store, local_dir, roots(store, local_dir)
         self._notices, self._trust = notices, trust
         self._profiles: dict[str, _Profile] = {}
         self._lane = Lane("profiles")
@@ -113,13 +113,16 @@ class Profiles:
         recipes = self._read(name)
         if recipes:
             try:
-                save_part(self._roots[-1] / name, recipes)
+                save_part(self._roots[-1] / name, recipes, local_dir=self._local_dir)
             except StoreError as error:
                 self._notices.tell(f"a profile is not saved: {error}", about=f"profiles in {self._roots[-1]}")
 
     def _checked_by(self, root: Path) -> Trust:
         """The trust to judge files below `root` by: this node's own need no signature."""
         return self._trust if root != self._roots[-1] else OFF
+
+    def _own(self, root: Path) -> Path | None:
+        return self._local_dir if root == self._roots[-1] else None
 
     def _has_changes(self) -> bool:
         return any(profile.unsaved for profile in self._profiles.values())
@@ -137,7 +140,7 @@ class Profiles:
         return self._read_exactly(nearest_of(self._roots, name))
 
     def _read_exactly(self, name: str) -> list[Recipe]:
-        found = (parts(root / name, self._notices, self._checked_by(root)) for root in self._roots)
+        found = (parts(root / name, self._notices, self._checked_by(root), self._own(root)) for root in self._roots)
         return list(merge(recipe for recipes in found for recipe in recipes).values())
 
     def _latest(self) -> list[list[Recipe]]:
@@ -160,8 +163,9 @@ class Profiles:
             try:
                 if root != here and self._store is not None:
                     StoreRoot(self._store).find()
-                whole = merge([*recipes, *parts(here / name, self._notices)]) if root != here else merge(recipes)
-                written = save_part(root / name, whole.values(), earlier, self._checked_by(root))
+                kept = parts(here / name, self._notices, OFF, self._local_dir) if root != here else ()
+                whole = merge([*recipes, *kept]).values()
+                written = save_part(root / name, whole, earlier, self._checked_by(root), self._own(root))
                 if earlier is None and is_automatic(name):
                     self._forget(root)
                 return written

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kcoord.agent.chores.chore import Chore, Lane
-from kcoord.errors import LeaseUnavailable
+from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import within
 from kcoord.protocol.identity import UNNAMED
 from kcoord.ranks import launch_of
@@ -80,7 +80,7 @@ class Statistics:
         changed: list[str] = []
         try:
             changed = await self._lane.run(self._ledger.save)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._notices.tell(f"statistics are not kept: {error}", about="statistics")
         if self._share is not None:
             self._unshared.update(changed)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
+from kcoord.errors import StoreError
 from kcoord.files.faults import fault_of, store_error
+from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
 from kcoord.files.replace import replace_file
 from kcoord.protocol.identity import Identity
@@ -170,7 +172,7 @@ class Timelines:
     def _write(self, path: Path, size: int, pending: bytes) -> int | None:
         """Put `pending` behind the first `size` bytes of the file; returns its new size. None: it cannot be written now."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_own(path.parent, self._local_dir)
             path.touch(0o600)
             with path.open("r+b") as file:
                 if file.seek(0, os.SEEK_END) < size:  # somebody cleans this directory: the file begins anew
@@ -178,8 +180,9 @@ class Timelines:
                 file.truncate(size)  # a record that a full disk cut off goes
                 file.seek(size)
                 file.write(pending)
-        except OSError as error:
-            self._notices.tell(f"the time line is not kept: {store_error(error, path.parent)}", about="time line")
+        except (OSError, StoreError) as error:
+            why = error if isinstance(error, StoreError) else store_error(error, path.parent)
+            self._notices.tell(f"the time line is not kept: {why}", about="time line")
             return None
         return size + len(pending)
 

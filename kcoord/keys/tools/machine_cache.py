@@ -102,12 +102,12 @@ def keep(local_dir: Path, name: str, entry: Any) -> None:
 
 def _entry_path(local_dir: Path, name: str) -> Path | None:
     """The path of an entry; None if other users could write there, or nobody can."""
-    from kcoord.files.private import make_private  # keys lie below files; only a first look needs it
+    from kcoord.files.private import make_own, make_private  # keys lie below files; only a first look needs it
 
     if local_dir not in _ours:
         try:
             make_private(local_dir)
-            (local_dir / "toolchain").mkdir(mode=0o700, exist_ok=True)
+            make_own(local_dir / "toolchain", local_dir)
         except (StoreError, OSError) as error:
             _log.debug("nothing is cached: %s", error)
             return None

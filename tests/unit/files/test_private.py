@@ -122,6 +122,24 @@ def test_a_mount_point_that_its_administrator_left_open_is_for_those_who_see_it(
     make_private(tmp_path / "named")
 
 
+@only_root
+def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He is most likely the host's root; an open mount point of his may be anybody's."""
+    (tmp_path / "named").mkdir(mode=0o700)
+    os.chown(tmp_path, OTHER, OTHER)
+    assert "may replace it" in str(doubt_of(tmp_path / "named"))
+    monkeypatch.setattr(ownership, "_unmapped", lambda euid: OTHER)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
+    for mode in (0o755, 0o1777):
+        tmp_path.chmod(mode)
+        assert doubt_of(tmp_path / "named") is None
+    tmp_path.chmod(0o777)
+    assert "everybody may replace it" in str(doubt_of(tmp_path / "named"))
+    assert f"it belongs to user {OTHER}" in str(doubt_of(tmp_path))
+
+
 def make_private_fails(path: Path) -> None:
     with pytest.raises(StoreError, match="everybody may replace it"):
         make_private(path)
@@ -171,7 +189,7 @@ def test_a_link_out_of_the_local_directory_is_followed(tmp_path: Path) -> None:
 def test_a_tier_is_created_where_another_user_could_be_first(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     check_tier(tmp_path / "cache" / "triton", None)
-    assert mode_of(tmp_path / "cache" / "triton") == 0o700
+    assert mode_of(tmp_path / "cache" / "triton") == 0o755, "as its compiler would make it"
     (tmp_path / "mine").mkdir(mode=0o755)
     check_tier(tmp_path / "mine" / "triton", None)
     assert not (tmp_path / "mine" / "triton").exists(), "here nobody else can"
