@@ -204,3 +204,29 @@ def test_a_kernel_is_compiled_once_for_all_gpus_and_computes_what_it_should(
         assert [each["right"] for each in found] == [True, True]
         assert sum(each["compiles"] for each in found) == compiles
         assert found[0].get("choice") == found[1].get("choice")
+
+
+def test_a_compiled_step_holds_what_stocks_does_and_its_graph_may_be_retained(sandbox: Sandbox) -> None:
+    """By who compiles, who finds it in torch's own cache, and who loads it."""
+
+    def run(caches: str, *steps: str, stock: bool = False) -> list[list[Any]]:
+        wanted = json.dumps({"steps": steps, "variants": ["float32", "bfloat16"]})
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(sandbox.root / caches), "STOCK": "1" if stock else None}
+        done = sandbox.run(PROGRAMS / "donating.py", wanted, timeout=300, **variables)
+        assert done.returncode == 0, done.stderr
+        assert "please report it" not in done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+    true = {}
+    for variant, step, result in run("a", "retained", stock=True) + run("b", "once", "measured", stock=True):
+        true[variant, step] = result
+    for caches in ("one", "one", "another"):
+        for variant, step, result in run(caches, "once", "retained", "once", "measured"):
+            expected = true[variant, step]
+            if step == "measured":
+                assert result <= 1.02 * expected, (variant, f"{result} bytes, and stock {expected}")
+            else:
+                numbers = [
+                    list(chain(*([n] if isinstance(n, float) else n for n in each))) for each in (result, expected)
+                ]
+                assert numbers[0] == pytest.approx(numbers[1], rel=0.02), (variant, step)

@@ -26,6 +26,7 @@ UNIT, GRAPH = "aot_autograd", "inductor"
 """The kinds of entries, by torch's names of their caches."""
 FILE = "entries.msgpack"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_FORMAT = 2  # from then on a unit's backward donates
 
 Entries = dict[tuple[str, str], list[bytes]]
 """Contents by kind and torch's key: variants of one key differ in their guards."""
@@ -81,6 +82,7 @@ class InductorBackend(Backend[Entry, Entries]):
         from kcoord.backends.inductor.ambient import ambient
 
         return {
+            "format": _FORMAT,
             "entry": request.kind,
             "torch_key": request.key,
             "hints": request.hints,

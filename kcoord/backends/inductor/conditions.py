@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -13,6 +14,7 @@ _COLLECTIVE = {
     "torch._inductor.config": (
         "aten_distributed_optimizations.enable_overlap_scheduling",
         "aten_distributed_optimizations.spmd_check",
+        "aten_distributed_optimizations.enable_low_contention_collectives",
         "distributed_max_autotune_gemm",
         "bucket_all_gathers_fx",  # pytorch#188332: entries depend on the rank
         "bucket_reduce_scatters_fx",
@@ -24,6 +26,33 @@ _COLLECTIVE = {
     "torch._functorch.config": ("_sync_decision_cross_ranks",),
 }
 """Settings under which ranks talk to each other while they compile. A rank that waits for the compile would not answer."""
+
+_SUSPECT = re.compile("(?<!a)sync|cross_ranks|collective|distributed")
+"""In the name of a switch under which ranks may talk to each other, as versions of torch that are not known here will have."""
+
+_OVERLAP = "aten_distributed_optimizations."
+_HARMLESS = {
+    "torch._inductor.config": {
+        # how overlap scheduling goes about it, which is a switch of its own
+        *(_OVERLAP + name for name in (
+            "bucket_exposed_first", "bucket_mode", "bucket_only_internode_comms", "collective_bucketing", "collective_estimator",
+            "compute_estimator", "custom_runtime_estimation", "enable_fusion_regions", "insert_overlap_deps",
+            "log_final_collectives_estimations", "overlap_scheduling_autofix_cycles", "pre_bucketing_fsdp_collectives",
+            "pre_bucketing_fsdp_collectives_verbose", "prioritize_bucketing_during_scheduling",
+            "profile_guided_estimations_profile_path", "spmd_mismatch",
+        )),
+        # the same of low-contention collectives
+        *(_OVERLAP + name for name in ("low_contention_all_gather_ce_multicast", "low_contention_skip_overlap_check")),
+        # these rewrite or reorder this rank's graph, and ask nobody
+        *(_OVERLAP + name for name in ("allow_comms_decompositions", "enable_simple_overlap")),
+        "_collective.auto_select",
+        # these wait for the GPU, and later than a compile
+        "triton.debug_sync_graph", "triton.debug_sync_kernel", "triton.force_cudagraph_sync",
+    },
+    "torch._functorch.config": {"unsafe_allow_optimization_of_collectives"},  # which tensors are saved, by this rank's graph
+    "torch._dynamo.config": {"enable_compiler_collectives"},  # Dynamo talks before it has a graph to compile
+}  # fmt: skip
+"""Switches with such names that were read in torch 2.8 to 2.14."""
 
 _CUSTOM = {
     "torch._inductor.config": (
@@ -58,6 +87,8 @@ def problem(kind: str, graph: Any, inputs: Iterable[Any] = ()) -> str:
     for name, value in (*_settings(_COLLECTIVE), *_settings(_CUSTOM)):
         if value not in _OFF:
             return f"{name} is set: ranks may talk to each other while they compile"
+    for name in unknown_switches():
+        return f"{name} is on, which this kcoord does not know: ranks may talk to each other while they compile"
     if kind == UNIT:
         if _compiled_autograd():
             return "compiled autograd compiles the backward"
@@ -123,6 +154,15 @@ def _settings(names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Any]]:
                 yield f"{module}.{attribute}", attrgetter(attribute)(config)
             except AttributeError:
                 continue
+
+
+def unknown_switches(is_on: Callable[[Any], bool] = lambda value: value is True) -> Iterator[str]:
+    """Switches of this version that may make ranks talk to each other, as far as their names tell."""
+    for module, harmless in _HARMLESS.items():
+        config = sys.modules.get(module)
+        for name in filter(_SUSPECT.search, getattr(config, "_config", ())):
+            if name not in harmless and name not in _COLLECTIVE.get(module, ()) and is_on(getattr(config, name, None)):
+                yield f"{module}.{name}"
 
 
 def _compiled_autograd() -> bool:

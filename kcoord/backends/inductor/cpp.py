@@ -17,6 +17,7 @@ from typing import Any
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.base import Backend
 from kcoord.backends.steps import UNLOADED
+from kcoord.errors import KeyFactorError
 from kcoord.files.lock import locked
 from kcoord.files.replace import replace_file
 from kcoord.interruption import let_through
@@ -71,9 +72,13 @@ class CppBackend(Backend[Build, None]):
         from torch._inductor.codecache import cache_dir
         from torch._inductor.cpp_builder import get_compiler_version_info
 
+        try:
+            sources = [path.read_bytes() for path in request.sources]
+        except OSError as error:  # torch's own cache is gone, or another user's: torch says so itself
+            raise KeyFactorError(f"a source of it cannot be read: {error}") from None
         commands = [builder.get_command_line().replace(cache_dir(), "CACHE") for builder in request.builders]
         return {
-            "sources": [path.read_bytes() for path in request.sources],
+            "sources": sources,
             "commands": commands,
             "compiler": get_compiler_version_info(request.builders[-1]._compiler),
             "torch": (str(torch.__version__), torch.version.git_version),

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import multiprocessing
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import conditions, cpp, place, scopes, tuning
+from kcoord.backends.inductor import conditions, cpp, donation, place, scopes, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
@@ -29,8 +27,7 @@ from kcoord.ranks import ranks_of
 
 _LOCK = "inductor.lock"
 _patience = [5.0]  # seconds that this process may still wait for it, for all graphs together
-_CORES = 4  # for each rank
-_UNDONATED = "kcoord-undonated"
+_UNIT_KEY = "a"  # what torch's keys of units begin with
 _GRAPH_COMPILE = "torch._functorch._aot_autograd.graph_compile"
 
 
@@ -64,44 +61,18 @@ def hook() -> None:
     _wrap(compile_fx, "_compile_fx_inner", _graph)
     _wrap(TritonBundler, "read_and_emit", _emit, of_class=True)
     _hook_tuning()
-    _hook_workers()
     if cpp.replaces(codecache._worker_compile_cpp):
         codecache._worker_compile_cpp = cpp.build
     if shares_units:
         _wrap(import_module(_GRAPH_COMPILE), "_aot_stage2b_bw_compile", _backward_with_forward)
         from torch._dynamo.backends.distributed import SubmodCompiler
+        from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 
         from kcoord.backends.inductor import ddp
 
+        _wrap(AOTDispatchAutograd, "post_compile", donation.joined, of_class=True)
         _wrap(SubmodCompiler, "__init__", ddp.made)
         _wrap(SubmodCompiler, "run_node", ddp.run_node)
-
-
-@fails_open(lambda: None)
-def _hook_workers() -> None:
-    """Torch starts its compile workers before it looks a unit up: seconds of CPU that a warm rank does without.
-
-    Where cores are idle they start now, when Inductor is imported; until they are there, a rank compiles kernels one by one.
-    Workers of another kind than subprocesses initialize CUDA, and are left alone.
-    """
-    from torch._inductor import async_compile, config
-
-    if config.worker_start_method != "subprocess":
-        return
-    _wrap(async_compile, "maybe_warm_pool", lambda native: None)
-    is_rank = ranks_of().rank is not None and multiprocessing.parent_process() is None
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if is_rank and len(os.sched_getaffinity(0)) >= _CORES * ranks:
-        _start_workers()
-
-
-@fails_open(lambda: None)
-def _start_workers() -> None:
-    from torch._inductor import async_compile
-
-    warm_pool: Any = getattr(async_compile, "maybe_warm_pool", None)  # not in torch 2.8
-    if is_wrapped(warm_pool):
-        warm_pool.__wrapped__()  # idempotent
 
 
 @fails_open(lambda: None)
@@ -122,11 +93,13 @@ def _hook_tuning() -> None:
 
 def _compiles_backwards_early() -> bool:
     """True if this torch can compile a backward with its forward; else each rank traces its units, and graphs are shared."""
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
     from torch._functorch._aot_autograd.schemas import AOTConfig
 
     stages = import_module(_GRAPH_COMPILE) if find_spec(_GRAPH_COMPILE) else None
     settings = {field.name for field in dataclasses.fields(AOTConfig)}
-    return hasattr(stages, "_aot_stage2b_bw_compile") and "force_non_lazy_backward_lowering" in settings
+    known = hasattr(stages, "_aot_stage2b_bw_compile") and donation.replaces(AOTDispatchAutograd.post_compile)
+    return known and "force_non_lazy_backward_lowering" in settings
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool = False) -> None:
@@ -173,20 +146,24 @@ def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> An
     if scopes.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
     place.look()
-    with _tagged(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
+    with _tagged(), _told_apart(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
 
 
 _tagged = fails_open(lambda alone=False: contextlib.nullcontext())(tagged)
+_told_apart = fails_open(lambda: contextlib.nullcontext())(donation.told_apart)
 _is_spread = fails_open(lambda graph, inputs: True)(conditions.is_spread)
 
 
 @fails_open(lambda kind, graph, inputs=(): "an error in kcoord")
 def _problem(kind: str, graph: Any, inputs: Any = ()) -> str:
-    found = conditions.problem(kind, graph, inputs)
-    if found:
-        notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {found}", about=found)
-    return found
+    return _told(kind, conditions.problem(kind, graph, inputs))
+
+
+def _told(kind: str, problem: str) -> str:
+    if problem:
+        notices.tell(f"torch.compile: a {'unit' if kind == UNIT else 'graph'} is not shared: {problem}", about=problem)
+    return problem
 
 
 def _backward_with_forward(
@@ -199,10 +176,7 @@ def _backward_with_forward(
     aot_config: Any,
     *compilers: Any,
 ) -> Any:
-    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would.
-
-    Nobody knows yet whether the graph is retained, so no saved tensor is donated. Torch's key of a graph does not say that.
-    """
+    """The lead of a unit compiles its backward at once: in step, inside ``loss.backward()``, all ranks would."""
     scope = scopes.leading()
 
     def compile(config: Any) -> Any:
@@ -218,19 +192,10 @@ def _backward_with_forward(
 
     if scope is None or scope.kind != UNIT:
         return compile(aot_config)
-    from torch.compiler import config
-
-    metas = [meta for meta in (fw_metadata, getattr(maybe_subclass_meta, "fw_metadata", None)) if meta is not None]
-    donated = [meta.bw_donated_idxs for meta in metas]
-    for meta in metas:
-        meta.bw_donated_idxs = []
     try:
-        with config.patch(cache_key_tag=f"{config.cache_key_tag}{_UNDONATED}"):
-            return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
+        return compile(dataclasses.replace(aot_config, force_non_lazy_backward_lowering=True))
     except Exception as error:  # noqa: BLE001 - perhaps nobody needs it: stock finds out in ``loss.backward()``
         scope.withhold(f"its backward does not compile: {type(error).__name__}: {error}")
-        for meta, indices in zip(metas, donated, strict=True):
-            meta.bw_donated_idxs = indices
         return compile(aot_config)
 
 
@@ -264,9 +229,9 @@ def _looked_up(kind: str, key: str, evaluate_guards: Callable[[str, list[int]], 
     if scope is None:
         return None
     if scope.kind == kind and scope.asked is None:
+        if kind == UNIT and not key.startswith(_UNIT_KEY):  # with `bypass_autograd_cache_key`
+            scope.problem = _told(UNIT, "torch has drawn its key at random")
         scope.ask(Entry(kind, key, tuple(map(int, hints)), _donated() if kind == GRAPH else (), scope.problem))
-        if not scope.given:
-            _start_workers()
     for content in scope.given.get((kind, key), ()):
         entry = pickle.loads(content)  # verified: `backend.begin` returned its artifact
         if not entry.guards_expr or evaluate_guards(entry.guards_expr, hints):

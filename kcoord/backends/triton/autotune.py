@@ -48,6 +48,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
 from kcoord.profiles.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
+from kcoord.ranks import ranks_of
 
 _PARAMETERS = ["self", "tuning_key", "configs", "bench_fn"]
 """Of `Autotuner.check_disk_cache`, from Triton 3.4 on."""
@@ -174,6 +175,15 @@ def _wants_disk_cache(autotuner: Autotuner) -> bool:
     return bool(vars(autotuner).get("cache_results"))
 
 
+@fails_open(lambda autotuner: True)
+def _is_alone(autotuner: Autotuner) -> bool:
+    """True if a rank that finds a choice in its own disk's cache leaves no other rank waiting that measures."""
+    if ranks_of().world == 1 or not choice_key.waits(autotuner):
+        return True
+    notices.tell(f"{autotuner.base_fn.__name__}: Triton's own cache of choices is off: ranks have to tune it in step")
+    return False
+
+
 def _sharing(stock: Any) -> Any:
     @functools.wraps(stock)
     def check_disk_cache(
@@ -190,7 +200,7 @@ def _sharing(stock: Any) -> Any:
         before = vars(self).get("configs_timings")
         found = False
         with _under(tuning):
-            if _wants_disk_cache(self):
+            if _wants_disk_cache(self) and (tuning is not None or _is_alone(self)):
                 found = bool(stock(self, tuning_key, configs, bench_fn))
             else:
                 bench_fn()

@@ -60,8 +60,9 @@ def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
     inputs = inputs_of(jit)
     if inputs.problem:
         raise KeyFactorError(inputs.problem)
-    if any(_BEYOND_THE_GPU.search(str(getattr(each, "src", ""))) for each in (jit, *inputs.functions)):
-        raise KeyFactorError("it may communicate with other GPUs, whose ranks have to tune in step with this one")
+    in_step = waits(autotuner)
+    if in_step:
+        raise KeyFactorError(in_step)
     parameters = [[p.name, p.is_constexpr, p.do_not_specialize, p.do_not_specialize_on_alignment] for p in jit.params]
     return {
         "kernel": inputs.key.digest,
@@ -78,6 +79,27 @@ def kernel_factors(autotuner: Autotuner, target: Any) -> dict[str, Any]:
         },
         "bench": _bench_factors(autotuner),
     }
+
+
+def waits(autotuner: Autotuner) -> str:
+    """Why ranks may have to tune it in step, so that all of them measure or none; empty if each can measure alone.
+
+    Triton's own functions measure for a time, so nothing that waits can work with them; a function that launches a fixed number
+    of times is one that it can work with.
+    """
+    try:
+        jit, _ = _inner(autotuner)
+        functions = [jit, *inputs_of(jit).functions]
+    except KeyFactorError:
+        functions = []  # it tunes something else
+    if any(_BEYOND_THE_GPU.search(str(getattr(each, "src", ""))) for each in functions):
+        return "it may communicate with other GPUs, whose ranks have to tune in step with this one"
+    bench = _own_bench(autotuner)
+    try:
+        alone = bench is None or _waits_for_nobody(bench)
+    except KeyFactorError:
+        alone = False
+    return "" if alone else "its benchmark function (do_bench) may wait for other ranks"
 
 
 def named(autotuner: Autotuner, args: Sequence[Any]) -> dict[str, Any]:
@@ -207,22 +229,19 @@ def _heuristic(levels: list[Heuristics], given: dict[str, Any]) -> dict[str, Any
 
 
 def _bench_factors(autotuner: Autotuner) -> Any:
-    """The benchmark function: one that may wait for other ranks makes a choice that cannot be shared.
-
-    Ranks that tune in step, with a collective in each measurement or in the kernel itself, must all do so or none: a rank that
-    finds the choice would leave the others waiting. Triton's own functions measure for a time, so nothing that waits can work
-    with them; a function that launches a fixed number of times is one that it can work with.
-    """
     numbers = [plain(getattr(autotuner, name, None)) for name in ("num_warmups", "num_reps", "use_cuda_graph")]
+    bench = _own_bench(autotuner)
+    return numbers if bench is None else [*numbers, said_by(bench)]
+
+
+def _own_bench(autotuner: Autotuner) -> Any | None:
+    """The benchmark function that somebody has put in the place of Triton's."""
     bench = autotuner._do_bench
     own = vars(autotuner).get("do_bench")  # kept at its first use, or put there by somebody
     if bench is None and own is not None and own != driver.active.get_benchmarker():
         bench = own
-    if bench is None or (isinstance(bench, types.FunctionType) and bench.__module__ == Autotuner.__module__):
-        return numbers
-    if not _waits_for_nobody(bench):
-        raise KeyFactorError("its benchmark function (do_bench) may wait for other ranks")
-    return [*numbers, said_by(bench)]
+    is_tritons = isinstance(bench, types.FunctionType) and bench.__module__ == Autotuner.__module__
+    return None if is_tritons else bench
 
 
 def _waits_for_nobody(bench: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,35 @@ def test_settings_under_which_ranks_may_talk_while_they_compile_are_named(
     monkeypatch.setattr(importlib.import_module(module), name, value)
     for kind in (UNIT, GRAPH):
         assert f"{module}.{name} is set" in conditions.problem(kind, plain)
+
+
+def test_every_switch_of_this_torch_that_may_make_ranks_talk_has_been_judged() -> None:
+    """A version with another one needs somebody to read what it does, and to list it."""
+    import torch._dynamo.config
+    import torch._functorch.config
+    import torch._inductor.config  # noqa: F401
+
+    numbers = (int, float, type(None))
+    found = conditions.unknown_switches(lambda value: isinstance(value, bool) or not isinstance(value, numbers))
+    assert list(found) == []
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_of_a_later_torch_that_is_on_and_may_make_ranks_talk_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: bool
+) -> None:
+    """As torch 2.15 has one: an all_reduce within a decision about its cache."""
+    import torch._functorch.config as config
+    from torch.utils._config_module import Config
+
+    name, plain = "_sync_cache_decision_cross_ranks", graph_of(lambda x: x @ x)
+    kind = type(next(iter(config._config.values())))
+    given = (Config(default=value, value_type=bool), name)[: len(inspect.signature(kind).parameters)]  # torch 2.11: one
+    monkeypatch.setitem(config._config, name, kind(*given))
+    for kind in (UNIT, GRAPH):
+        found = conditions.problem(kind, plain)
+        assert (f"torch._functorch.config.{name} is on" in found) is value
+        assert bool(found) is value
 
 
 def test_a_unit_with_an_operator_of_the_user_is_not_shared_and_its_graphs_are() -> None:

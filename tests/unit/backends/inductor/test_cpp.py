@@ -14,6 +14,7 @@ from torch._inductor.cpp_builder import BuildOptionsBase, CppBuilder, get_cpp_co
 from torch.utils._filelock import FileLock
 
 from kcoord.backends.inductor import cpp
+from tests.support.sandbox import Sandbox
 
 
 def a_build(directory: Path) -> cpp.Build:
@@ -78,3 +79,25 @@ def test_builders_of_another_torch_are_left_alone(tmp_path: Path) -> None:
     assert not cpp.CppBackend().bypass(request)
     del request.builders[0]._output
     assert "differ" in cpp.CppBackend().bypass(request)
+
+
+def test_a_source_that_vanished_is_torchs_error_and_none_of_kcoord(sandbox: Sandbox) -> None:
+    """A cleaner of temporary directories took it."""
+    program = """
+import sys
+from pathlib import Path
+from kcoord.backends.inductor import cpp
+from tests.unit.backends.inductor.test_cpp import a_build
+
+request = a_build(Path(sys.argv[1]))
+request.sources[0].unlink()
+try:
+    cpp.build(request.lock, request.builders)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    root = str(Path(__file__).parents[4])
+    done = sandbox.run("-c", program, sandbox.root / "cache", timeout=120, PYTHONPATH=root)
+    assert (done.stdout, done.returncode) == ("CppCompileError\n", 0), done.stderr
+    assert "unit.cpp" in done.stderr
+    assert "please report it" not in done.stderr

@@ -1,58 +1,62 @@
-"""Torch's functions, wrapped."""
+"""Torch's functions, wrapped: what a rank does beside its compiles."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
+
+from tests.support.sandbox import Sandbox
 
 pytest.importorskip("torch")
 
-from torch._inductor import async_compile
+PROGRAM = """
+import sys
 
-from kcoord.backends.inductor import hooks, scopes
-from kcoord.backends.inductor.backend import UNIT
-from kcoord.backends.inductor.scopes import Scope
+if sys.argv[1:] == ["kcoord"]:
+    import kcoord
 
+    kcoord.install()
+import psutil
+import torch
+from torch._inductor import config
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A process of a job with two ranks on this node, and how often torch's compile workers were started in it."""
-    found: list[str] = []
-    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: found.append("started"))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("rank", "parent", "cores", "times"),
-    [("0", None, 8, 1), ("0", None, 7, 0), (None, None, 8, 0), ("0", object(), 8, 0)],
-)
-def test_compile_workers_start_with_torch_compile_in_a_rank_that_has_idle_cores(
-    monkeypatch: pytest.MonkeyPatch, started: list[str], rank: str | None, parent: object, cores: int, times: int
-) -> None:
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    if rank is None:
-        monkeypatch.delenv("RANK")
-    hooks._hook_workers()
-    assert len(started) == times
+config.fallback_by_default = True  # no C++ to build
+torch.compile(lambda x: x @ x)(torch.ones(4, 4))
+print(len(psutil.Process().children(recursive=True)))
+"""
 
 
-@pytest.mark.parametrize(("given", "times"), [({}, 1), ({(UNIT, "key"): []}, 0)], ids=["misses", "finds"])
-def test_compile_workers_start_where_a_compile_misses_and_not_where_it_finds(
-    monkeypatch: pytest.MonkeyPatch, started: list[str], given: dict[Any, Any], times: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    hooks._hook_workers()
-    async_compile.maybe_warm_pool()  # as torch does before it looks anything up
-    assert not started
-    scope = Scope(UNIT)
-    monkeypatch.setattr(scope, "ask", lambda entry: vars(scope).update(given=given, asked=entry))
-    monkeypatch.setattr(scopes, "innermost", lambda: scope)
-    hooks._looked_up(UNIT, "key", SimpleNamespace(), [])
-    assert len(started) == times
+def test_a_rank_whose_graphs_are_for_the_cpu_starts_no_compile_worker_as_in_stock(sandbox: Sandbox) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    for arguments in ([], ["kcoord"]):
+        caches = str(sandbox.root / "-".join(("caches", *arguments)))
+        done = sandbox.run("-c", PROGRAM, *arguments, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches, **rank)
+        assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+DRAWN = """
+import random
+import sys
+import kcoord
+import torch
+from torch._functorch import config
+
+kcoord.install()
+config.bypass_autograd_cache_key = True
+random.seed(0)  # as a training script does
+torch._inductor.config.fallback_by_default = True  # no C++ to build
+
+@torch._dynamo.allow_in_graph  # torch makes no key of it
+def opaque(x):
+    return x * float(sys.argv[1])
+
+print(torch.compile(lambda x: opaque(x) + 1)(torch.ones(1)).item())
+"""
+
+
+def test_a_unit_whose_key_torch_has_drawn_at_random_is_not_shared(sandbox: Sandbox) -> None:
+    """Two ranks with one seed draw the same key for different graphs."""
+    for factor in ("2", "3"):
+        caches = str(sandbox.root / factor)
+        done = sandbox.run("-c", DRAWN, factor, timeout=120, TORCHINDUCTOR_CACHE_DIR=caches)
+        assert (done.stdout, done.returncode) == (f"{float(factor) + 1}\n", 0), done.stderr
+        assert "torch has drawn its key at random" in done.stderr

@@ -657,6 +657,38 @@ def test_a_kernel_whose_ranks_may_wait_for_each_other_is_tuned_by_each_for_itsel
         triton_choice_key.kernel_factors(triton.autotune([], [])(module.together), target)
 
 
+IN_STEP = """
+import sys, kcoord
+kcoord.install()
+sys.path.insert(0, sys.argv[1])
+import tuned
+
+def in_step(kernel_call, quantiles):
+    return tuned.measure(kernel_call, quantiles)  # and a barrier
+
+tuned.driver.set_active(tuned.Gpu())
+configs = [tuned.triton.Config({"BLOCK": block}) for block in tuned.BLOCKS]
+add = tuned.triton.autotune(configs, ["m"], do_bench=in_step, cache_results=True)(tuned.add.fn)
+add[(1,)](tuned.Tensor(), None, None, 1024, 7, WIDTH=1)
+print(tuned.measured)
+"""
+
+
+@pytest.mark.parametrize("world", ["2", "1"])
+def test_a_tuner_whose_ranks_may_wait_for_each_other_is_answered_by_tritons_disk_cache_on_no_rank(
+    sandbox: Sandbox, world: str
+) -> None:
+    """A rank on a node that has tuned before would leave the others waiting in their first measurement."""
+    measured = []
+    for _ in range(2):
+        home = str(sandbox.local / "triton")
+        ranks = {"RANK": "0", "WORLD_SIZE": world, "TRITON_CACHE_DIR": home}
+        done = sandbox.run("-c", IN_STEP, PROGRAMS, **ranks)
+        assert done.returncode == 0, done.stderr
+        measured.append(json.loads(done.stdout))
+    assert measured == [[32, 64, 128], [32, 64, 128] if world == "2" else []]
+
+
 def test_a_copy_of_an_autotuner_shares_as_the_original_does(sandbox: Sandbox) -> None:
     script = (
         "import sys, copy, kcoord; kcoord.install(); sys.path.insert(0, sys.argv[1]); import tuned\n"

@@ -1,0 +1,67 @@
+"""Backwards that overwrite saved tensors: a step holds no more memory than stock's, and a graph that is retained is whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.sandbox import PROGRAMS, Sandbox, sandboxed
+
+pytest.importorskip("torch")
+
+Found = dict[tuple[str, str], Any]
+"""By variant and step: the loss and digests of the gradients, or bytes."""
+
+
+def run(box: Sandbox, caches: str, *steps: str, stock: bool = False, **more: Any) -> Found:
+    """`caches`: the directory of torch's own."""
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(box.root / caches),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "OMP_NUM_THREADS": "1",
+        "STOCK": "1" if stock else None,
+    }
+    wanted = json.dumps({"steps": steps, **more})
+    done = box.run_forked(PROGRAMS / "donating.py", wanted, timeout=400, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "please report it" not in done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    found: Found = {}
+    for variant, step, result in lines:
+        assert found.setdefault((variant, step), result) == result, "it depends on the steps before it"
+    return found
+
+
+@pytest.fixture(scope="module")
+def true() -> Found:
+    """What stock computes, and what it holds: its first backward says whether it donates."""
+    with sandboxed() as box:
+        return run(box, "first", "retained", "graph", stock=True) | run(box, "second", "once", "measured", stock=True)
+
+
+def test_steps_that_retain_their_graph_and_steps_that_do_not_are_those_of_stock_in_any_order(
+    sandbox: Sandbox, true: Found
+) -> None:
+    """For who compiles the unit, who finds it in torch's own cache, and who loads it. Stock refuses the second and the third."""
+    for caches, steps in (
+        ("one", ("once", "retained", "once", "graph", "once", "measured")),
+        ("one", ("retained", "once", "graph", "retained")),
+        ("another", ("graph", "retained", "once", "measured")),
+    ):
+        for (variant, step), result in run(sandbox, caches, *steps).items():
+            expected = true[variant, step]
+            if step == "measured":
+                assert result <= 1.02 * expected, (variant, f"{result} bytes, and stock {expected}")
+            else:
+                assert result == expected, (variant, step)
+
+
+def test_a_backward_that_retains_its_graph_takes_none_that_donates_from_torchs_cache_of_graphs(
+    sandbox: Sandbox, true: Found
+) -> None:
+    """Torch's key of a graph does not tell them apart, and stock has wrong gradients here."""
+    for step in ("once", "retained"):
+        found = run(sandbox, "graphs", step, cached=False, variants=["float32"])
+        assert found == {("float32", step): true["float32", step]}
