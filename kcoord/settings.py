@@ -143,7 +143,7 @@ class Settings:
         "as 30d; at least 2d.")  # fmt: skip
     local_max_size: int | None = _setting(
         None, parse_bytes, "size", "The most space for this node's own copies; those used within 26 hours stay. Default: "
-        "10GiB, or 5 % of the file system if that is less.")  # fmt: skip
+        "none; in the user's cache directory 10GiB, or 5 % of the file system if that is less.")  # fmt: skip
     disable: bool = _setting(False, values.switch, "0 or 1", "1: everything as without kcoord.")
     optional: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """No setting: those of `SECRET_FILES` that a variable named, and no flag. A mounted Kubernetes Secret may lack them."""

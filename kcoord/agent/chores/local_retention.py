@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
+from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_errors
 from kcoord.retention.holdings import Holdings
@@ -23,7 +24,8 @@ EVERY = 3600.0
 class LocalRetention:
     """Removes artifacts from `local_dir` while they take more than `max_size` bytes; pinned ones stay.
 
-    None: 10 GiB, or 5 % of the file system if that is less. Then the store, which knows the pins, is asked only if there is more.
+    None: no bound, but in the user's cache directory 10 GiB, or 5 % of the file system if that is less. Then the store, which
+    knows the pins, is asked only if there is more.
     Not guaranteed: that the bound is kept at every moment.
     """
 
@@ -33,7 +35,7 @@ class LocalRetention:
         self._holdings: Holdings | None = None  # after the last pass
         self._lane = Lane("local-retention", low_priority=True)
         chore = Chore("the bound of the local directory", self._lane, self._pass, notices, first=FIRST, every=EVERY)
-        self.chores = [chore]
+        self.chores = [chore] if max_size is not None or local_dir == cache_directory() else []
 
     def gauges(self) -> dict[str, float]:
         """The local directory's holdings and bound, by the names of the metrics, after the first pass."""
