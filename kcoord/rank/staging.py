@@ -67,9 +67,8 @@ class StagingDirectories:
                     return directory
             except OSError as error:
                 let_through(error)
-        raise StoreError(
-            f"no disk takes files, or lets libraries be mapped: neither {' nor '.join(map(str, private_places()))}"
-        )
+        tried = " and ".join(map(str, private_places()))
+        raise StoreError(f"{tried}: no file can be written there and mapped as a library: free space, or set TMPDIR")
 
     def keep(self, directory: Path) -> None:
         """This process loads from `directory` until it ends, and then removes it."""

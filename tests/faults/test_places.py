@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import json
 import os
 import subprocess
@@ -55,6 +56,16 @@ kcoord.install()
 sys.argv = ["rank.py", "--kernels", "2"]
 runpy.run_path({str(PROGRAMS / "rank.py")!r}, run_name="__main__")
 """
+COMPILES = """
+import os, subprocess, sys, kcoord, torch
+kcoord.install()
+x = torch.ones(8)
+torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1)(x), x.sin() + 1)
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL)
+torch.testing.assert_close(torch.compile(lambda x: x.cos() * 2)(x), x.cos() * 2)
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
 ONLY_TMPDIR = "import kcoord.default_dir as d; d._ELSEWHERE = ();"
 NOT_LOCAL = "import kcoord.mounts as m; m.LOCAL = m.LOCAL - {'ramfs'};"
 
@@ -64,7 +75,8 @@ def home(sandbox: Sandbox) -> Path:
     """The user's home; no setting names a directory."""
     directory = sandbox.root / "home"
     directory.mkdir()
-    del sandbox.environment["KCOORD_LOCAL_DIR"], sandbox.environment["XDG_CACHE_HOME"]
+    for name in ("KCOORD_LOCAL_DIR", "XDG_CACHE_HOME"):
+        sandbox.environment.pop(name, None)
     sandbox.environment |= {"HOME": str(directory), "KCOORD_IDLE_TIMEOUT": "20"}
     return directory
 
@@ -143,8 +155,13 @@ def test_a_module_is_built_and_loads_although_nothing_loads_from_the_temporary_d
 def test_kernels_are_compiled_once_although_the_temporary_directory_is_full(
     sandbox: Sandbox, home: Path, full: Path, launched: bool
 ) -> None:
+    """Python, and so Triton, takes the next one for its own temporary files."""
     pytest.importorskip("triton")
-    counts = [compiled_by(run(sandbox, KERNELS, launched=launched)) for _ in ("cold", "warm")]
+    after = sandbox.root / "after"
+    after.mkdir()
+    both = f"import tempfile; tempfile._candidate_tempdir_list = lambda: {[str(full), str(after)]};"
+    lines = [run(sandbox, KERNELS, before=both + ONLY_TMPDIR, launched=launched) for _ in ("cold", "warm")]
+    counts = list(map(compiled_by, lines))
     assert counts == [2, 0]
     assert len(list(home.glob(".cache/kcoord/triton/*/*.cubin"))) == 2
 
@@ -160,6 +177,21 @@ def test_triton_writes_where_it_would_without_kcoord_while_no_disk_takes_kcoords
         assert compiled_by(shown) == 2
         assert any(f"Triton keeps kernels in {home}/.triton/cache" in line for line in shown), shown
     assert len(list(home.glob(".triton/cache/*/*.cubin"))) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_torch_compiles_where_it_would_without_kcoord_once_the_disk_takes_no_files(
+    sandbox: Sandbox, fault: str
+) -> None:
+    pytest.importorskip("torch")
+    disk = sandbox.root / "disk"
+    breaks = (
+        ["dd", "if=/dev/zero", f"of={disk}/ballast"] if fault == "full" else ["mount", "-o", "remount,ro", str(disk)]
+    )
+    with mounted(disk, "-t", "tmpfs", "-o", "size=8m,mode=0700", "kcoord-test"):
+        shown = run(sandbox, COMPILES, *breaks, KCOORD_LOCAL_DIR=str(disk))
+    assert shown[:2] == [f"{disk}/inductor", f"{sandbox.environment['TMPDIR']}/torchinductor_{getpass.getuser()}"]
 
 
 @needs_compiler
