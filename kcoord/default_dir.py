@@ -1,4 +1,11 @@
-"""The local directory where none is named: ``$TMPDIR/kcoord-<uid>``, usually on local disk, unlike a home directory.
+"""The directories of this user's on this node where no setting names one: of artifacts, and of sockets.
+
+Artifacts lie in ``kcoord`` in the user's cache directory, where compilers have their caches, too: it outlives a job's own
+``/tmp``. It must be on a file system of this node's, take a file, and let a library be mapped. Else they lie in
+``kcoord-<uid>`` in a temporary directory. The first process decides, and leaves its word there: a disk that fills up later moves
+nobody.
+
+Sockets always lie in the temporary directory: containers that share a home have an agent each.
 
 On a machine that others use, too, another user can make a directory, or a link, of that name. Then another name is taken, the
 same for all processes of this user: the first of ``kcoord-<uid>-1``, ``-2``, â€¦ that this user has, or can make.
@@ -6,25 +13,134 @@ same for all processes of this user: the first of ``kcoord-<uid>-1``, ``-2``, â€
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from kcoord import mounts
+from kcoord.interruption import let_through
 from kcoord.ownership import doubt_of, is_ours, is_safe_to_share
 
 _MOST = 100  # names that others may have taken
-_ELSEWHERE = ("/tmp", "/var/tmp")  # where others can replace whatever is in TMPDIR
+_ELSEWHERE = ("/tmp", "/var/tmp")  # where others can replace whatever is in TMPDIR, or TMPDIR is not this node's
+_LEAST_ROOM = 64 << 20  # bytes that a disk must have free to be chosen
 _log = logging.getLogger("kcoord")
 
 
-def usual_local_dir() -> Path:
+def usual_runtime_dir() -> Path:
+    """The directory of sockets: in the first temporary directory that is this node's own."""
+    return _first_of_this_node(_temporary()) / f"kcoord-{os.getuid()}"
+
+
+@functools.lru_cache(maxsize=4)
+def _first_of_this_node(places: tuple[Path, ...]) -> Path:
+    return next((each for each in places if mounts.file_system_of(each) not in mounts.NETWORK), places[0])
+
+
+def _temporary() -> tuple[Path, ...]:
+    first = ""
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # none can be written just now: the code that needs the directory reports why
+        first = tempfile.gettempdir()  # writes a file into each candidate
+    with contextlib.suppress(FileNotFoundError):
+        first = "" if first == os.getcwd() else first  # noqa: PTH109 - Python's last resort, which nodes may share
+    first = first or os.environ.get("TMPDIR") or "/tmp"
+    return tuple(dict.fromkeys(Path(each).absolute() for each in (first, *_ELSEWHERE)))
+
+
+def cache_directory() -> Path | None:
+    """``$XDG_CACHE_HOME/kcoord``, or ``~/.cache/kcoord``; None if this user has no home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    parent = named if os.path.isabs(named) else os.path.expanduser("~/.cache")  # noqa: PTH111, PTH117 - it may have no home
+    return Path(parent, "kcoord") if os.path.isabs(parent) else None  # noqa: PTH117
+
+
+def local_directory() -> Path:
+    """The directory of artifacts, the same for all processes of this user that have this home and temporary directory.
+
+    Creates it. If no place is suitable it is the first temporary directory: the code that needs it reports why.
+    """
+    runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
+    if cache is None or why_unsuitable(cache):
+        return _in_temporary(runtime)
+    word = runtime / f"local-dir-{hashlib.sha256(os.fsencode(cache)).hexdigest()[:8]}"
+    with contextlib.suppress(OSError):
+        if word.read_bytes() == os.fsencode(runtime):
+            return _in_temporary(runtime)
+        return cache
+    decided = cache if takes_libraries(cache, _LEAST_ROOM) else runtime
+    with contextlib.suppress(OSError):  # without a word each process looks for itself
+        descriptor, part = tempfile.mkstemp(dir=runtime)
+        try:
+            os.write(descriptor, os.fsencode(decided))
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(part, word)
+        finally:
+            os.close(descriptor)
+            os.unlink(part)  # noqa: PTH108
+        decided = Path(os.fsdecode(word.read_bytes()))
+    return decided if decided == cache else _in_temporary(runtime)
+
+
+def _in_temporary(runtime: Path) -> Path:
+    """`runtime`, or the directory that other temporary directories have for it if a library cannot be mapped from there."""
+    if why_unsuitable(runtime):
+        places = (own_directory(each / runtime.name) for each in _temporary()[1:])
+        return next((place for place in places if not why_unsuitable(place)), runtime)
+    return runtime
+
+
+def why_unsuitable(directory: Path) -> str:
+    """Why artifacts must not lie in `directory`, by its mount and its owners, which every process sees alike; empty if they may.
+
+    Not looked at: whether its disk is full.
+    """
+    kind = mounts.file_system_of(directory)
+    if kind not in mounts.LOCAL:
+        return f"{directory} is on {kind}"
     try:
-        directory = tempfile.gettempdir()  # writes a file into each candidate
-    except FileNotFoundError:  # none can be written just now: the code that needs the directory reports why
-        directory = os.environ.get("TMPDIR") or "/tmp"
-    return Path(directory).absolute() / f"kcoord-{os.getuid()}"
+        flags = mounts.flags_of(directory)
+        if flags & (os.ST_NOEXEC | os.ST_RDONLY):
+            return f"{directory} is mounted {'noexec' if flags & os.ST_NOEXEC else 'read-only'}"
+        if directory.is_symlink():
+            return f"{directory} is a symbolic link"
+        return str(doubt_of(directory) or "")
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+
+
+def why_temporary(local_dir: Path) -> str:
+    """Why `local_dir`, the directory of artifacts, is in the temporary directory; empty if it is elsewhere."""
+    runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
+    if local_dir not in (runtime, _in_temporary(runtime)):
+        return ""
+    return (why_unsuitable(cache) or f"{cache} took no file") if cache is not None else "this user has no home"
+
+
+def takes_libraries(directory: Path, room: int) -> bool:
+    """True if `directory`, which is created, has `room` bytes free, takes a file, and lets it be mapped as a library."""
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        disk = os.statvfs(directory)
+        mounts.try_library(directory)
+    except OSError as error:
+        let_through(error)
+        return False
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= room  # some file systems report no size
+
+
+def private_places() -> Iterator[Path]:
+    """Directories in which one process may keep what its other directories refuse, best first."""
+    yield from _temporary()[:1]
+    if (cache := cache_directory()) is not None:
+        yield cache.parent
 
 
 @functools.lru_cache(maxsize=16)

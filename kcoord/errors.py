@@ -93,10 +93,6 @@ class StoreError(KcoordError):
         self.remedy, self.passing = remedy or message, passing
 
 
-class Replaceable(StoreError):
-    """Another user may put another directory in the place of one of this user's, by the rights that it has above it."""
-
-
 class LeaseUnavailable(KcoordError):
     """A lease service cannot answer now. Callers go on without it, and lose efficiency, not correctness."""
 

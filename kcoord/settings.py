@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord import setting_values as values
-from kcoord.default_dir import own_directory, usual_local_dir
+from kcoord.default_dir import cache_directory, local_directory, own_directory, usual_runtime_dir
 from kcoord.errors import SettingsError
 from kcoord.redis_url import parse_redis_url, read_redis_url, without_password
 from kcoord.secret_files import is_left_out
@@ -62,8 +62,9 @@ class Settings:
         False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
         "init` does.")  # fmt: skip
     local_dir: Path = _setting(
-        usual_local_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
-        "kcoord-UID in the temporary directory.")  # fmt: skip
+        usual_runtime_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
+        "kcoord in the user's cache directory (XDG_CACHE_HOME, or ~/.cache) if that is local, takes files and is not mounted "
+        "noexec; else kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
         None, parse_redis_url, "URL", "Redis that elects one compiler across nodes, or any node of a Redis Cluster "
         "(redis://host:port,host:port names several); credentials, rediss:// and redis+sentinel:// included (a flag "
@@ -72,8 +73,8 @@ class Settings:
         None, values.path, "file", "A file that holds this URL, for the agent alone: a mounted Secret, or a file that "
         "only its owner may read. It wins.")  # fmt: skip
     socket: Path | None = _setting(
-        None, values.socket, "file", "The agent's Unix socket. Default: in the local directory, named by the other "
-        "settings.")  # fmt: skip
+        None, values.socket, "file", "The agent's Unix socket. Default: in the local directory, or, if that is in the user's "
+        "cache directory, in kcoord-UID in the temporary directory; named by the other settings.")  # fmt: skip
     namespace: str = _setting(
         _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store: each namespace "
         "but `default` has its own, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
@@ -141,7 +142,8 @@ class Settings:
         None, values.days, "time", "Agents remove artifacts from the store that no job has used for this long, such "
         "as 30d; at least 2d.")  # fmt: skip
     local_max_size: int | None = _setting(
-        None, parse_bytes, "size", "The most space for this node's own copies; those used within 26 hours stay.")  # fmt: skip
+        None, parse_bytes, "size", "The most space for this node's own copies; those used within 26 hours stay. Default: "
+        "none; in the user's cache directory 10GiB, or 5 % of the file system if that is less.")  # fmt: skip
     disable: bool = _setting(False, values.switch, "0 or 1", "1: everything as without kcoord.")
     optional: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     """No setting: those of `SECRET_FILES` that a variable named, and no flag. A mounted Kubernetes Secret may lack them."""
@@ -152,8 +154,8 @@ class Settings:
     ) -> Settings:
         """Read ``KCOORD_*`` from `environ` (default: `os.environ`); a flag that is not None wins.
 
-        Without `environ`, a default local directory is created. If that is another user's, the one in its place is named in
-        `os.environ`, for this process's children.
+        Without `environ`, a default local directory is chosen and created. It is named in `os.environ`, for this process's
+        children.
 
         Between a secret and its file a flag wins over a variable, and otherwise the file wins. No file is read: its file system
         may hang.
@@ -183,10 +185,8 @@ class Settings:
             if source == variable(spec.name) and spec.name in SECRET_FILES:
                 optional.add(spec.name)
         if here and "local_dir" not in parsed and not parsed.get("disable"):
-            usual = usual_local_dir()
-            parsed["local_dir"] = own_directory(usual)
-            if parsed["local_dir"] != usual:
-                os.environ[variable("local_dir")] = str(parsed["local_dir"])
+            parsed["local_dir"] = local_directory()
+            os.environ[variable("local_dir")] = str(parsed["local_dir"])
         settings = cls(**parsed, optional=frozenset(optional))
         if settings.lease_limit < settings.lease_ttl:
             raise SettingsError(
@@ -256,10 +256,11 @@ class Settings:
         if self.socket is not None:
             return self.socket
         path = self.local_dir / f"agent-{self.fingerprint}.sock"
+        # containers that share a home must not meet one agent: it knows its ranks by their pids
+        if self.local_dir == cache_directory() or len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
+            path = own_directory(usual_runtime_dir()) / path.name  # may write to the disk: only if needed
         if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
-            path = own_directory(usual_local_dir()) / path.name  # may write to the disk: only if needed
-        if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
-            path = own_directory(Path("/tmp", usual_local_dir().name)) / path.name  # TMPDIR is too long as well
+            path = own_directory(Path("/tmp", usual_runtime_dir().name)) / path.name  # TMPDIR is too long as well
         return path
 
     def redis_address(self) -> str | None:

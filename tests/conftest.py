@@ -7,8 +7,10 @@ import compileall
 import gc
 import inspect
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     fork_agents(lambda: fork_server((WITH_KCOORD,)).address)
     if not hasattr(config, "workerinput"):
         toolchain.begin()
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="kc-cache-", dir="/tmp")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
         servers = ForkServers()
         os.environ.update(servers.variables)
         config.add_cleanup(servers.close)

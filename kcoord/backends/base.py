@@ -18,7 +18,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends import abandoned
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.backends.steps import UNLOADED, H, R, Steps
-from kcoord.errors import KeyFactorError, SettingsError
+from kcoord.errors import KeyFactorError, SettingsError, StoreError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey
@@ -76,7 +76,14 @@ class Backend(Steps[R, H]):
             begun = private(begun.key, begun.path, str(asked.device or ""))
         if not isinstance(begun, Compilation):
             return native()
-        handle = self._compiled(request, begun)
+        try:
+            handle = self._compiled(request, begun)
+        except StoreError as error:  # kcoord's: no disk takes a compiler's files
+            let_through(error)
+            if self.explicit:
+                raise
+            notices.tell(f"{error}; kcoord stands aside", about=error.remedy)
+            handle = ABSENT
         return native() if handle is ABSENT else self._kept(asked, handle)
 
     @final

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kcoord.errors import SettingsError
+from kcoord.errors import SettingsError, StoreError
+from kcoord.files.faults import is_of_a_disk
 from kcoord.interruption import let_through
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import Coordinator
@@ -21,6 +22,7 @@ notices = Notices()
 def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
     """Wrap a hook so that an error inside kcoord is logged, once, and ``otherwise(*args)`` answers in its place.
 
+    A disk that refuses kcoord's own files is one line, which names the remedy.
     This is the one broad `except` of a rank: an error that nobody foresaw must not fail a training job. An exception that a
     signal handler of the script raised meanwhile is the script's, and is raised.
     """
@@ -32,7 +34,9 @@ def fails_open(otherwise: Callable[..., Any]) -> Callable[[F], F]:
                 return hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - see above
                 let_through(error)
-                if notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
+                if isinstance(error, StoreError) or is_of_a_disk(error):
+                    notices.tell(f"{error}; kcoord stands aside", about=f"a disk: {type(error).__name__}")
+                elif notices.tell(f"an error in kcoord, please report it: {type(error).__name__}: {error}"):
                     log.warning("where it happened", exc_info=error)
                 return otherwise(*args, **kwargs)
 

@@ -23,7 +23,7 @@ from kcoord.artifacts import local
 from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
-from kcoord.files.private import check_tier, is_shelter, make_own, make_private
+from kcoord.files.private import check_tier, is_shelter, make_own, make_tier
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
@@ -52,7 +52,7 @@ def install() -> list[str]:
     if settings.disable:
         return []
     try:
-        make_private(settings.local_dir)
+        make_tier(settings.local_dir)
     except StoreError as error:
         let_through(error)
         notices.tell(f"KCOORD_LOCAL_DIR={error}; kcoord leaves compilers alone")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,19 +25,19 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.backends.registry import backends, obstacle
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, print_json, subcommand
+from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError, LeaseUnavailable, SettingsError, StoreError
 from kcoord.files import beneath
-from kcoord.files.faults import store_errors
+from kcoord.files.faults import has_no_inodes, store_errors
 from kcoord.files.naming import staging_name
-from kcoord.files.private import make_private
+from kcoord.files.private import make_tier
 from kcoord.files.rename import write_files
 from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, LeaseService
+from kcoord.mounts import LOCAL, NETWORK, file_system_of, try_library
 from kcoord.ranks import nodes_of
 from kcoord.settings import Settings, variable
 
-_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "ramfs"})
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "fuse.sshfs", "gpfs", "beegfs", "ceph", "9p"}
 _LITTLE_SPACE = 1 << 30  # bytes
 
 
@@ -108,10 +107,10 @@ def _package(package: str, oldest: tuple[int, ...]) -> Finding:
 def _local_dir(settings: Settings) -> Iterator[Finding]:
     what = "local directory"
     try:
-        make_private(settings.local_dir)
-        with store_errors(settings.local_dir), tempfile.TemporaryFile(dir=settings.local_dir) as probe:
-            probe.write(b"kcoord doctor")
-            probe.flush()
+        make_tier(settings.local_dir)
+        with store_errors(settings.local_dir):
+            try_library(settings.local_dir)
+        yield Finding(what, "ok", f"{settings.local_dir} ({file_system_of(settings.local_dir)})")
         yield from _directory(what, settings.local_dir)
     except KcoordError as error:
         yield Finding(what, "fail", str(error), "set KCOORD_LOCAL_DIR to a directory of your own on local disk")
@@ -120,10 +119,15 @@ def _local_dir(settings: Settings) -> Iterator[Finding]:
     for backend in backends():
         places |= backend.tiers(os.environ)
     for name, place in places.items():
-        kind = _file_system(place)
-        if kind in _NETWORK_FILE_SYSTEMS:
+        kind = file_system_of(place)
+        if kind in NETWORK:
             remedy = f"set {name} to a directory on local disk; nodes share the store"
             yield Finding(what, "warn", f"{place} is on {kind}", remedy)
+    if why := why_temporary(settings.local_dir):
+        remedy = "set KCOORD_LOCAL_DIR to a directory on local disk that outlives the job, or KCOORD_STORE"
+        yield Finding(
+            what, "ok" if settings.store else "warn", f"temporary, and perhaps the job's alone: {why}", remedy
+        )
 
 
 def _store(settings: Settings) -> Iterator[Finding]:
@@ -148,14 +152,14 @@ def _store(settings: Settings) -> Iterator[Finding]:
             "store", "fail", str(error), "see the finding; meanwhile jobs run, and artifacts stay on each node"
         )
         return
-    kind = _file_system(settings.store)
+    kind = file_system_of(settings.store)
     place = f"{store.root} ({kind}, {uuid[:8]})"
     if refused is not None:
         yield Finding("store", "warn", f"{place}: artifacts are used, and none are published", refused.remedy)
     else:
         yield Finding("store", "ok", f"{place}: published and fetched in {took:.0f} ms")
     has_redis = settings.redis_url is not None or settings.redis_url_file is not None
-    if kind in _LOCAL_FILE_SYSTEMS and (has_redis or nodes_of() > 1):
+    if kind in LOCAL and (has_redis or nodes_of() > 1):
         remedy = "name a directory that all nodes share, or look at its mount"
         yield Finding("store", "warn", f"{store.root} is on {kind}: of several nodes each would have its own", remedy)
     for doubt in doubted:
@@ -208,15 +212,10 @@ def _directory(what: str, path: Path) -> Iterator[Finding]:
     if usage.free < _LITTLE_SPACE:
         yield Finding(what, "warn", f"{usage.free >> 20} MiB free", "free space: a job fills a few hundred MiB")
     inodes = os.statvfs(path)
-    if inodes.f_files and inodes.f_favail < 10_000:
+    if has_no_inodes(path):
+        yield Finding(what, "warn", "no inodes left", "remove files: an artifact takes three inodes")
+    elif inodes.f_files and inodes.f_favail < 10_000:
         yield Finding(what, "warn", f"{inodes.f_favail} inodes free", "remove files: an artifact takes three inodes")
-
-
-def _file_system(path: Path) -> str:
-    """The type of the file system that `path` is on; the longest mount point that contains it."""
-    real = path.resolve()
-    mounts = [p for p in psutil.disk_partitions(all=True) if real.is_relative_to(p.mountpoint)]
-    return max(mounts, key=lambda p: len(p.mountpoint)).fstype if mounts else "unknown"
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:

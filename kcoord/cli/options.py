@@ -189,6 +189,6 @@ def no_agent(settings: Settings) -> AgentUnavailable:
             return AgentUnavailable(why)
     others: list[Path] = []
     with suppress(OSError):  # a directory that this user may not read has none for this user
-        others = sorted(p for p in settings.local_dir.glob("agent-*.sock") if p != settings.socket_path)
+        others = sorted(p for p in settings.socket_path.parent.glob("agent-*.sock") if p != settings.socket_path)
     hint = f"; other settings have one: --socket {others[0]}" if others else "; a job or 'kcoord agent' starts one"
     return AgentUnavailable(f"no agent listens at {settings.socket_path}{hint}")

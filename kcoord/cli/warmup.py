@@ -53,7 +53,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
     Start it where the job's modules can be imported: in the directory of its script, or with PYTHONPATH. A kernel that cannot be
     compiled is named and skipped. Exit code 1 if none can be compiled, or if there was no agent to take them.
     """
-    settings = checked_settings(flags)
+    settings = checked_settings(flags, is_job=False)
     if settings.disable:
         echo("kcoord: KCOORD_DISABLE is set: nothing is compiled", err=True)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +25,32 @@ _REMEDIES = {
 }
 
 
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 _WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}  # does not pass while the job runs
+
+
+def is_of_a_disk(error: BaseException) -> bool:
+    """True for an error that a disk raises which is full, over quota, read-only or broken."""
+    return isinstance(error, OSError) and error.errno in _DISK
 
 
 def store_error(error: OSError, where: Path) -> StoreError:
     """`error` as one line that names the path and the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+    if error.errno == errno.ENOSPC and has_no_inodes(where):
+        remedy = "its file system has no inodes left: remove files, or run 'kcoord gc' (--local for a local directory)"
     return StoreError(f"{where}: {remedy}", remedy, passing=error.errno not in _WRONG_PATH)
+
+
+def has_no_inodes(where: Path) -> bool:
+    """True if the disk below `where`, or below the last directory on the way to it, takes no more files, whatever their size."""
+    for path in (where, *where.parents):
+        try:
+            disk = os.statvfs(path)
+        except OSError:
+            continue
+        return disk.f_files > 0 and disk.f_ffree == 0
+    return False
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.errors import Replaceable, StoreError
+from kcoord.errors import StoreError
 from kcoord.files.faults import store_errors
 from kcoord.ownership import Doubt, doubt_of, finding_of
 
@@ -18,8 +18,8 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
     """Create `directory` for this user alone, or check that it is: a real directory of this user's, to which nobody else may
     write, and which nobody else can replace.
 
-    Raises `StoreError` if it is not; `Replaceable` if it is, but for the last of these. Afterwards paths below it are safe to
-    use, and to hand to a compiler, which takes no descriptors: nobody else can lead them elsewhere.
+    Raises `StoreError` if it is not. Afterwards paths below it are safe to use, and to hand to a compiler, which takes no
+    descriptors: nobody else can lead them elsewhere.
     """
     with store_errors(directory):
         _make(directory)
@@ -30,7 +30,17 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
             raise StoreError(f"{directory}: it belongs to user {found.st_uid}: {remedy}")
         doubt = doubt_of(directory)
         if doubt is not None:
-            raise (Replaceable if doubt.above else StoreError)(f"{doubt}: {_chmod(doubt)}{remedy}")
+            raise StoreError(f"{doubt}: {_chmod(doubt)}{remedy}")
+
+
+def make_tier(directory: Path) -> None:
+    """As `make_private`, for artifacts. Raises `StoreError` also if no library can be mapped from there."""
+    make_private(directory)
+    with store_errors(directory):
+        if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+            raise StoreError(
+                f"{directory}: it is mounted noexec, and compiled libraries do not load from there: {_REMEDY}"
+            )
 
 
 def check_tier(tier: Path, local_dir: Path | None) -> None:

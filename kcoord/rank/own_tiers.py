@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kcoord.errors import StoreError
-from kcoord.files.private import check_last, check_tier, make_private
+from kcoord.files.private import check_last, check_tier, make_tier
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -24,7 +24,7 @@ class OwnTiers:
 
     @property
     def usable(self) -> bool:
-        """False if kcoord is off, or another user may write to the local directory."""
+        """False if kcoord is off, another user may write to the local directory, or no library can be mapped from there."""
         if self._usable is None:
             self._usable = not self._settings.disable and self._owns_local_dir()
         return self._usable
@@ -68,7 +68,7 @@ class OwnTiers:
 
     def _owns_local_dir(self) -> bool:
         try:
-            make_private(self._settings.local_dir)
+            make_tier(self._settings.local_dir)
         except StoreError as error:
             let_through(error)
             self._notices.tell(f"KCOORD_LOCAL_DIR={error}; kernels are compiled without coordination")

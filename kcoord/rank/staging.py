@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kcoord.artifacts import local
+from kcoord.default_dir import private_places, takes_libraries
 from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
@@ -50,7 +51,7 @@ class StagingDirectories:
         self._private: list[Path] = []
 
     def new(self, home: Path) -> Path:
-        """A staging directory on the disk of `home`; a private one if that disk refuses, which is told."""
+        """A staging directory on the disk of `home`; a private one if that disk refuses, which is told. Raises `StoreError`."""
         if self._shares(home):
             try:
                 return local.new_staging(home, _LEAST_ROOM, self._local_dir)
@@ -60,10 +61,17 @@ class StagingDirectories:
         return self.new_private()
 
     def new_private(self) -> Path:
-        """A new directory in the temporary directory."""
-        directory = Path(tempfile.mkdtemp(prefix="kcoord-"))
-        self.keep(directory)
-        return directory
+        """A new directory for this process alone, from which libraries load. Raises `StoreError` if no disk takes one."""
+        for place in private_places():
+            try:
+                if takes_libraries(place, _LEAST_ROOM):
+                    directory = Path(tempfile.mkdtemp(prefix="kcoord-", dir=place))
+                    self.keep(directory)
+                    return directory
+            except OSError as error:
+                let_through(error)
+        tried = " and ".join(map(str, private_places()))
+        raise StoreError(f"{tried}: no file can be written there and mapped as a library: free space, or set TMPDIR")
 
     def keep(self, directory: Path) -> None:
         """This process loads from `directory` until it ends, and then removes it."""
@@ -74,7 +82,10 @@ class StagingDirectories:
         return directory not in self._private
 
     def instead_of(self, staging: Path, error: OSError) -> Path | None:
-        """A private directory in place of `staging`, which is removed; None if `staging` still takes files, or is private."""
+        """A private directory in place of `staging`, which is removed; None if `staging` still takes files, or is private.
+
+        Raises `StoreError` if no disk takes one.
+        """
         if staging in self._private or local.takes_files(staging, _LEAST_ROOM):
             return None
         self._refused(store_error(error, staging.parent), f"the local directory: {store_error(error, staging).remedy}")
@@ -99,4 +110,4 @@ class StagingDirectories:
         self._private = []
 
     def _refused(self, error: StoreError, about: str) -> None:
-        self._notices.tell(f"{error}; this process keeps its kernels in a temporary directory", about=about)
+        self._notices.tell(f"{error}; this process keeps its kernels in a directory of its own", about=about)

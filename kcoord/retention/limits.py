@@ -12,6 +12,10 @@ from dataclasses import dataclass, fields
 
 from kcoord.units import bytes_text, span_text
 
+LOCAL_BOUND = (
+    10 << 30
+)  # bytes of this node's own copies where no setting bounds them, and the most of their file system
+LOCAL_SHARE = 0.05
 LEAST_AGE = 3600.0  # seconds: other nodes are about to fetch the artifacts that a running job has just published
 
 

@@ -51,7 +51,8 @@ class World:
         self._started: list[Started] = []
         self.local = root / "local"
         kept = {n: v for n, v in os.environ.items() if not n.startswith("KCOORD_") and not n.endswith("_CACHE_DIR")}
-        self.environ = {**kept, "KCOORD_LOCAL_DIR": str(self.local), "HOME": str(root), **environ}
+        places = {"KCOORD_LOCAL_DIR": str(self.local), "HOME": str(root), "XDG_CACHE_HOME": str(root / "cache")}
+        self.environ = {**kept, **places, **environ}
         self.held = ["held", str(root / "began"), str(root / "release")]  # a step: compiles begin, and end by `release`
 
     def start(self, *steps: list[Any], cwd: Path | None = None, environ: Environ = NOTHING) -> Started:

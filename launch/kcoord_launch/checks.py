@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 from typing import TypeVar
 
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
-from kcoord.errors import Replaceable, SettingsError, StoreError
+from kcoord.errors import SettingsError, StoreError
 from kcoord.files.daemon import in_daemon
-from kcoord.files.private import make_private
+from kcoord.files.private import make_tier
 from kcoord.settings import SECRET_FILES, Settings, variable
 from kcoord_launch.console import say
 
@@ -19,36 +19,47 @@ T = TypeVar("T")
 _PATIENCE = 20.0  # seconds that a file system has to answer before the job starts
 
 
-def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--") -> Settings:
+def checked_settings(flags: dict[str, str | None], flag_prefix: str = "--", *, is_job: bool = True) -> Settings:
     """The settings, with writable directories. Raises `SettingsError`: one line, with the remedy.
 
-    A local directory that is safe but for what is above it, or that nobody named, is no error: the job runs without kcoord.
+    If the local directory can never be used, a job runs without kcoord: one line says so, and `disable` is set. Of many nodes one
+    may be so. It is an error for what is no job, and under KCOORD_TRUST=require.
     """
     settings = Settings.from_environ(None, flag_prefix, **flags)
     if settings.disable:
         return settings
     files = " and ".join(variable(name) for name in SECRET_FILES if getattr(settings, name) is not None)
     settings = _bounded(lambda: _checked_secrets(settings), files, settings)
-    named = flags.get("local_dir") or os.environ.get(variable("local_dir"))
-    check_directories(settings, tolerated=(Replaceable,) if named else (StoreError,))
+    try:
+        check_directories(settings)
+    except UnusableLocalDir as error:
+        if settings.trust == "require" or not is_job:
+            raise
+        say(f"{error}; the job runs without kcoord")
+        return replace(settings, disable=True)
     return settings
 
 
-def check_directories(settings: Settings, *, tolerated: tuple[type[StoreError], ...] = (), store: bool = True) -> None:
-    """Raises `SettingsError` if the local directory (but for `tolerated` errors) or, with `store`, the store can never be used.
+class UnusableLocalDir(SettingsError):
+    """The local directory can never be used on this node."""
+
+
+def check_directories(settings: Settings, *, store: bool = True) -> None:
+    """Raises `SettingsError` if the local directory (`UnusableLocalDir`) or, with `store`, the store can never be used.
 
     A disk that is full, read-only or out of reach now is a warning of the agent's: the job starts.
     """
     try:
-        make_private(settings.local_dir)
+        make_tier(settings.local_dir)
     except StoreError as error:
-        if not isinstance(error, tolerated):
-            _refuse("KCOORD_LOCAL_DIR", error)
+        if not error.passing:
+            raise UnusableLocalDir(f"KCOORD_LOCAL_DIR={error}") from error
     if settings.store is not None and store:
         try:
             _open_store(settings)
         except StoreError as error:
-            _refuse("KCOORD_STORE", error)
+            if not error.passing:
+                raise SettingsError(f"KCOORD_STORE={error}") from error
 
 
 def _checked_secrets(settings: Settings) -> Settings:
@@ -58,11 +69,6 @@ def _checked_secrets(settings: Settings) -> Settings:
         Trust.of(mounted)
         mounted.redis_address()
     return mounted
-
-
-def _refuse(variable: str, error: StoreError) -> None:
-    if not error.passing:
-        raise SettingsError(f"{variable}={error}") from error
 
 
 def _open_store(settings: Settings) -> None:

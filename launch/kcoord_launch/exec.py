@@ -10,7 +10,7 @@ from types import FrameType
 
 from kcoord.profiles.automatic import of_command
 from kcoord.ranks import ranks_of
-from kcoord.settings import Settings
+from kcoord.settings import Settings, variable
 from kcoord_launch.console import say
 from kcoord_launch.environment import job_name, with_variables
 from kcoord_launch.supervise import supervised
@@ -27,7 +27,7 @@ def run(settings: Settings, command: list[str]) -> int:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; it would hide a process's exit code
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.disable:
-        return _run(command, dict(os.environ))
+        return _run(command, {**os.environ, variable("disable"): "1"})
     if settings.profile is None:
         # None: each process finds its own
         settings = replace(settings, profile=of_command(command, ranks_of().world or 0))

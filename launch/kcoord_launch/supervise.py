@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from kcoord.default_dir import why_temporary
 from kcoord.errors import KcoordError
 from kcoord.protocol import endpoint
 from kcoord.rank import spawn
@@ -187,6 +188,12 @@ def _say_summary(settings: Settings, job: str, launched: float) -> None:
     if stats is not None:
         more = f"; more: kcoord report {shlex.quote(job)}" if stats["counters"]["requests"] else ""
         say(summary(stats["counters"]) + more)
+        compiled, seconds = (stats["counters"][name] for name in ("compiles", "compile_seconds"))
+        if compiled and settings.store is None and (why := why_temporary(settings.local_dir)):
+            say(
+                f"they stay in {settings.local_dir}, as {why}; a job that finds another directory there compiles them again, in "
+                f"{seconds:.1f} s: set KCOORD_LOCAL_DIR to a local directory that outlives jobs, or KCOORD_STORE"
+            )
         cold = stats.get("cold_start")
         if cold is not None:
             after = cold["ended"] - launched

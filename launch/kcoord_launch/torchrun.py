@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import kcoord
 from kcoord.errors import SettingsError
 from kcoord.profiles.automatic import of_module, of_script
-from kcoord.settings import unknown_variables
+from kcoord.settings import unknown_variables, variable
 from kcoord_launch.arguments import FLAGS, add_flags, early_arguments
 from kcoord_launch.checks import checked_settings
 from kcoord_launch.console import say
@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if settings.disable:
         args = _parsed(argv)
-        _launch(args, args.training_script)
+        with applied({variable("disable"): "1"}):
+            _launch(args, args.training_script)
         return 0
     if settings.profile is None:
         settings = replace(settings, profile=_profile(args))

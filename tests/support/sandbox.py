@@ -34,6 +34,7 @@ class Sandbox:
             **clean_environ(),
             "KCOORD_LOCAL_DIR": str(root / "local"),
             "TMPDIR": str(root / "tmp"),
+            "XDG_CACHE_HOME": str(root / "cache"),
             "TRITON_DEFAULT_FP_FUSION": "1",  # Triton 3.9 warns without it
             "PYTHONUNBUFFERED": "1",
         }

@@ -32,6 +32,7 @@ FLOORS = (
         "fork",
         "interruption",
         "latest",
+        "mounts",
         "ownership",
         "ranks",
         "redis_url",

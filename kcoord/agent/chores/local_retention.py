@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 from kcoord.agent.chores.chore import Chore, Lane
 from kcoord.agent.chores.store_retention import MOST, gauges_of, tell_collected
+from kcoord.default_dir import cache_directory
 from kcoord.errors import StoreError
+from kcoord.files.faults import store_errors
 from kcoord.retention.holdings import Holdings
-from kcoord.retention.limits import Limits
+from kcoord.retention.limits import LOCAL_BOUND, LOCAL_SHARE, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pinned_needs
 from kcoord.telemetry.events import Notices
@@ -19,21 +22,24 @@ EVERY = 3600.0
 
 
 class LocalRetention:
-    """Removes artifacts from `local_dir` while they take more than `max_size` bytes (None: no bound); pinned ones stay.
+    """Removes artifacts from `local_dir` while they take more than `max_size` bytes; pinned ones stay.
 
+    None: no bound, but in the user's cache directory 10 GiB, or 5 % of the file system if that is less. Then the store, which
+    knows the pins, is asked only if there is more.
     Not guaranteed: that the bound is kept at every moment.
     """
 
     def __init__(self, local_dir: Path, max_size: int | None, store: Path | None, notices: Notices) -> None:
         self._local_dir, self._max_size, self._store, self._notices = local_dir, max_size, store, notices
+        self._bound = max_size
         self._holdings: Holdings | None = None  # after the last pass
         self._lane = Lane("local-retention", low_priority=True)
         chore = Chore("the bound of the local directory", self._lane, self._pass, notices, first=FIRST, every=EVERY)
-        self.chores = [chore] if max_size is not None else []
+        self.chores = [chore] if max_size is not None or local_dir == cache_directory() else []
 
     def gauges(self) -> dict[str, float]:
-        """The local directory's holdings and bound, by the names of the metrics."""
-        return gauges_of("local", self._holdings, {"bytes": self._max_size})
+        """The local directory's holdings and bound, by the names of the metrics, after the first pass."""
+        return gauges_of("local", self._holdings, {"bytes": self._bound})
 
     async def _pass(self) -> None:
         try:
@@ -43,7 +49,14 @@ class LocalRetention:
 
     def _collect(self) -> Holdings:
         """Raises `StoreError`."""
+        if self._max_size is None:
+            with store_errors(self._local_dir):
+                total = shutil.disk_usage(self._local_dir).total
+            self._bound = min(LOCAL_BOUND, int(total * LOCAL_SHARE) or LOCAL_BOUND)
+            there = Holdings(*collect_local(self._local_dir, Limits(), dry_run=True).left, time.time())
+            if there.size <= self._bound:
+                return there
         places = {need.place for need in pinned_needs(self._store)} if self._store is not None else set()
-        found = collect_local(self._local_dir, Limits(max_size=self._max_size), pinned=places, most=MOST)
+        found = collect_local(self._local_dir, Limits(max_size=self._bound), pinned=places, most=MOST)
         tell_collected("the local directory", found, self._notices)
         return Holdings(*found.left, time.time())

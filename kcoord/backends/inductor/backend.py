@@ -25,7 +25,7 @@ from kcoord.settings import Settings
 UNIT, GRAPH = "aot_autograd", "inductor"
 """The kinds of entries, by torch's names of their caches."""
 FILE = "entries.msgpack"
-_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _FORMAT = 2  # from then on a unit's backward donates
 
 Entries = dict[tuple[str, str], list[bytes]]
@@ -65,11 +65,11 @@ class InductorBackend(Backend[Entry, Entries]):
         Where signatures are required they are of their own: torch uses the libraries that an earlier job put there.
         """
         directory = f"{self.name}-signed" if settings.policy == "require" else self.name
-        return {_CACHE: environ.get(_CACHE) or str(settings.local_dir / directory)}
+        return {CACHE: environ.get(CACHE) or str(settings.local_dir / directory)}
 
     def tiers(self, environ: Mapping[str, str]) -> dict[str, Path]:
-        chosen = environ.get(_CACHE)
-        return {_CACHE: Path(chosen)} if chosen else {}
+        chosen = environ.get(CACHE)
+        return {CACHE: Path(chosen)} if chosen else {}
 
     def bypass(self, request: Entry) -> str:
         return request.problem

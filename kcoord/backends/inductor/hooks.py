@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import coordinator_in_use, fails_open, notices
-from kcoord.backends.inductor import conditions, cpp, donation, scopes, tuning
+from kcoord.backends.inductor import conditions, cpp, donation, place, scopes, tuning
 from kcoord.backends.inductor.ambient import is_alone, tagged
 from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
 from kcoord.backends.inductor.scopes import Scope
@@ -124,6 +124,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, of_class: bool 
 def _unit(shared: bool, native: Callable[..., Any], aot: Any, gm: Any, inputs: Any, **kwargs: Any) -> Any:
     """As ``AotAutograd.__call__``. Without `shared`, torch's own caches alone may answer."""
     _tell_of_devices(inputs)
+    place.look()
     with (
         _tagged(_is_spread(gm, inputs)),
         Scope(UNIT, _problem(UNIT, gm, inputs)) if shared else contextlib.nullcontext(),
@@ -144,6 +145,7 @@ def _tell_of_devices(inputs: Any) -> None:
 def _graph(native: Callable[..., Any], gm: Any, *args: Any, **kwargs: Any) -> Any:
     if scopes.leading() is not None:  # its unit is shared whole
         return native(gm, *args, **kwargs)
+    place.look()
     with _tagged(), _told_apart(), Scope(GRAPH, conditions.SPREAD if is_alone() else _problem(GRAPH, gm)):
         return native(gm, *args, **kwargs)
 
@@ -276,7 +278,7 @@ def _emit(native: Callable[[Any], Any], bundle: Any) -> Any:
     """
     with contextlib.ExitStack() as stack:
         _enter_lock(stack, bundle)
-        return native(bundle)
+        return place.emitted(native, bundle)
 
 
 @fails_open(lambda stack, bundle: None)

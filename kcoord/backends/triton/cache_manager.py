@@ -33,6 +33,7 @@ from kcoord.backends.triton import upcoming as triton_upcoming
 from kcoord.backends.triton.backend import GROUP, OLDEST, Kernel, TritonBackend, base32
 from kcoord.backends.triton.modules import Module, TritonModules
 from kcoord.backends.wrapping import is_wrapped
+from kcoord.errors import StoreError
 from kcoord.files.faults import store_error
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation, Coordinator
@@ -117,7 +118,7 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         """Write one file; a C module is published at once."""
         compilation = self._compilation
         if compilation is None or self._coordinator is None:
-            return str(FileCacheManager.put(self, data, filename, binary))
+            return self._put_natively(data, filename, binary)
         abandoned.end_if_overtaken(compilation)  # Triton stores a file after each stage of a compile
         content = self._stored[filename] = data if isinstance(data, bytes) else str(data).encode()
         path = compilation.staging / filename
@@ -127,8 +128,12 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
             let_through(error)
             compilation.shared = False
             notices.tell(f"{store_error(error, path.parent)}; the kernel stays with this process")
-            path = self._coordinator.private_directory() / filename
-            path.write_bytes(content)
+            try:
+                path = self._coordinator.private_directory() / filename
+                path.write_bytes(content)
+            except (OSError, StoreError) as refused:
+                let_through(refused)
+                return self._put_natively(data, filename, binary)
         if self._module is None:
             return str(path)
         self._compilation = None
@@ -136,6 +141,21 @@ class TritonCacheManager(FileCacheManager):  # type: ignore[misc]
         if triton_launchers.ahead.active and compilation.shared:
             raise triton_launchers.Done  # it is loaded when it is used
         return str(path) if artifact is None else _modules.load(self._module, artifact)
+
+    def _put_natively(self, data: Any, filename: str, binary: bool) -> str:
+        """As Triton does. If the directory that kcoord gave Triton takes no file: where it would without kcoord."""
+        try:
+            return str(FileCacheManager.put(self, data, filename, binary))
+        except OSError as error:
+            let_through(error)
+            coordinator = self._coordinator
+            if coordinator is None or not Path(self._cache).is_relative_to(coordinator.settings.local_dir):
+                raise
+            self._cache = knobs.cache.get_triton_dir("cache")
+            notices.tell(f"{store_error(error, coordinator.settings.local_dir)}; Triton keeps kernels in {self._cache}")
+        self._look_at(self.key)
+        os.makedirs(self.cache_dir, exist_ok=True)  # noqa: PTH103
+        return str(FileCacheManager.put(self, data, filename, binary))
 
     @fails_open(lambda self, filename, group: None)
     def put_group(self, filename: str, group: dict[str, str]) -> Any:

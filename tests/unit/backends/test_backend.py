@@ -14,7 +14,10 @@ from kcoord.backends import UNLOADED, Backend, Bypassed
 from kcoord.backends.fail_open import notices
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.rank import staging
 from kcoord.rank.coordinator import Coordinator
+from tests.support.cluster import fill
+from tests.support.mounts import mounted
 from tests.support.sandbox import Sandbox
 
 
@@ -106,6 +109,27 @@ def test_an_error_of_a_step_is_told_and_the_compiler_answers() -> None:
 
     assert Faulty().obtain("a", native) == "native"
     assert "please report it: ZeroDivisionError" in told()
+
+
+@pytest.mark.parametrize("when", ["before it compiles", "while it compiles"])
+def test_a_compiler_that_no_disk_takes_files_of_answers_as_without_kcoord(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class Writing(Toy):
+        def compile(self, request: str, staging: Path) -> str:
+            fill(disk)
+            (staging / "code").write_bytes(b"x" * (1 << 20))
+            return "built"
+
+    with mounted(sandbox.root / "disk", "-t", "tmpfs", "-o", "size=8m,mode=0700", "kcoord-test") as disk:
+        monkeypatch.setenv("KCOORD_LOCAL_DIR", str(disk))
+        monkeypatch.setattr(staging, "private_places", lambda: [disk])
+        if when == "before it compiles":
+            fill(disk)
+        assert Writing().obtain("a", native) == "native"
+        kcoord.connect().close()
+    assert "kcoord stands aside" in told()
+    assert "please report it" not in told()
 
 
 def test_an_artifact_that_does_not_load_is_compiled_for_this_rank_and_stays() -> None:

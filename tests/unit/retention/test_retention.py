@@ -762,6 +762,22 @@ def test_metrics_are_read_while_a_pass_over_the_node_ends(
     asyncio.run(scenario())
 
 
+def test_the_users_cache_directory_alone_has_a_bound_that_nobody_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = tmp_path / "kcoord"
+    assert not LocalRetention(tmp_path / "named", None, None, Notices()).chores
+    on_node = LocalRetention(ours, None, tmp_path / "a store that is away", Notices())
+    assert on_node.chores
+    homes = [make_home(ours, name, 9 * DAY) for name in ("a", "b")]
+    assert on_node._collect().artifacts == 2, "far below 10 GiB: the store is not asked for its pins"
+    on_node = LocalRetention(ours, None, None, Notices())
+    monkeypatch.setattr(local_retention, "LOCAL_BOUND", 1)
+    assert on_node._collect().artifacts == 0
+    assert not any(home.exists() for home in homes)
+
+
 def test_an_agent_that_may_not_remove_what_its_bound_costs_says_so_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
