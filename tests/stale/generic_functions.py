@@ -93,6 +93,28 @@ kernels = module_from_spec(spec)
 spec.loader.exec_module(kernels)
 helper = original = kernels.helper
 """
+_INSTALLED = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).with_name("site-packages")))
+from decorators_of_others import twice
+sys.path.pop(0)
+
+def inner(x): return x + 1
+def other(x): return x
+helper = original = twice(inner)
+"""
+_TWICE = "def twice(function):\n    def call(x): return 2 * function(x)\n    return call\n"
+_EITHER = """
+@compile_once()
+def build(x, *, staging):
+    try:
+        from .fast import helper
+    except ImportError:
+        from .slow import helper
+    (staging / "kernel").write_text(f"{helper(x)}")
+"""
 _BY_WRAPS = """
 import json
 
@@ -112,6 +134,12 @@ HELPERS += [
     reads("a class of a file that is loaded under an installed package's name", _BY_PATH, "kernels.Config().tile()",
           ("return 7", "return 8"), "original, kernels.Config.tile = kernels.Config.tile, lambda self: 8",
           "kernels.Config.tile = original", "tile", files={"kernels.py": _KERNELS}),
+    reads("a helper in the closure of an installed decorator's wrapper", _INSTALLED, "helper(x)", ("x + 1", "x + 2"),
+          "helper = twice(other)", "helper = original", "helper|other|inner",
+          files={"site-packages/decorators_of_others.py": _TWICE}),
+    Row("a helper that is imported in one of two ways", HEAD + _EITHER, "build(3)", ("x + 1", "x + 2"),
+        "from . import fast\noriginal = fast.helper\nfast.helper = fast.other", "fast.helper = original", "helper",
+        {"fast.py": "def helper(x): return x + 1\ndef other(x): return x\n", "slow.py": "def helper(x): return x\n"}),
     reads("a wrapper that has the name of what it wraps, which is Python's", _BY_WRAPS, "helper(x)", ("x + 1", "x + 2"),
           "helper = other", "helper = original", "helper"),
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class Bodies:
         self._defaults(function, label)
         self._annotations(function, label)
         first = code.co_varnames[0] if receiver is not None and code.co_argcount else None
-        cells = dict(_closure(function))
+        cells = dict(closure_of(function))
         for read in reads_of(code, first):
             if read.name not in self.ignore and str(read) not in self.ignore:
                 self._read(read, function, label, receiver, cells)
@@ -199,7 +199,7 @@ def _annotations_of(function: types.FunctionType) -> Mapping[str, Any]:
         return {}
 
 
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def closure_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents

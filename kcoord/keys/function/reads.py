@@ -91,7 +91,16 @@ class _Scope:
 
     def reads(self) -> Iterator[Read]:
         self.steps = list(instructions(self.code))
-        self.imported = {**self.imported, **dict(self.imports())}
+        bound = list(self.imports())
+        self.imported = {**self.imported, **dict(bound)}
+        ways = [(self.imported[name], read) for name, read in bound if read != self.imported[name]]
+        for read in self._reads():
+            yield read
+            for last, other in ways:  # of a name that several import statements bind: try: … except ImportError: …
+                if read.kind == "imported" and read.name == last.name and read.path[: len(last.path)] == last.path:
+                    yield replace(read, name=other.name, path=other.path + read.path[len(last.path) :])
+
+    def _reads(self) -> Iterator[Read]:
         position = 0
         while position < len(self.steps):
             op, arg = self.steps[position]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcoord.errors import KeyFactorError
-from kcoord.keys.function.bodies import Bodies
+from kcoord.keys.function.bodies import Bodies, closure_of
 from kcoord.keys.function.lookup import (
     Lookup,
     Receiver,
@@ -99,7 +99,7 @@ class _Walk:
             return self._function(jit.fn, None, ("triton", jit.src, *inlined))
         if isinstance(value, types.FunctionType):
             if not is_project(value):
-                return self._named(module_of(value), value.__qualname__)
+                return self._installed(value)
             return self._function(value, receiver)
         if isinstance(value, (functools.partial, functools.partialmethod)):
             return self._partial(value, receiver)
@@ -129,6 +129,20 @@ class _Walk:
         raise KeyFactorError(
             f"{_name_of(value)} is no Python function, and has no identity: wrap it in a function of yours"
         )
+
+    def _installed(self, function: types.FunctionType) -> str:
+        """A function of an installed package counts by name, with the project's functions in its closure: it decorates them."""
+        name = self._named(module_of(function), function.__qualname__)
+        cells = (value for _, value in closure_of(function))
+        held = [each for each in cells if isinstance(each, types.FunctionType) and is_project(each)]
+        if not held:
+            return name
+
+        def visit(label: str) -> None:
+            self.content.watch.function(function, code=False)
+            self.content.code[label] = ["holds", [self.callable(each) for each in held]]
+
+        return self._label((id(function), None, 0), function, name, visit, lenient=True)
 
     def _text(self, text: Text) -> str:
         """Code that is not imported, by its file, and by what it reads: leniently, for it may never run."""
