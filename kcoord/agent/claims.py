@@ -120,15 +120,15 @@ class Claims:
                 self._notices.tell(f"ranks {action.answer.why} for {name}: each compiles it for itself")
         self.carry_out(actions)
 
-    def compiling(self) -> dict[tuple[str, str], int]:
-        """The compiles on this node: key and token → process id."""
+    def compiling(self) -> dict[tuple[str, str], str]:
+        """The compiles on this node: key and token → the process's directory in a /proc, of those that can be seen."""
         found = {
-            (flight.key, attempt.token): self._connections.pid_of(attempt.claimant.owner)
+            (flight.key, attempt.token): self._connections.process_of(attempt.claimant.owner)
             for flight in self._flights
             for attempt in flight.attempts()
             if not attempt.lands
         }
-        return {compile: pid for compile, pid in found.items() if pid > 0}
+        return {compile: directory for compile, directory in found.items() if directory}
 
     def stalled(self, compile: tuple[str, str]) -> None:
         """A compile that `compiling` named makes no progress."""

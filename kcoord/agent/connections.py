@@ -11,20 +11,19 @@ import itertools
 import os
 import platform
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import kcoord
+from kcoord.agent.acceptor import Acceptor
 from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.errors import ProtocolError
 from kcoord.protocol import frames
-from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
-from kcoord.protocol.peer import Peer, peer_of
+from kcoord.protocol.peer import Peer
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 _HELLO_TIMEOUT = 10.0  # seconds
@@ -109,18 +108,14 @@ class Connections:
         """A number that no connection, claim or request of this agent has had."""
         return next(self._ids)
 
-    def pid_of(self, connection: int) -> int:
-        """The process id of a client, as this host numbers it; 0 if that is not known."""
+    def process_of(self, connection: int) -> str:
+        """The directory of a client's process in a /proc; empty if it cannot be seen."""
         found = self._open.get(connection)
-        return found.pid if found is not None else 0
+        return found.watch.directory if found is not None and found.watch is not None else ""
 
-    async def listen(self, listener: socket.socket) -> asyncio.Server:
-        """Let clients in. The server's `close` closes `listener`, and leaves connections open."""
-        # the socket's name belongs to whoever bound it: a supervisor may start the next agent on it
-        keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        return await asyncio.get_running_loop().create_unix_server(
-            self._client, sock=listener, backlog=BACKLOG, **keep_name
-        )
+    def listen(self, listener: socket.socket) -> Acceptor:
+        """Let clients in."""
+        return Acceptor(listener, self._client, _HELLO_TIMEOUT)
 
     def answer(self, connection: Connection, request: int, answer: Answer) -> None:
         """Send the answer to the request with the id `request`. Never waits."""
@@ -190,12 +185,11 @@ class Connections:
         if tell_if_failed(task, "a request failed", self._notices.tell):
             connection.transport.close()  # so the client finds out
 
-    def _client(self) -> _Client:
-        return _Client(self._accept, self._said, self._hello, self._lost)
+    def _client(self, peer: Peer, first: bytes, passed: list[int]) -> _Client:
+        return _Client(peer, first, passed, self._accept, self._said, self._hello, self._lost)
 
     def _accept(self, client: _Client) -> None:
         """Raises `ProtocolError` for another user's process."""
-        client.peer = peer_of(client.transport.get_extra_info("socket"))
         if client.peer.uid != os.getuid():
             raise ProtocolError(f"user {client.peer.uid} may not use the agent of user {os.getuid()}")
 
@@ -204,7 +198,8 @@ class Connections:
         who = Identity.from_hello(frame)
         self._welcome(who)
         connection = Connection(self.new_id(), client.transport, who, client.peer.pid)
-        connection.watch = ProcessWatch(client.peer.pid, lambda: self._ended(connection))
+        passed, client.passed = client.passed, []
+        connection.watch = ProcessWatch(client.peer.pid, lambda: self._ended(connection), passed)
         self._open[connection.id] = connection
         about = {"version": kcoord.__version__, "pid": os.getpid(), "id": self._agent}
         self._send(connection, {"op": "welcome", **about})
@@ -239,7 +234,9 @@ class Connections:
 
 
 class _Client(asyncio.Protocol):
-    """The bytes of one connection: frames, each of them whole in time, and its end.
+    """The bytes of one connection, of which `first` are here: frames, each of them whole in time, and its end.
+
+    `passed`: descriptors that came with them; those that are still here at the end are closed.
 
     ``accept(client)`` is called first, ``hello(client, frame)`` gets the first frame and returns the connection,
     ``said(connection, frame)`` gets each other one; their `ProtocolError` refuses the client. ``lost(connection)`` may be called
@@ -247,18 +244,21 @@ class _Client(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
-    peer: Peer
 
     def __init__(
         self,
+        peer: Peer,
+        first: bytes,
+        passed: list[int],
         accept: Callable[[_Client], None],
         said: Callable[[Connection, dict[str, Any]], None],
         hello: Callable[[_Client, dict[str, Any]], Connection],
         lost: Callable[[Connection], None],
     ) -> None:
+        self.peer, self.passed = peer, passed
         self._accept, self._said, self._hello, self._lost = accept, said, hello, lost
         self._connection: Connection | None = None
-        self._received = bytearray()
+        self._received = bytearray(first)
         self._reads = False  # `_read` is due
         self._ended = False  # nothing more comes
         self._timer: asyncio.TimerHandle | None = None  # until the hello, or the rest of a frame
@@ -271,6 +271,8 @@ class _Client(asyncio.Protocol):
         except ProtocolError as error:
             _refuse(self.transport, error)
             self.transport.close()
+        else:
+            self._read_soon()
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -283,6 +285,8 @@ class _Client(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._stop_timer()
+        while self.passed:
+            os.close(self.passed.pop())
         if self._connection is not None:
             self._lost(self._connection)
 

@@ -134,7 +134,7 @@ class Agent:
             self._parts.tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
-        server = await self._parts.connections.listen(listener)
+        server = self._parts.connections.listen(listener)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
         try:

@@ -116,7 +116,7 @@ class _Forks:
             now = time.monotonic()
             if stalls and now > looked + _LOOKS_AGAIN:
                 looked = now
-                working = {pid: pid for worker, pid in self._pids.items() if self._busy[worker] is not False}
+                working = {pid: f"/proc/{pid}" for worker, pid in self._pids.items() if self._busy[worker] is not False}
                 if working and len(stalls.look(working, now)) == len(working):
                     for pid in self._pids.values():
                         os.kill(pid, signal.SIGKILL)

@@ -20,6 +20,7 @@ from kcoord.interruption import let_through
 from kcoord.protocol import endpoint, fields, frames
 from kcoord.protocol.identity import Expected, Identity
 from kcoord.protocol.own_socket import OwnSocket
+from kcoord.protocol.peer import send_first_frame
 from kcoord.rank import spawn
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -57,7 +58,7 @@ class ConnectionPool:
             connection.settimeout(self._settings.agent_timeout)
             try:
                 who = Identity.here(self._settings.job, expected=Expected.of(self._settings))
-                frames.send_frame(connection, frames.encode_frame(who.hello()))
+                send_first_frame(connection, frames.encode_frame(who.hello()))
                 self._receive(connection)
             except ConnectionError as error:
                 connection.close()

@@ -189,7 +189,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
         )
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))
-            server = await there.listen(listener)
+            server = there.listen(listener)
             slow, patient = await peer(tmp_path / "s"), await peer(tmp_path / "s")
             slow[1].write(half[:-1])
             patient[1].write(half)

@@ -19,7 +19,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -260,15 +260,22 @@ class Node:
         return {**clean_environ(), **{f"KCOORD_{n.upper()}": v for n, v in self._flags.items()}, **more}
 
     def start(
-        self, *arguments: str, prelude: str = "", environ: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        prelude: str = "",
+        environ: Mapping[str, str] | None = None,
+        wrap: Sequence[str] = (),
     ) -> subprocess.Popen[bytes] | Forked:
-        """An agent as a supervisor starts it; it ends with us if we are killed. `prelude` runs first, with `environ` besides."""
+        """An agent as a supervisor starts it; it ends with us if we are killed. `prelude` runs first, with `environ` besides.
+
+        `wrap`: a command that runs it in a namespace of its own.
+        """
         arguments = arguments or ("--parent", str(os.getpid()))
         variables = {**spawn.agent_environment(self.settings), **(environ or {})}
         with endpoint.bind(self.path) as listener, Path(os.devnull).open("rb") as nothing:
             fd, log = listener.fileno(), self._log.fileno()
             command = ["-c", prelude + _AGENT, "kcoord.agent", "--fd", str(fd), *arguments]
-            agent = processes.start(command, variables, "/", (nothing.fileno(), log, log), (fd,))
+            agent = processes.start(command, variables, "/", (nothing.fileno(), log, log), (fd,), wrap)
         self._agents.append(agent)
         return agent
 

@@ -24,7 +24,9 @@ def those_within(directory: Path) -> list[psutil.Process]:
 
 
 def agents_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if "kcoord.agent" in words_of(process)]
+    """Without the commands that run one in a namespace."""
+    found = [(process, words_of(process)) for process in processes]
+    return [process for process, words in found if "kcoord.agent" in words and words[0] != "unshare"]
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -23,7 +23,7 @@ class StallWatch(Generic[C]):
     def __init__(
         self,
         seconds: float,
-        compiling: Callable[[], Mapping[C, int]],
+        compiling: Callable[[], Mapping[C, str]],
         stalled: Callable[[C], None],
         notices: Notices,
         *,

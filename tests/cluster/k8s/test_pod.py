@@ -278,7 +278,7 @@ def test_a_command_that_is_a_containers_first_process_ends_when_it_is_told_to() 
 
 @pytest.mark.parametrize("shares_pids", [False, True], ids=["pids apart", "pids shared"])
 def test_a_rank_that_is_killed_is_followed_by_the_next_one(pod: RunningPod, shares_pids: bool) -> None:
-    """With pids apart, as in a pod by default, the agent learns it from the socket's end."""
+    """With pids apart, as in a pod by default, the agent learns it from a descriptor that the rank sent."""
     apart = () if shares_pids else ("unshare", "--pid", "--fork", "--kill-child")
     if apart and subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
         pytest.skip("this user may not make pid namespaces")

@@ -66,7 +66,7 @@ def serving(path: Path, scenario: Callable[[Clients], Coroutine[Any, Any, None]]
     async def run() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(clients.path))
-            server = await clients.there.listen(listener)
+            server = clients.there.listen(listener)
             await scenario(clients)
             while len(clients.there):
                 await asyncio.sleep(0.005)
@@ -216,3 +216,30 @@ def test_a_client_that_leaves_is_gone_once(tmp_path: Path) -> None:
             writer.transport.abort()
 
     assert len(serving(tmp_path, scenario).gone) == 1
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    "says",
+    [HELLO, HELLO[:-1], frames.encode_frame({"op": "nonsense"})],
+    ids=["a hello", "half a hello", "something else"],
+)
+def test_descriptors_of_all_kinds_that_a_client_sends_are_closed_with_it(tmp_path: Path, says: bytes) -> None:
+    async def scenario(clients: Clients) -> None:
+        loop, before = asyncio.get_running_loop(), descriptors()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(clients.path))
+            with open("/dev/null") as file, open("/proc/self/stat") as stat:  # noqa: ASYNC230, PTH123
+                socket.send_fds(client, [says], [file.fileno(), stat.fileno(), 0, 1, 2])
+                client.setblocking(False)
+                if says == HELLO:
+                    assert frames.decode_body((await loop.sock_recv(client, 1 << 16))[4:])["op"] == "welcome"
+                    socket.send_fds(client, [status(1)], [file.fileno()])  # later ones are not looked at
+                    assert await loop.sock_recv(client, 1 << 16)
+        while descriptors() > before:
+            await asyncio.sleep(0.005)
+
+    serving(tmp_path, scenario)

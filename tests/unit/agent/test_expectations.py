@@ -99,14 +99,15 @@ def test_a_process_that_sleeps_stalls_and_one_that_works_itself_or_in_a_child_do
             {"spins": _SPINS, "sleeps": _SLEEPS, "has a child": _HAS_A_CHILD_THAT_SPINS}.items()}  # fmt: skip
     stalls: Stalls[str] = Stalls(4.0)
     now = 0.0
-    assert stalls.look(pids, now) == []
+    directories = {name: f"/proc/{pid}" for name, pid in pids.items()}
+    assert stalls.look(directories, now) == []
     assert stalls.working == [], "nothing is known yet"
     for _ in range(4):
         for process in ("spins", "has a child"):
             before = _cpu(pids[process])
             until(lambda p=pids[process], b=before: _cpu(p) > b + 0.05)  # type: ignore[misc]
         now += 1.0
-        found = stalls.look(pids, now)
+        found = stalls.look(directories, now)
         assert sorted(stalls.working) == ["has a child", "spins"]
     assert found == ["sleeps"]
 
@@ -121,14 +122,14 @@ def _cpu(pid: int) -> float:
 def test_a_process_that_ended_is_called_nothing(started: list[subprocess.Popen[str]]) -> None:
     pid = start(_SLEEPS, started)
     stalls: Stalls[str] = Stalls(1.0)
-    stalls.look({"it": pid}, 0.0)
+    stalls.look({"it": f"/proc/{pid}"}, 0.0)
     os.kill(pid, signal.SIGKILL)
     started[0].wait()
-    assert stalls.look({"it": pid}, 10.0) == []
+    assert stalls.look({"it": f"/proc/{pid}"}, 10.0) == []
 
 
 def test_what_is_not_compiled_any_more_is_forgotten() -> None:
     stalls: Stalls[str] = Stalls(1.0)
-    stalls.look({"it": os.getpid()}, 0.0)
+    stalls.look({"it": "/proc/self"}, 0.0)
     stalls.look({}, 1.0)
     assert not stalls._samples

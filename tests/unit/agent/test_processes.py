@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kcoord.agent.watch.processes import ProcessWatch
 from kcoord.profiles.recipe import Recipe
-from kcoord.protocol.peer import peer_of
+from kcoord.protocol.peer import peer_of, receive_first, send_first_frame
 from tests.support.agents import SOON, Node
 from tests.support.cluster import start_agent
 from tests.support.waiting import pause
@@ -159,3 +162,51 @@ def test_an_agent_does_not_stay_for_a_launcher_that_attended_it_in_its_last_mome
         with node.wire() as wire:
             wire.hello()
             assert wire.ask({"op": "hand_over"})["last"]
+
+
+def test_a_process_without_a_number_is_watched_by_the_descriptors_that_it_sends() -> None:
+    here, there = socket.socketpair()
+    command = [sys.executable, "-c", SENDS, str(there.fileno())]
+
+    async def watch(sender: subprocess.Popen[bytes]) -> None:
+        told = asyncio.Event()
+        first, passed = receive_first(here)
+        assert first == b"hello"
+        assert not any(map(os.get_inheritable, passed))
+        watch = ProcessWatch(0, told.set, passed)
+        assert watch.works
+        assert Path(watch.directory, "stat").read_text().startswith(f"{sender.pid} (")
+        sender.kill()
+        await asyncio.wait_for(told.wait(), 10)
+        assert not watch.directory
+
+    with here, there, subprocess.Popen(command, pass_fds=[there.fileno()]) as sender:
+        asyncio.run(watch(sender))
+
+
+SENDS = """
+import socket, sys, time
+from kcoord.protocol.peer import send_first_frame
+send_first_frame(socket.socket(fileno=int(sys.argv[1])), b"hello")
+time.sleep(600)
+"""
+
+
+def test_descriptors_that_cannot_be_made_or_sent_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    class Strict(socket.socket):
+        def sendmsg(self, buffers: Any, ancillary: Any = (), *more: Any) -> int:
+            if ancillary:
+                raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+            return super().sendmsg(buffers, ancillary, *more)
+
+    left, right = socket.socketpair()
+    with Strict(fileno=left.detach()) as strict, right:
+        send_first_frame(strict, b"hello")
+        assert receive_first(right) == (b"hello", [])
+        monkeypatch.delattr(os, "pidfd_open")  # as in a Python that was built on an old system
+        monkeypatch.setattr(os, "open", refuse)
+        send_first_frame(strict, b"again")
+        assert receive_first(right) == (b"again", [])
