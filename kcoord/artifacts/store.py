@@ -26,6 +26,7 @@ from kcoord.artifacts.payload import check_sizes, pack, pack_into, payload_of, u
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
 from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadable, StoreError
+from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
@@ -170,6 +171,7 @@ class Store:
 
         settled = False
         try:
+            beneath.check(staging.parent, self.root)
             staging.mkdir(exist_ok=True)  # the name is unique: if it exists, NFS sent the request again
             encoded = stage(staging)
             write_file(staging / _MANIFEST, encoded, durable=True)

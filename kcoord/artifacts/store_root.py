@@ -47,8 +47,9 @@ class StoreRoot:
             if all(os.access(place, os.W_OK | os.X_OK) for place in (self.staging, self.objects)):
                 return uuid
         with store_errors(self.path):
-            self.staging.mkdir(parents=True, exist_ok=True)
-            self.objects.mkdir(exist_ok=True)
+            for place in (self.staging.parent, self.staging, self.objects):
+                place.mkdir(parents=place == self.staging.parent, exist_ok=True)
+                beneath.check(place, self.path)
             fresh = self.staging / f"{staging_name()}.marker"
             try:
                 write_files(self.staging, {fresh.name: _marker()}, durable=True)
@@ -106,6 +107,7 @@ class StoreRoot:
         landed = self.objects / "probe"  # one name: killed processes leave one file at most
         try:
             try:
+                beneath.check(self.staging, self.path)
                 fresh.mkdir()  # the steps of a publish
                 write_files(fresh, {landed.name: os.urandom(size)}, durable=True)
                 beneath.rename(fresh / landed.name, landed, self.path)

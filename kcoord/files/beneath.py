@@ -35,6 +35,15 @@ def opened(directory: Path, root: Path | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
+def check(directory: Path, root: Path) -> None:
+    """Raises NotADirectoryError if a link is in the place of `directory`, or on the way to it from `root`.
+
+    For what is made by its path. Not guaranteed: against one who puts a link there just afterwards.
+    """
+    with opened(directory, root):
+        pass
+
+
 def rename(source: Path, target: Path, root: Path | None = None) -> None:
     """`os.rename`. Both are below `root`."""
     with opened(source.parent, root) as there, opened(target.parent, root) as here:

@@ -30,6 +30,8 @@ def replace_file(
     """
     fresh = path.with_name(f".{staging_name()}") if staging is None else staging / f"{staging_name()}.part"
     staged = True
+    if root is not None:
+        beneath.check(fresh.parent, root)
     try:
         write_file(fresh, content, durable=durable)
         if at is not None:

@@ -58,9 +58,13 @@ def save(directory: Path, name: str, content: bytes, earlier: Path | None = None
     """
     path = directory / name
     with store_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, root=directory.parent, durable=True, at=at)
+        root = directory.parents[2] if directory.parents[1].name == "v1" else directory.parents[1]  # a user chose it
+        root.mkdir(parents=True, exist_ok=True)
+        for place in (*reversed(directory.relative_to(root).parents[:-1]), directory.relative_to(root)):
+            with suppress(FileExistsError):
+                beneath.mkdir(root / place, root)
+        replace_file(path, content, root=root, durable=True, at=at)
         if earlier is not None and earlier.parent == directory and earlier != path:
             with suppress(FileNotFoundError):
-                beneath.unlink(earlier, directory.parent)
+                beneath.unlink(earlier, root)
     return path

@@ -25,7 +25,7 @@ from kcoord.errors import ArtifactInvalid, LeaseUnavailable
 from kcoord.files import beneath
 from kcoord.files.naming import staging_name
 from kcoord.files.reading import read_plain
-from kcoord.files.rename import make_below, refresh_names
+from kcoord.files.rename import refresh_names
 from kcoord.files.replace import replace_file
 from kcoord.leases.base import Failed, Ready, Wait
 
@@ -262,16 +262,23 @@ class KeyFiles:
 
 
 def look_up(directory: Path) -> None:
-    """Open `directory`, so that an NFS client forgets which names were missing in it. Makes it, and its parent, if need be."""
+    """Open `directory`, so that an NFS client forgets which names were missing in it. Makes it, and its parent, if need be.
+
+    Raises NotADirectoryError if a link is in its place.
+    """
     try:
         refresh_names(directory)
-    except FileNotFoundError:
-        make_below(directory)
+    except FileNotFoundError:  # nothing further up is made: it is no store that is not mounted
+        for missing in (directory.parent, directory):
+            with suppress(FileExistsError):
+                beneath.mkdir(missing, directory.parents[2])
+    beneath.check(directory, directory.parents[2])
 
 
 def probe(root: Path, staging: Path) -> None:
     """Return if files with content can be made, and renamed to below `root`."""
     look_up(root / "00")
+    beneath.check(staging, _store_of(staging))
     fresh = staging / f"{staging_name()}.part"
     named = root / "00" / fresh.name
     store = _store_of(staging)
@@ -290,6 +297,7 @@ def _store_of(staging: Path) -> Path:
 
 def file_system_now(staging: Path) -> float:
     """The file system's own clock, in seconds; comparable to its modification times only."""
+    beneath.check(staging, _store_of(staging))
     probe = staging / f"{staging_name()}.part"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -85,6 +85,7 @@ def write_pack(
     path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
     staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
     try:
+        beneath.check(staged.parent, store.root)
         with staged.open("wb", buffering=_CHUNK) as file:
             file.write(head)
             for content in contents_of(store, index, {}, reads):

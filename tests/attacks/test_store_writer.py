@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payload
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
+from kcoord.artifacts.store_root import StoreRoot
+from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, LeaseUnavailable, StoreError
 from kcoord.files import sweep as sweep_module
 from kcoord.files.checked import with_check
 from kcoord.keys.cache_key import CacheKey
@@ -486,3 +488,62 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
         for importing in ("require", policy):
             kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
         assert list(parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))) == expected
+
+
+# Links in the place of directories.
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory of the job's user, to which the writer of the store leads."""
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    return directory
+
+
+def lead(place: Path, outside: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(outside)
+
+
+@pytest.mark.parametrize("name", ["v1/staging", "v1"])
+def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: Path, outside: Path, name: str) -> None:
+    store = opened(root, OURS)
+    publish(store, "before")
+    (outside / "staging").mkdir()
+    lead(root / name, outside)
+    with pytest.raises(StoreError):
+        publish(store, "after")
+    with pytest.raises(StoreError):
+        StoreRoot(root).check(10)
+    assert list(outside.rglob("*")) == [outside / "staging"]
+
+
+@pytest.mark.parametrize("name", ["v1/profiles/job", "v1/profiles", "v1/needs/job"])
+def test_no_part_of_a_profile_is_written_through_a_link(root: Path, outside: Path, name: str) -> None:
+    opened(root, OURS)
+    lead(root / name, outside)
+    needed = RequestedArtifact("a" * 64, local.place_of("a" * 64))
+    part = functools.partial(save_part, root / "v1" / "profiles" / "job", [recipe("kernel", 1.0)])
+    needs = functools.partial(save_requested, requested_directory(root, "job"), [needed])
+    with pytest.raises(StoreError):
+        (needs if "needs" in name else part)()
+    assert list(outside.rglob("*")) == []
+
+
+@pytest.mark.parametrize("name", ["v1/leases", "v1/staging"])
+def test_no_lease_file_is_made_through_a_link(root: Path, outside: Path, name: str) -> None:
+    opened(root, OURS)
+    lead(root / name, outside)
+
+    async def ask() -> None:
+        leases = FileLeases(root, ttl=10.0, limit=300.0, failure_ttl=10.0)
+        with pytest.raises(LeaseUnavailable):
+            await leases.ping()
+        with contextlib.suppress(LeaseUnavailable):
+            await leases.acquire("a" * 64, "1", "node")
+        await leases.close()
+
+    asyncio.run(ask())
+    assert list(outside.rglob("*")) == []
