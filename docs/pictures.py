@@ -91,7 +91,7 @@ def _save_page(programs: Path, environ: dict[str, str], file: Path, job: subproc
         except OSError:  # the agent ends with the job
             return
         shown = json.loads(re.findall(r'id="now">(.*?)</script>', page, re.DOTALL)[0])
-        telling = len(shown["jobs"]) + sum(2 + bool(f["variant"]) + len(f["waiting"]) for f in shown["flights"])
+        telling = len(shown["jobs"]) + sum(2 + len(f["waiting"]) for f in shown["flights"])
         if telling >= most:
             most = telling
             file.write_text(page)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import Origin
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.keys.variants import Variant, call_of, told_apart
 from kcoord.latest import Latest
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol import messages
@@ -28,7 +26,6 @@ from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import plain_text
 
 _NAMES_REMEMBERED = 20_000
-_CALLS_REMEMBERED = 500  # of about 600 bytes
 _UNKNOWN = "?:?"
 _STARVED = 30.0  # seconds
 
@@ -54,7 +51,6 @@ class Claims:
         self._max_wait, self._lost, self._expectations, self._sweeper = max_wait, lost, expectations, sweeper
         self._waiting: dict[int, tuple[Connection, int]] = {}  # claim → its client and its request's id
         self._names: Latest[str, str] = Latest(_NAMES_REMEMBERED)  # key → backend and kernel name, for people
-        self._calls: Latest[str, str] = Latest(_CALLS_REMEMBERED)  # key → `kcoord.keys.variants.call_text`
         self.hedged, self.stalled_ones = 0, 0
 
     def claim(self, connection: Connection, request: int, message: messages.Claim, ahead: Recipe | None = None) -> None:
@@ -62,7 +58,6 @@ class Claims:
         self._connections.must_live(connection)
         home = str(message.home)
         self._names[message.digest] = message.label
-        self._calls[message.digest] = message.call
         self._sweeper.seen(home)
         if message.passing:
             self._lease_tasks.passing[home] = None
@@ -155,12 +150,11 @@ class Claims:
 
     def status(self) -> list[dict[str, Any]]:
         """The flights, for people."""
-        now, variants = time.monotonic(), self._variants()
+        now = time.monotonic()
         return [
             {
                 "key": f.key,
                 "name": self._names.get(f.key, "?"),
-                "variant": variants.get(f.key, {}),
                 "state": "waiting for another node" if f.remote else f.state.value,
                 "leader": f.leader.claimant.who if f.leader else f.remote,
                 "seconds": round(now - (f.leader.since if f.leader else f.since), 3),
@@ -182,19 +176,6 @@ class Claims:
         """A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too."""
         known = self._expectations.slow_after(digest, recipe)
         return known if ahead is None else min(known, _STARVED)
-
-    def _variants(self) -> dict[str, Variant]:
-        """By key: the factors in which the flights' keys differ from those of their name that were claimed lately."""
-        labels = {self._names.get(flight.key) for flight in self._flights}
-        by_label: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
-        for digest, call in self._calls.items():
-            if (label := self._names.get(digest, _UNKNOWN)) in labels:
-                by_label[label][digest] = _factors(call)
-        return {
-            digest: variant
-            for same in by_label.values()
-            for digest, variant in zip(same, told_apart(list(same.values())), strict=True)
-        }
 
     async def _land(
         self, connection: Connection, digest: str, token: str, publish: Callable[[], Awaitable[Artifact]]
@@ -253,9 +234,3 @@ class Claims:
         else:
             why = f"it cannot be copied to {claimant.home}"
             self._reply(act.Reply(claimant, messages.Alone(why)))
-
-
-@functools.lru_cache(_CALLS_REMEMBERED)
-def _factors(call: str) -> dict[str, str]:
-    """A call's factors, printable. A page asks for the status four times a second, and parsing 500 calls takes 30 ms."""
-    return {plain_text(name): plain_text(text) for name, text in call_of(call).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Awaitable, Callable
@@ -14,10 +13,6 @@ from kcoord.agent.pools import of_worker
 from kcoord.artifacts.choices import store_decided
 from kcoord.protocol import messages
 from kcoord.settings import Settings, is_profile_name
-from kcoord.telemetry import json_log
-
-_LOGGED = {"key": "digest", "backend": "backend", "name": "name"}
-"""The fields of `kcoord.telemetry.json_log.about` that name a key: attributes of a request, or of its key."""
 
 Handler = Callable[[Connection, int, Any], messages.Answer | Awaitable[messages.Answer] | None]
 """``handler(connection, request id, message)`` returns the answer, or an awaitable of it. None: it calls `Connections.answer`,
@@ -65,17 +60,11 @@ class Requests:
         }
 
     def answer(self, connection: Connection, request: int, message: messages.Request) -> None:
-        about: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self._settings.log_format == "json":
-            who, key = connection.who, getattr(message, "key", message)
-            named = {field: getattr(key, attribute, None) for field, attribute in _LOGGED.items()}
-            about = json_log.about(job=who.job, rank=who.rank, pid=who.pid, **named)
-        with about:
-            answer = self._handlers[type(message)](connection, request, message)
-            if isinstance(answer, messages.Answer):
-                self._parts.connections.answer(connection, request, answer)
-            elif answer is not None:
-                self._parts.connections.answer_later(connection, request, answer)
+        answer = self._handlers[type(message)](connection, request, message)
+        if isinstance(answer, messages.Answer):
+            self._parts.connections.answer(connection, request, answer)
+        elif answer is not None:
+            self._parts.connections.answer_later(connection, request, answer)
 
     def gone(self, connection: Connection) -> None:
         self._parts.pools.gone(connection.id)

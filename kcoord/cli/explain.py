@@ -10,7 +10,7 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, print_json, printable, subcommand
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import Factor, FactorDiff
-from kcoord.report.relatives import nearest, telling_differences
+from kcoord.report.differences import earlier, factor_diffs, nearest
 from kcoord.settings import Settings
 
 
@@ -24,8 +24,8 @@ def command(settings: Settings, key: str, other: str | None, as_json: bool) -> N
     """
     found = artifacts_of(settings)
     mine = _find(found, key)
-    theirs = _find(found, other) if other else nearest(found, mine)
-    differences = telling_differences(theirs, mine) if theirs else []
+    theirs = _find(found, other) if other else nearest(earlier(found, mine), mine)
+    differences = factor_diffs(theirs, mine) if theirs else []
     if as_json:
         print_json(
             {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import gzip
 import io
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -103,10 +102,7 @@ def _default_output(job: str, suffix: str) -> Path:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[str]]:
-    """A new text file that replaces `path` when the block ends well; compressed for .gz. Raises `KcoordError`.
-
-    ``-`` is stdout. A path that exists and is no regular file, such as a pipe, is written to as it is.
-    """
+    """A text file at `path`, compressed for .gz; ``-`` is stdout. Raises `KcoordError`."""
     if path == STDOUT:
         if sys.stdout is None:
             raise KcoordError("stdout is closed: name a file with -o")
@@ -117,25 +113,13 @@ def output_file(path: Path) -> Iterator[IO[str]]:
         finally:
             out.detach()
         return
-    shown = plain_text(str(path), 1000)
     try:
-        if path.is_dir():
-            raise KcoordError(f"{shown}: it is a directory: name a file with -o")
-        in_place = path.exists() and not path.is_file()
-        fresh = path if in_place else path.with_name(f".kcoord-{os.getpid()}{path.suffix}")
-        try:
-            with (
-                gzip.open(fresh, "wt", encoding="utf-8")
-                if path.suffix == ".gz"
-                else fresh.open("w", encoding="utf-8") as file
-            ):
-                yield file
-            if not in_place:
-                fresh.replace(path)
-        finally:
-            if not in_place:
-                with suppress(OSError):
-                    fresh.unlink()
+        with (
+            gzip.open(path, "wt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open("w", encoding="utf-8") as file
+        ):
+            yield file
     except OSError as error:
-        why = error.strerror or error
+        shown, why = plain_text(str(path), 1000), error.strerror or error
         raise KcoordError(f"{shown}: it cannot be written ({why}): name another file with -o") from error

@@ -14,8 +14,7 @@ from kcoord.artifacts.catalog import newest_first
 from kcoord.artifacts.manifest import Manifest
 from kcoord.cli.options import ON_DISK, short_key, subcommand
 from kcoord.cli.output import echo
-from kcoord.keys.variants import Variant
-from kcoord.report.variants import variant_text, variants_of
+from kcoord.report.variants import variants_of
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 from kcoord.units import span_text
@@ -38,14 +37,14 @@ def command(settings: Settings, name: str, as_json: bool) -> None:
         _print_table(found, settings)
 
 
-def _told_apart(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, Variant]]:
+def _told_apart(found: Iterator[Manifest]) -> Iterator[tuple[Manifest, str]]:
     """Each with its variant among the `_COMPARED` that were read with it: a store may hold a hundred thousand."""
     while some := list(islice(found, _COMPARED)):
         variants = variants_of(some)
-        yield from ((manifest, variants.get(manifest.key.digest, {})) for manifest in some)
+        yield from ((manifest, variants[manifest.key.digest]) for manifest in some)
 
 
-def _print_documents(found: Iterable[tuple[Manifest, Variant]]) -> None:
+def _print_documents(found: Iterable[tuple[Manifest, str]]) -> None:
     """One JSON list, printed while it is read: a store may hold a hundred thousand artifacts."""
     before = "["
     for manifest, variant in found:
@@ -55,16 +54,14 @@ def _print_documents(found: Iterable[tuple[Manifest, Variant]]) -> None:
     echo("[]" if before == "[" else "\n]")
 
 
-def _print_table(found: Iterable[tuple[Manifest, Variant]], settings: Settings) -> None:
+def _print_table(found: Iterable[tuple[Manifest, str]], settings: Settings) -> None:
     echo(_row("key", "backend", "kernel", "device", "bytes", "compile s", "age", "compiled by", "variant"))
     count, size, seconds = 0, 0, 0.0
     for m, variant in found:
         rank = "" if m.origin.rank is None else f" rank {m.origin.rank}"
         what = short_key(m.key.digest), m.key.backend, m.key.name, m.origin.device
         age = span_text(time.time() - m.origin.created)
-        echo(
-            _row(*what, f"{m.size:,}", f"{m.compile_seconds:.2f}", age, f"{m.origin.host}{rank}", variant_text(variant))
-        )
+        echo(_row(*what, f"{m.size:,}", f"{m.compile_seconds:.2f}", age, f"{m.origin.host}{rank}", variant))
         count, size, seconds = count + 1, size + m.size, seconds + m.compile_seconds
     where = f"{settings.store_root} and {settings.local_dir}" if settings.store_root else f"{settings.local_dir}"
     echo(f"{count:,} artifacts, {size:,} bytes, {seconds:.1f} s of compiling, in {where}")

@@ -13,7 +13,6 @@ from rich.table import Table
 from kcoord.cli.console import Console
 from kcoord.cli.options import WHERE, agent_status, no_agent, print_json, printable, short_key, subcommand
 from kcoord.report.tables import first_few
-from kcoord.report.variants import variant_text
 from kcoord.settings import Settings
 
 _REFRESH = 0.5  # seconds
@@ -56,8 +55,7 @@ def _picture(status: dict[str, Any]) -> Group:
         table.add_column(column, justify="right" if column == "seconds" else "left")
     for flight in status["flights"]:
         leader, waiting = printable(flight["leader"]), printable(first_few(flight["waiting"], 4))
-        kernel = " ".join(filter(None, (flight["name"], variant_text(flight.get("variant", {})))))
-        key, kernel = short_key(flight["key"]), printable(kernel)
+        key, kernel = short_key(flight["key"]), printable(flight["name"])
         table.add_row(key, kernel, flight["state"], leader, f"{flight['seconds']:.1f}", waiting)
     lines: list[Any] = [
         head,

@@ -23,7 +23,6 @@ from kcoord.telemetry.spans import plain_text
 LARGEST_KEY = 2 << 20  # bytes of a key; a manifest has room for one, and for as much again
 LARGEST_DETAILS = 1 << 20  # bytes of the details that explain a key; larger ones stay with the rank
 LONGEST_NAME = 4096  # characters of a backend's and a kernel's name together
-LONGEST_CALL = 16 << 10  # characters
 LONGEST_JOB = 1000  # characters
 LONGEST_PATH = 4095  # bytes; Linux takes no longer one
 LONGEST_LOG = 64 << 10  # characters of a compiler's log that travel
@@ -73,12 +72,6 @@ def digest(message: Mapping[str, Any], name: str) -> str:
 def text(message: Mapping[str, Any], name: str) -> str:
     """A text for people: cut, and printable."""
     return plain_text(field(message, name, str))
-
-
-def call(message: Mapping[str, Any], name: str) -> str:
-    """A claim's call, of which nobody has checked anything but its length; empty if it is too long."""
-    found: str = field(message, name, str)
-    return found if len(found) <= LONGEST_CALL else ""
 
 
 def log(message: Mapping[str, Any], name: str) -> str:

@@ -175,9 +175,9 @@ class Facts(Answer, op="facts"):
 class Claim(Request, op="claim"):
     """Ask for a key's artifact at `home`. `wait` is false: answer `Busy` rather than wait for another rank's compile.
 
-    `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile. `call` is
-    `kcoord.keys.variants.call_text`, for people. `passing`: the rank will throw the directory of `home` away; what is compiled
-    there is shared on this node, and not with other nodes or jobs.
+    `recipe` is the digest of the key's recipe, if the job has a profile, which knows how long it takes to compile. `passing`:
+    the rank will throw the directory of `home` away; what is compiled there is shared on this node, and not with other nodes or
+    jobs.
     """
 
     digest: Digest
@@ -186,7 +186,6 @@ class Claim(Request, op="claim"):
     home: Directory
     wait: bool = True
     recipe: Annotated[str | None, fields.digest] = None
-    call: Annotated[str, fields.call] = ""
     passing: bool = False
 
     @property

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from kcoord.errors import AgentUnavailable, ProtocolError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
-from kcoord.keys.variants import call_text
 from kcoord.protocol import fields, frames, messages
 from kcoord.protocol.messages import BUSY as BUSY
 from kcoord.protocol.messages import Alone as Alone
@@ -87,8 +86,7 @@ class AgentClient:
         """
         try:
             fields.check_key(key)  # else others would wait for an artifact that cannot be handed in
-            call = call_text(key)
-            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, call, passing))
+            frame = _frame_of(messages.Claim(key.digest, key.backend, key.name, home, wait, recipe, passing))
         except ProtocolError as error:
             return Alone(str(error))
         deadline = time.monotonic() + self._settings.longest_wait + self._settings.agent_timeout

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import math
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +13,23 @@ from kcoord.report.timeline import Row, Timeline
 from kcoord.report.trace import lanes
 from kcoord.telemetry.spans import KINDS, OUTCOMES, Span
 
-_MOST_DRAWN = 1_500_000  # spans; beyond, the shortest are left out: loads, then fetches, then waits, then compiles
+_MOST_DRAWN = 1_500_000  # spans; beyond, the shortest are left out
 _MOST_LANES = 8
 _MOST_NOTES = 20_000
 _MOST_EPISODES = 100
 
 
-def drawing(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
-    """The script's data, and the number of spans that were left out of it. Arrays are little-endian."""
+def drawing(timeline: Timeline, found: Findings, most: int = _MOST_DRAWN) -> tuple[dict[str, Any], int]:
+    """The script's data, of `most` spans, and the number of those that were left out. Arrays are little-endian."""
     origin, wall = timeline.begin, timeline.end - timeline.begin
     number = {f"{k.key}:{k.backend}:{k.name}": n for n, k in enumerate(found.kernels)}
-    shortest, left_out = _shortest_drawn(timeline), 0
+    shortest, left_out = _shortest_drawn(timeline, most), 0
     # begins are doubles: a clock that is years off must not make the other rows coarse
     offset, begin, length, packed = array("I", [0]), array("d"), array("f"), array("I")
     notes: dict[int, str] = {}
     rows = []
     for row in timeline.rows:
-        drawn = [s for s in row.spans if s.seconds >= shortest[s.kind]] if shortest else row.spans
+        drawn = [s for s in row.spans if s.seconds >= shortest or s.kind == "compile"]
         left_out += len(row.spans) - len(drawn)
         lane_of, several = _lanes(drawn)
         for n, span in enumerate(drawn):
@@ -45,32 +43,20 @@ def drawing(timeline: Timeline, found: Findings) -> tuple[dict[str, Any], int]:
         title = f"{row.process.node}, {timeline.title(row.process)}, pid {row.process.pid}"
         rows.append({"label": timeline.title(row.process), "title": title, "lanes": several})
     episodes = [[b - origin, e - origin] for b, e in found.episodes]
-    begins = sorted(span.begin for _, span in timeline.spans())
-    counts = [bisect_right(begins, e) - bisect_left(begins, b) for b, e in found.episodes[:_MOST_EPISODES]] or [0]
     data = {
         "seconds": wall, "rows": rows, "nodes": _nodes(timeline.rows), "outcomes": OUTCOMES, "notes": notes,
         "keys": [{"name": k.name, "backend": k.backend, "key": k.key, "by": places(k.compiles)} for k in found.kernels],
         "offset": _base64(offset), "begin": _base64(begin), "length": _base64(length), "what": _base64(packed),
-        "episodes": episodes[:_MOST_EPISODES], "busiest": counts.index(max(counts)),
+        "episodes": episodes[-_MOST_EPISODES:],
     }  # fmt: skip
     return data, left_out
 
 
-def _shortest_drawn(timeline: Timeline) -> dict[str, float]:
-    """By kind, the seconds of the shortest span that is drawn; empty if all spans are."""
-    too_many = sum(len(row.spans) for row in timeline.rows) - _MOST_DRAWN
-    if too_many <= 0:
-        return {}
-    lengths: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _, span in timeline.spans():
-        lengths[span.kind].append(span.seconds)
-    shortest = {}
-    for kind in KINDS:
-        shortest[kind] = math.inf if 0 < len(lengths[kind]) <= too_many else 0.0
-        if 0 < too_many < len(lengths[kind]):
-            shortest[kind] = sorted(lengths[kind])[too_many]
-        too_many = max(0, too_many - len(lengths[kind]))
-    return shortest
+def _shortest_drawn(timeline: Timeline, most: int) -> float:
+    """The seconds of the shortest span that is drawn, but for compiles, which all are."""
+    lengths = [span.seconds for _, span in timeline.spans() if span.kind != "compile"]
+    too_many = sum(len(row.spans) for row in timeline.rows) - most
+    return sorted(lengths)[min(too_many, len(lengths) - 1)] if too_many > 0 and lengths else 0.0
 
 
 def _lanes(spans: list[Span]) -> tuple[dict[int, int], int]:

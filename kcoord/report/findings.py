@@ -1,4 +1,4 @@
-"""Findings of a job's time line: sums, kernels by compile time, duplicate and failed compiles, clocks that disagree."""
+"""Findings of a job's time line: sums, kernels by compile time, duplicate and failed compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kcoord.report.timeline import Timeline
 from kcoord.telemetry.spans import Process, Span
 
 _LONGEST_PAUSE = 30.0  # seconds without a span; a longer pause begins another episode
-_CLOCKS_AGREE = 0.010  # seconds; a process reads its clock once, and small steps of it mean nothing
 
 Placed = tuple[Process, Span]
 
@@ -32,7 +31,6 @@ class Kernel:
     failures: list[Placed] = field(default_factory=list)
     lost: list[Placed] = field(default_factory=list)
     waiters: set[Process] = field(default_factory=set)
-    waited: float = 0.0
     longest_wait: float = 0.0
     loads: int = 0
     saved: float = 0.0
@@ -48,11 +46,6 @@ class Kernel:
         """The seconds of all its compiles but the longest one."""
         return self.seconds - max((span.seconds for _, span in self.compiles), default=0.0)
 
-    @property
-    def one_compile(self) -> float:
-        """Seconds of its longest compile here; of a kernel that was only loaded, of the compile that made it. 0 if unknown."""
-        return max((span.seconds for _, span in self.compiles), default=self.saved / self.loads if self.loads else 0.0)
-
 
 @dataclass
 class Findings:
@@ -65,8 +58,6 @@ class Findings:
     seconds_of: dict[str, float]
     count_of: dict[str, int]
     episodes: list[tuple[float, float]]
-    clocks: list[tuple[str, str, float]]
-    """Node of a compile, node of a wait that ended before it by its own clock, and the least difference in seconds."""
 
     @property
     def compiled(self) -> list[Kernel]:
@@ -112,8 +103,6 @@ def findings_of(timeline: Timeline) -> Findings:
     kernels: dict[str, Kernel] = {}
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    waits: dict[str, list[Placed]] = defaultdict(list)
-    led: dict[str, list[Placed]] = defaultdict(list)
     for process, span in timeline.spans():
         identity = f"{span.key}:{span.backend}:{span.name}"
         kernel = kernels.get(identity)
@@ -127,25 +116,10 @@ def findings_of(timeline: Timeline) -> Findings:
         elif span.kind == "load":
             kernel.loads += 1
             kernel.saved += span.saved
-        elif span.kind == "wait" and span.outcome == "lead":
-            led[identity].append((process, span))
-        elif span.kind == "wait":
-            _add_wait(kernel, process, span)
-            if span.outcome == "ok":
-                waits[identity].append((process, span))
-    for identity, asked in led.items():
-        kernel = kernels[identity]
-        if kernel.lost or kernel.failures:  # else the agent was slow to answer that this rank leads
-            for process, span in asked:
-                _add_wait(kernel, process, span)
-    disagreements = _clocks(kernels, waits)
-    return Findings(list(kernels.values()), dict(seconds), dict(counts), _episodes(timeline), disagreements)
-
-
-def _add_wait(kernel: Kernel, process: Process, span: Span) -> None:
-    kernel.waiters.add(process)
-    kernel.waited += span.seconds
-    kernel.longest_wait = max(kernel.longest_wait, span.seconds)
+        elif span.kind == "wait" and span.outcome != "lead":  # a leader waited for its agent's answer
+            kernel.waiters.add(process)
+            kernel.longest_wait = max(kernel.longest_wait, span.seconds)
+    return Findings(list(kernels.values()), dict(seconds), dict(counts), _episodes(timeline))
 
 
 def _add_compile(kernel: Kernel, process: Process, span: Span) -> None:
@@ -191,22 +165,6 @@ def _episodes(timeline: Timeline) -> list[tuple[float, float]]:
         else:
             found.append((begin, end))
     return found
-
-
-def _clocks(kernels: dict[str, Kernel], waits: dict[str, list[Placed]]) -> list[tuple[str, str, float]]:
-    """Pairs of nodes: by their clocks a wait on one ended before the compile that it waited for on the other; worst first."""
-    worst: dict[tuple[str, str], float] = {}
-    for identity, waiting in waits.items():
-        kernel = kernels[identity]
-        if len(kernel.compiles) != 1 or kernel.lost or kernel.failures:
-            continue  # the waits could be for any of them
-        process, compile = kernel.compiles[0]
-        for waiter, wait in waiting:
-            early = compile.end - wait.end
-            if early > _CLOCKS_AGREE and waiter.node != process.node:
-                pair = process.node, waiter.node
-                worst[pair] = max(early, worst.get(pair, 0.0))
-    return sorted(((a, b, by) for (a, b), by in worst.items()), key=lambda found: -found[2])
 
 
 def where(process: Process) -> str:

@@ -409,14 +409,11 @@
 
   document.getElementById("controls").hidden = false;
   if (!recall() && data.episodes.length > 1) {
-    episode.value = String(data.busiest);
-    lookAtEpisode(data.busiest);
+    episode.value = String(data.episodes.length - 1);
+    lookAtEpisode(data.episodes.length - 1);
   }
   window.addEventListener("resize", soon);
   window.addEventListener("hashchange", () => { recall(); soon(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
-  const printing = on => () => { document.documentElement.classList.toggle("printing", on); paint(); };
-  window.addEventListener("beforeprint", printing(true));
-  window.addEventListener("afterprint", printing(false));
   paint();
 })();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,15 +80,6 @@ class Timeline:
         for row in self.rows:
             for span in row.spans:
                 yield row.process, span
-
-    def with_short_names(self) -> Timeline:
-        """A copy whose nodes lack the domain that all of them share: ``gpu-3``, not ``gpu-3.cluster.example.com``."""
-        short = {node: node.partition(".")[0] for node in self.nodes}
-        if len({node.partition(".")[2] for node in short}) != 1 or "" in short.values():
-            return self  # in one domain no two nodes have the same first part
-        rows = [Row(replace(row.process, node=short[row.process.node]), row.spans) for row in self.rows]
-        events = [replace(event, node=short.get(event.node, event.node)) for event in self.events]
-        return replace(self, rows=rows, events=events)
 
     def title(self, process: Process) -> str:
         """The row's name: with the pid if the rank has had several processes."""

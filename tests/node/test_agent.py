@@ -21,12 +21,11 @@ import pytest
 from kcoord.agent.server import Agent
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
-from kcoord.keys.cache_key import CacheKey
 from kcoord.leases.base import Lease, Wait
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.parts import PARTS
 from kcoord.protocol import endpoint
-from kcoord.rank.client import BUSY, AgentClient, Alone, Answer, Failed, Lead, Ready
+from kcoord.rank.client import BUSY, AgentClient, Alone, Failed, Lead, Ready
 from kcoord.telemetry.events import Notices
 from tests.support.agents import Node, Rank, end_agent, in_thread, key_of, recipe_of, stage, until, watching
 from tests.support.cluster import start_agent
@@ -484,31 +483,6 @@ def test_status_tells_who_compiles_what_and_who_waits(node: Node) -> None:
     assert status["settings"]["local_dir"] == str(node.directory)
     leader.tell()
     waiter.expect("Ready")
-
-
-def test_status_tells_flights_of_one_kernel_apart_by_the_constants_that_differ(node: Node) -> None:
-    def key(block: int, **more: str) -> CacheKey:
-        details = {"constants": {"BLOCK": block, "EVEN": True, **more}, "options": {"num_warps": 4}}
-        return CacheKey.of("test", "matmul", block=block, more=more).with_details(details)
-
-    client = node.client()
-    keys = [key(64), key(128), CacheKey.of("test", "softmax")]
-    leads = {each: client.claim(each, node.home(each.digest)) for each in keys}
-    variants = {flight["key"]: flight["variant"] for flight in node.status()["flights"]}
-    assert [variants[each.digest] for each in keys] == [{"constants BLOCK": "64"}, {"constants BLOCK": "128"}, {}]
-    _give_up(client, leads)
-    last, hostile = key(256), key(1, **{"\x1b[2J\nOFF\tX": "<b>"})
-    leads = {each: client.claim(each, node.home(each.digest)) for each in (last, hostile)}
-    variants = {flight["key"]: flight["variant"] for flight in node.status()["flights"]}
-    assert variants[last.digest]["constants BLOCK"] == "256", "those that have ended still count"
-    assert all(text.isprintable() for name, value in variants[hostile.digest].items() for text in (name, value))
-    _give_up(client, leads)
-
-
-def _give_up(client: AgentClient, leads: dict[CacheKey, Answer]) -> None:
-    for key, lead in leads.items():
-        assert isinstance(lead, Lead)
-        client.give_up(lead, key)
 
 
 def test_stats_add_up_what_ranks_report(node: Node) -> None:

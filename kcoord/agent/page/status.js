@@ -23,10 +23,6 @@ function fewOf(texts, most) {
   return texts.slice(0, most).join(", ") + (texts.length > most ? ` and ${count(texts.length - most)} more` : "");
 }
 
-function variant(flight) {
-  return Object.entries(flight.variant || {}).map(([name, value]) => `${name.replace(/^\S+ /, "")}=${value}`).join(", ");
-}
-
 // A row's cells are texts, or [text, class, small text].
 function fill(table, rows) {
   const heads = [...table.tHead.rows[0].cells];
@@ -73,7 +69,7 @@ function show(status) {
   at("flights").hidden = !flights.length;
   at("idle").hidden = Boolean(flights.length);
   fill(at("flights"), flights.map(flight => [
-    [flight.name, "name", variant(flight)],
+    [flight.name, "name"],
     [flight.state, flight.state === "compiling" ? "compiling" : "waiting"],
     flight.leader || "",
     flight.seconds.toFixed(1),

@@ -18,7 +18,7 @@ KEY = CacheKey.of("test", "kernel", source="text")
 HOME, STAGING = Path("/homes/a"), Path(os.fsdecode(b"/homes/\xff"))
 REQUESTS: list[Request] = [
     messages.Claim(KEY.digest, "test", "kernel", HOME),
-    messages.Claim(KEY.digest, "test", "kernel", HOME, wait=False, call="constants BLOCK\t64"),
+    messages.Claim(KEY.digest, "test", "kernel", HOME, wait=False),
     messages.Publish(KEY, "1.1", STAGING, HOME, 0.5, "cuda:90#0"),
     messages.Fail(KEY.digest, "1.1", "no registers"),
     messages.GiveUp(KEY.digest, "1.1"),
@@ -132,11 +132,6 @@ def test_a_request_with_a_wrong_field_is_refused(message: Request, name: str, va
 def test_spans_that_are_none_and_a_count_that_is_none_cost_no_delivery() -> None:
     wire = {**on_the_wire(messages.Deliver({"requests": 1})), "spans": "many", "dropped": -1}
     assert parse_request(wire) == (7, messages.Deliver({"requests": 1}))
-
-
-def test_a_call_that_is_too_long_to_be_shown_costs_no_claim() -> None:
-    claim = messages.Claim(KEY.digest, "test", "kernel", HOME, call="x" * (fields.LONGEST_CALL + 1))
-    assert parse_request(on_the_wire(claim)) == (7, dataclasses.replace(claim, call=""))
 
 
 def test_texts_for_people_are_short_and_print() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import re
 from array import array
 from collections.abc import Callable
@@ -13,25 +12,19 @@ from typing import Any
 
 import pytest
 
+from kcoord.cli.report import line_of, new_lines
+from kcoord.report.comparison import Comparison
+from kcoord.report.differences import Miss
+from kcoord.report.divergence import Divergence, Group
+from kcoord.report.drawing import drawing
 from kcoord.report.findings import findings_of, why_again
-from kcoord.report.misses import Miss
 from kcoord.report.page import page
 from kcoord.report.timeline import Row, Timeline
 from kcoord.telemetry.spans import Process, Span
 from tests.support.browser import Browser
 from tests.support.command import kcoord as run
 from tests.support.pages import HOSTILE, Text, make, save
-from tests.support.sandbox import PROGRAMS, Sandbox, eventually
-
-LIGHT = {
-    "page": "#ffffff",
-    "compile": "#0b5ea8",
-    "wait": "#e8a33d",
-    "fetch": "#00795c",
-    "load": "#56b4e9",
-    "failed": "#c4420b",
-}
-DARK = {"page": "#14181d", "compile": "#5aa9f0", "wait": "#b98428"}
+from tests.support.sandbox import PROGRAMS, Sandbox
 
 
 @pytest.fixture
@@ -88,7 +81,7 @@ def test_a_jobs_report_agrees_with_its_statistics(sandbox: Sandbox) -> None:
     assert (facts["ranks"], facts["failures"], facts["duplicates"]) == (3, [], [])
     assert [m["reason"] for m in facts["misses"]] == ["never compiled before"]
     seen = Text((sandbox.root / "kcoord-j.html").read_text())
-    assert "4 kernels were compiled, each once" in seen.text
+    assert "4 kernels compiled, each once" in seen.text
     assert "4 kernels, 1." in seen.text
     assert "never compiled before" in seen.text
 
@@ -105,19 +98,9 @@ def test_a_miss_is_explained_by_the_nearest_earlier_artifact(sandbox: Sandbox) -
     assert misses(sandbox, "first") == [{"reason": "never compiled before", "differences": [], "kernels": ["scale"]}]
     (second,) = misses(sandbox, "second")
     assert second["differences"] == [["options warps", "4", "8"]]
-    assert second["reason"] == "compiled before, with another value of this factor"
+    assert second["reason"] == "compiled before with another value of these factors"
     seen = Text((sandbox.root / "kcoord-second.html").read_text()).text
     assert "options warps 4 8" in seen
-
-
-def test_a_kernel_that_only_this_job_has_compiled_otherwise_says_so(sandbox: Sandbox) -> None:
-    make(sandbox, "job", block=64)
-    make(sandbox, "job", block=128)
-    eventually(lambda: len(misses(sandbox, "job")) == 2)
-    assert {m["reason"].partition(",")[0] for m in misses(sandbox, "job")} == {
-        "never compiled before",
-        "new in this job",
-    }
 
 
 def test_an_artifact_that_is_gone_leaves_nothing_to_say(sandbox: Sandbox) -> None:
@@ -134,7 +117,7 @@ def test_the_slowest_kernel_comes_first_with_who_waited_and_how_long() -> None:
     assert first.longest_wait == pytest.approx(1.82)
     assert found.saved_seconds == pytest.approx(12 * 1.8)
     text = Text(page(small(), found, [])).text
-    assert "12 loads saved 21.6 s of compiling" in text
+    assert "of compiling saved 21.6 s" in text
     assert "the compiler raised an exception" in text
 
 
@@ -162,32 +145,13 @@ def test_a_kernel_that_was_compiled_twice_says_why(second: dict[str, Any], why: 
 
 
 def test_a_leader_that_was_lost_explains_the_second_compile_and_is_told() -> None:
-    lost, wait = span("compile", 1, 0, 2, "lost"), span("wait", 1, 0.1, 1.9, "lead")
-    timeline = rows({("a", 0): [lost], ("a", 1): [wait, span("compile", 1, 2, 1)]})
+    lead = span("wait", 1, 0.1, 1.9, "lead")
+    timeline = rows({("a", 0): [span("compile", 1, 0, 2, "lost")], ("a", 1): [lead, span("compile", 1, 2, 1)]})
     found = findings_of(timeline)
     assert not found.duplicates, "it was made once"
-    assert (len(found.compiled[0].waiters), found.compiled[0].longest_wait) == (1, 1.9)
+    assert not found.compiled[0].waiters, "who leads did not wait for this kernel"
     assert [k.name for k in found.failures] == ["kernel_1"]
     assert "the process ended while it compiled" in Text(page(timeline, found, [])).text
-
-
-def test_clocks_that_disagree_are_told_and_those_that_agree_are_not() -> None:
-    def job(skew: float) -> Timeline:
-        return rows({("a", 0): [span("compile", 1, 0, 2)], ("b", 1): [span("wait", 1, 0.1 + skew, 2)]})
-
-    assert findings_of(job(0)).clocks == []
-    ((compiler, waiter, by),) = findings_of(job(-5)).clocks
-    assert (compiler, waiter, by) == ("a", "b", pytest.approx(4.9))
-    assert (
-        "The clock of b is at least 4.90 s behind that of a: by these clocks a wait"
-        in Text(page(job(-5), findings_of(job(-5)), [])).text
-    )
-    assert "The clock of" not in Text(page(job(0), findings_of(job(0)), [])).text
-
-
-def test_a_leader_that_was_told_late_to_lead_did_not_wait_for_anybody() -> None:
-    timeline = rows({("a", 0): [span("wait", 1, 0, 0.3, "lead"), span("compile", 1, 0.3, 1)]})
-    assert not findings_of(timeline).compiled[0].waiters
 
 
 def test_what_is_no_kernel_of_the_job_is_drawn_and_not_counted() -> None:
@@ -200,15 +164,8 @@ def test_missing_spans_and_files_that_could_not_be_read_are_told() -> None:
     timeline = small()
     timeline.dropped, timeline.problems = 7, ["/x/<b>: torn"]
     text = page(timeline, findings_of(timeline), [])
-    assert "7 spans are missing" in text
+    assert "7 spans missing" in text
     assert "/x/&lt;b&gt;: torn" in text
-
-
-def test_a_job_of_nothing_but_loads_and_one_of_garbage_have_a_page() -> None:
-    loads = rows({("a", 0): [span("load", 1, 0, 0.001, saved=2)]})
-    assert "Nothing had to be compiled. 1 load saved 2.00 s" in Text(page(loads, findings_of(loads), [])).text
-    empty = Timeline("j", problems=["x: torn"])
-    assert "files could be read" in page(empty, findings_of(empty), [])
 
 
 def hostile() -> Timeline:
@@ -218,7 +175,15 @@ def hostile() -> Timeline:
 
 
 def test_names_are_text_wherever_they_stand() -> None:
-    html = page(hostile(), findings_of(hostile()), [])
+    found = findings_of(hostile())
+    name, other = HOSTILE[:2]
+    strange = Miss(other, ((other, name, other),), tuple(found.compiled))
+    groups = [Group((value,), {n}, [value], found.compiled) for n, value in enumerate(HOSTILE)]
+    comparison = Comparison(other, {}, [strange])
+    html = page(hostile(), found, [strange], [Divergence((other,), other, groups)], comparison)
+    strange = Miss("r", (("a\x1b", "b\x1b", "c\x1b"),), tuple(found.compiled))
+    lines = [line_of(Divergence(("a\x1b",), "remedy", [Group(("b\x1b",), {1}, ["n"])])), *new_lines([strange])]
+    assert all(line.isprintable() for line in lines)
     seen = Text(html)
     assert seen.tags.count("script") == 2
     assert "img" not in seen.tags
@@ -252,49 +217,29 @@ def test_a_long_name_that_spans_cut_is_explained_as_well(sandbox: Sandbox) -> No
     assert found["differences"] == [["block", "64", "128"]]
 
 
-def unpacked(html: str) -> tuple[array[float], array[float], dict[str, Any]]:
-    """The begins and lengths that the script draws, in seconds, and all data."""
-    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S)[1])  # type: ignore[index]
+def unpacked(data: dict[str, Any]) -> tuple[array[float], array[float]]:
+    """The begins and lengths that the script draws, in seconds."""
     begin, length = array("d"), array("f")
     begin.frombytes(base64.b64decode(data["begin"]))
     length.frombytes(base64.b64decode(data["length"]))
-    return begin, length, data
+    return begin, length
 
 
 def test_a_clock_that_is_decades_off_makes_no_other_row_coarse() -> None:
     timeline = rows({("a", 0): [span("compile", 1, -1.7e9, 1)], ("b", 1): [span("load", 2, 0.25, 0.0001)]})
-    begin, length, _ = unpacked(page(timeline, findings_of(timeline), []))
+    begin, length = unpacked(drawing(timeline, findings_of(timeline))[0])
     assert begin[1] - 1.7e9 == pytest.approx(0.25, abs=1e-6)
     assert length[1] == pytest.approx(0.0001)
 
 
-def test_of_too_many_spans_the_shortest_are_not_drawn_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_spans_the_shortest_are_not_drawn_and_all_compiles_are() -> None:
     spans = [span("load", n, n, 0.001 * (n + 1)) for n in range(6)] + [span("wait", n, n, 1.0 + n) for n in range(6)]
     timeline = rows({("a", 0): [*spans, span("compile", 0, 50, 0.0001)]})
-    for most, drawn in ((13, 13), (10, 10), (7, 7), (4, 4), (1, 1)):
-        monkeypatch.setattr("kcoord.report.drawing._MOST_DRAWN", most)
-        html = page(timeline, findings_of(timeline), [])
-        begin, length, _ = unpacked(html)
-        assert len(begin) == len(length) == drawn
-        assert ("are not drawn" in html) == (drawn < 13)
-        assert "Load: 6, " in html
+    for most in (13, 10, 7, 4, 2):
+        data, left_out = drawing(timeline, findings_of(timeline), most)
+        begin, length = unpacked(data)
+        assert len(begin) == len(length) == most == 13 - left_out
         assert max(begin) == 50, "the compile is there"
-
-
-def test_a_node_whose_clock_is_off_is_told_once() -> None:
-    nodes = {
-        (f"n{n}", n): [span("compile", n, 0, 2), *(span("wait", k, 0.1, 2) for k in range(8) if k != n)]
-        for n in range(8)
-    }
-    nodes["late", 8] = [span("wait", k, -5, 2) for k in range(8)]
-    nodes["early", 9] = [span("compile", 9, 9, 2)]
-    for n in range(8):
-        nodes[f"n{n}", n].append(span("wait", 9, 2, 2))
-    timeline = rows(nodes)
-    text = Text(page(timeline, findings_of(timeline), [])).text
-    assert text.count("The clock of") == 2
-    assert re.search(r"The clock of late is at least 5.00 s behind those of n\d, n\d, n\d and 5 more", text)
-    assert re.search(r"The clock of early is at least 7.00 s ahead of those of n\d, n\d, n\d and 5 more", text)
 
 
 def test_explain_prints_a_strangers_texts_as_they_are_and_whole(sandbox: Sandbox) -> None:
@@ -309,29 +254,6 @@ def test_explain_prints_a_strangers_texts_as_they_are_and_whole(sandbox: Sandbox
 
 def painted(dom: str) -> int:
     return int(re.search(r'data-painted="(\d+)"', dom)[1])  # type: ignore[index]
-
-
-def test_a_browser_draws_every_span_in_its_colour_by_day_and_by_night(browser: Browser, tmp_path: Path) -> None:
-    path = report(small(), tmp_path)
-    dom = browser.dom(path)
-    assert painted(dom) == sum(1 for _ in small().spans()) == 30
-    assert 'id="controls"' in dom
-    assert 'hidden="" id="controls"' not in dom
-    for dark, colours in ((False, LIGHT), (True, DARK)):
-        picture = browser.picture(path, dark=dark)
-        assert picture.at(2, 2) == tuple(bytes.fromhex(colours["page"][1:]))
-        for kind, least in (("compile", 8000), ("wait", 8000), ("fetch", 100), ("load", 20), ("failed", 500)):
-            if kind in colours:
-                assert picture.count(colours[kind]) > least, (kind, dark)
-
-
-def test_a_part_of_the_time_line_has_an_address(browser: Browser, tmp_path: Path) -> None:
-    path = report(small(), tmp_path)
-    assert painted(browser.dom(path, "t=0-1.5&rows=0-1")) == 1, "rank 0 compiles then"
-    assert painted(browser.dom(path, "t=nonsense&rows=9-1&key=%&only=%")) == 30
-    everything, one = browser.picture(path), browser.picture(path, f"key={1:016x}")
-    compile = LIGHT["compile"]
-    assert 0 < one.count(compile) < everything.count(compile) / 2, "the others are pale"
 
 
 @pytest.fixture
@@ -353,6 +275,28 @@ const at = (kind, x, y, more) => (kind === "mouseup" ? window : line).dispatchEv
 """
 
 
+def test_every_span_is_drawn_and_each_kind_in_its_own_colour(acting: Callable[[Timeline, str], str]) -> None:
+    script = """
+        const canvas = document.getElementById("line"), seen = new Set();
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        for (let i = 0; i < pixels.length; i += 4) {
+          seen.add("#" + [0, 1, 2].map(n => pixels[i + n].toString(16).padStart(2, "0")).join(""));
+        }
+        const style = getComputedStyle(document.documentElement);
+        document.body.dataset.drawn = ["compile", "wait", "fetch", "load", "failed"].filter(
+          kind => seen.has(style.getPropertyValue("--" + kind).trim()));
+    """
+    dom = acting(small(), script)
+    assert painted(dom) == sum(1 for _ in small().spans()) == 30
+    assert 'data-drawn="compile,wait,fetch,load,failed"' in dom
+
+
+def test_a_part_of_the_time_line_has_an_address(browser: Browser, tmp_path: Path) -> None:
+    path = report(small(), tmp_path)
+    assert painted(browser.dom(path, "t=0-1.5&rows=0-1")) == 1, "rank 0 compiles then"
+    assert painted(browser.dom(path, "t=nonsense&rows=9-1&key=%&only=%")) == 30
+
+
 def test_pointing_at_a_span_tells_what_it_is(acting: Callable[[Timeline, str], str]) -> None:
     tip = Text(
         acting(small(), POINT + 'at("mousemove", 0.15, 37);').partition('id="tip"')[2].partition("<figcaption")[0]
@@ -371,8 +315,7 @@ def test_names_in_a_tip_are_text(acting: Callable[[Timeline, str], str]) -> None
 def test_dragging_a_choice_and_the_keys_change_what_is_shown(acting: Callable[[Timeline, str], str]) -> None:
     drag = 'at("mousedown", 0.4, 30); at("mousemove", 0.5, 30); at("mouseup", 0.5, 30);'
     after = "document.body.dataset.address = location.hash;"
-    dragged = acting(small(), POINT + drag + after)
-    found = re.search(r'data-address="#t=([\d.]+)-([\d.]+)"', dragged)
+    found = re.search(r'data-address="#t=([\d.]+)-([\d.]+)"', acting(small(), POINT + drag + after))
     assert found
     assert 1 < float(found[1]) < float(found[2]) < 6
     keys = 'line.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));'
@@ -381,43 +324,21 @@ def test_dragging_a_choice_and_the_keys_change_what_is_shown(acting: Callable[[T
     assert f'data-address="#key={0:016x}"' in chosen
 
 
-def test_a_job_whose_parts_are_hours_apart_opens_at_the_busiest(browser: Browser, tmp_path: Path) -> None:
-    late = [span("compile", 50 + n, 20_000 + n, 0.9) for n in range(20)]
+def test_a_job_whose_parts_are_hours_apart_opens_at_the_latest(browser: Browser, tmp_path: Path) -> None:
     timeline = small()
-    timeline.rows[0].spans += late
-    assert len(findings_of(timeline).episodes) == 2
+    timeline.rows[0].spans += [span("compile", 50 + n, 20_000 + n, 0.9) for n in range(20)]
     dom = browser.dom(report(timeline, tmp_path))
-    assert painted(dom) == 30
+    assert painted(dom) == 20
     assert "Part 2: 5:33:20 for" in dom
 
 
-def large() -> Timeline:
-    """2048 ranks that walk 300 kernels, warmed up together."""
-    chance = random.Random(7)
-    took = [chance.uniform(0.2, 6) for _ in range(300)]
-    rows = []
-    for rank in range(2048):
-        at, spans = chance.uniform(0, 0.3), []
-        for key in range(rank % 300, 300, 2048) if rank < 300 else ():
-            spans.append(span("compile", key, at, took[key]))
-            at += took[key]
-        for key in range(300):
-            if key != rank:
-                spans.append(span("load", key, at, 0.001, saved=took[key]))
-                at += 0.0015
-        rows.append(Row(Process(f"node-{rank // 8:03}", rank % 8, rank), spans))
-    return Timeline("large", rows)
-
-
-def test_a_job_of_2048_ranks_and_300_kernels_is_drawn_and_is_not_blank(browser: Browser, tmp_path: Path) -> None:
-    timeline = large()
-    path = report(timeline, tmp_path)
+def test_a_job_of_2048_ranks_and_300_kernels_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    ranks = range(2048)
+    compiles = {rank: [span("compile", rank, rank / 1000, 2.0)] for rank in ranks[:300]}
+    loads = [span("load", key, 3 + key / 500, 0.001, saved=2.0) for key in range(300)]
+    path = report(rows({(f"node-{rank // 8:03}", rank): compiles.get(rank, []) + loads for rank in ranks}), tmp_path)
     assert path.stat().st_size < 30 << 20
-    dom = browser.dom(path)
-    assert painted(dom) == sum(len(row.spans) for row in timeline.rows) > 600_000
-    picture = browser.picture(path, size=(1200, 1100))
-    assert picture.count(LIGHT["compile"]) > 1000
-    assert picture.count(LIGHT["load"]) > 20_000
+    assert painted(browser.dom(path)) == 300 + 2048 * 300
 
 
 def test_what_a_pool_compiled_is_shown_and_its_workers_are_no_ranks() -> None:
