@@ -173,17 +173,18 @@ def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
     """As `read_artifact`, but of an artifact of more than `LARGEST_IN_MEMORY` bytes each file is opened when it is sent on, and
     checked by its reader.
     """
+    manifest_path = f"{os.fspath(home)}/{MANIFEST_NAME}"
     try:
+        sheltered = check_directory(os.fspath(home))
+        check_ours(manifest_path, os.lstat(manifest_path), sheltered=sheltered)
         manifest = Manifest.read(home)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise _unreadable(home, error) from error
-    if manifest.size <= LARGEST_IN_MEMORY or manifest.key.digest != digest or home.is_symlink():
+    if manifest.size <= LARGEST_IN_MEMORY or manifest.key.digest != digest:
         found = read_artifact(home, digest)
         return None if found is None else (found[0].manifest, found[1])
-
-    sheltered = check_directory(os.fspath(home))
 
     def opened(entry: FileEntry) -> BinaryIO:
         try:

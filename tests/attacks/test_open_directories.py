@@ -180,6 +180,29 @@ def test_an_artifact_with_a_file_of_another_users_is_torn(tmp_path: Path) -> Non
         local.open_artifact(home)
 
 
+def test_a_large_artifact_of_another_users_is_not_sent_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are opened when they are sent, one by one."""
+    monkeypatch.setattr(local, "LARGEST_IN_MEMORY", 1)
+    key, home = CacheKey.of("test", "k"), tmp_path / "home"
+    artifact = local.publish_local(stage(home), home, key, 1.0, ORIGIN)
+    name = home / artifact.manifest.files[0].name
+    found = local.contents_at(home, key.digest)
+    assert found is not None
+    assert callable(found[1])
+    found[1](found[0].files[0]).close()
+    os.chown(name, OTHER, OTHER)
+    for attempt in (lambda: found[1](found[0].files[0]), lambda: local.open_artifact(home)):
+        with pytest.raises(ArtifactInvalid, match=f"{name}: it belongs to user {OTHER}"):
+            attempt()
+    os.chown(name, os.getuid(), os.getgid())
+    os.chown(home / local.MANIFEST_NAME, OTHER, OTHER)
+    with pytest.raises(ArtifactInvalid, match=f"{local.MANIFEST_NAME}: it belongs to user {OTHER}"):
+        local.contents_at(home, key.digest)
+    os.chown(home, OTHER, OTHER)
+    with pytest.raises(ArtifactInvalid, match=f"{home}: it belongs to user {OTHER}"):
+        local.contents_at(home, key.digest)
+
+
 # --- user namespaces ---
 
 

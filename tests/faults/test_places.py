@@ -60,9 +60,8 @@ COMPILES = """
 import os, subprocess, sys, kcoord, torch
 kcoord.install()
 x = torch.ones(8)
-torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1)(x), x.sin() + 1)
 print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL)
+subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL)  # the disk fills up
 torch.testing.assert_close(torch.compile(lambda x: x.cos() * 2)(x), x.cos() * 2)
 print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 """
@@ -107,7 +106,7 @@ def run(
     command = [sys.executable, "-c", before + program, *arguments]
     if launched:
         code = f"{before}from kcoord.cli import main; main()"
-        done = sandbox.run("-c", code, "exec", "--", *command, **more)
+        done = sandbox.run("-c", code, "exec", "--", *command, timeout=240, **more)
     else:
         done = subprocess.run(command, env=sandbox.env(**more), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -180,17 +179,10 @@ def test_triton_writes_where_it_would_without_kcoord_while_no_disk_takes_kcoords
 
 
 @needs_compiler
-@pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_torch_compiles_where_it_would_without_kcoord_once_the_disk_takes_no_files(
-    sandbox: Sandbox, fault: str
-) -> None:
+def test_torch_compiles_where_it_would_without_kcoord_once_the_disk_is_full(sandbox: Sandbox) -> None:
     pytest.importorskip("torch")
-    disk = sandbox.root / "disk"
-    breaks = (
-        ["dd", "if=/dev/zero", f"of={disk}/ballast"] if fault == "full" else ["mount", "-o", "remount,ro", str(disk)]
-    )
-    with mounted(disk, "-t", "tmpfs", "-o", "size=8m,mode=0700", "kcoord-test"):
-        shown = run(sandbox, COMPILES, *breaks, KCOORD_LOCAL_DIR=str(disk))
+    with mounted(sandbox.root / "disk", "-t", "tmpfs", "-o", "size=8m,mode=0700", "kcoord-test") as disk:
+        shown = run(sandbox, COMPILES, "dd", "if=/dev/zero", f"of={disk}/ballast", KCOORD_LOCAL_DIR=str(disk))
     assert shown[:2] == [f"{disk}/inductor", f"{sandbox.environment['TMPDIR']}/torchinductor_{getpass.getuser()}"]
 
 
