@@ -13,7 +13,6 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from kcoord.protocol import frames
 
@@ -71,6 +70,6 @@ def receive_first(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 def is_pidfd(descriptor: int) -> bool:
     try:
-        return "\nPid:\t" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[pidfd]"  # noqa: PTH115 - it is no path
     except OSError:
         return False

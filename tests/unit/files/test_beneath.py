@@ -17,7 +17,7 @@ ON_THE_NODE = {
     "cli/jobs.py", "cli/keys.py", "keys/tools/machine_cache.py", "protocol/endpoint.py", "rank/compilation.py", "rank/staging.py",
     "retention/local_collector.py", "telemetry/ledger.py", "telemetry/span_files.py", "artifacts/local.py",
     "transfer/bundle.py", "transfer/packs_here.py", "files/sweep.py", "backends/cc/backend.py",
-    "backends/ninetoothed/files.py", "default_dir.py",
+    "backends/ninetoothed/files.py", "default_dir.py", "keys/function/unimported.py",
 }  # fmt: skip
 """Files whose calls by path are of directories of this user's own."""
 _OTHERS = ("dataclasses.replace(", "text.replace(", "content.replace(", "beneath.")
