@@ -37,7 +37,7 @@ from kcoord.artifacts.owners import check_directory, check_folders, check_ours, 
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
-from kcoord.files.private import check_tier, make_own
+from kcoord.files.private import check_tier, make_directory, make_own
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
@@ -239,7 +239,7 @@ def new_staging(home: Path, room: int = 0, local_dir: Path | None = None) -> Pat
     named = local_dir is not None and not home.is_relative_to(local_dir)
     with store_errors(staging.parent):
         if named:
-            home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_directory(home.parent, 0o755)  # its parents, too, whatever the umask
         make_own(staging.parent, local_dir)
         staging.mkdir(
             mode=0o755 if named else 0o700

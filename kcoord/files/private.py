@@ -22,7 +22,7 @@ def make_private(directory: Path, remedy: str = _REMEDY) -> None:
     descriptors: nobody else can lead them elsewhere.
     """
     with store_errors(directory):
-        _make(directory)
+        make_directory(directory)
         found = directory.lstat()
         if stat.S_ISLNK(found.st_mode):
             raise StoreError(f"{directory}: it is a symbolic link: name the directory that it leads to, or {remedy}")
@@ -57,7 +57,7 @@ def check_tier(tier: Path, local_dir: Path | None) -> None:
         doubt = doubt_of(tier, shelter)
         if doubt is not None and not tier.exists():
             with suppress(OSError):
-                _make(tier, 0o755)
+                make_directory(tier, 0o755)
                 doubt = doubt_of(tier, shelter)
     if doubt is not None:
         raise StoreError(f"{doubt}: {_chmod(doubt)}choose a directory of your own")
@@ -78,7 +78,7 @@ def make_own(directory: Path, local_dir: Path | None) -> None:
 
     So are those above it that do not exist. One that exists is judged by `check_tier`. Raises OSError, `StoreError`.
     """
-    _make(directory, above=0o700)
+    make_directory(directory, above=0o700)
     check_tier(directory, local_dir)
 
 
@@ -87,12 +87,12 @@ def is_shelter(directory: Path) -> bool:
     return not directory.stat().st_mode & 0o011
 
 
-def _make(directory: Path, mode: int = 0o700, above: int = 0o755) -> None:
+def make_directory(directory: Path, mode: int = 0o700, above: int = 0o755) -> None:
     """The umask only takes away from the modes."""
     try:
         directory.mkdir(mode=mode)
     except FileNotFoundError:
-        _make(directory.parent, above, above)
+        make_directory(directory.parent, above, above)
         directory.mkdir(mode=mode, exist_ok=True)
     except FileExistsError:
         if not (directory.is_dir() or directory.is_symlink()):

@@ -519,3 +519,14 @@ def test_a_publisher_that_is_killed_before_its_rename_leaves_nothing_at_the_fina
     (staging,) = left_in(home, "staging")
     artifact = local.publish_local(staging, home, KEY, 1.0, ORIGIN)  # as its rank does
     assert local.read_contents(artifact) == {**FILES, "group.json": GROUP}
+
+
+def test_directories_above_a_named_cache_that_are_made_are_not_open_whatever_the_umask(tmp_path: Path) -> None:
+    local_dir = tmp_path / "local"
+    local_dir.mkdir(mode=0o700)
+    before = os.umask(0)
+    try:
+        local.new_staging(tmp_path / "image" / "kernels" / "ABC", local_dir=local_dir)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("image", "image/kernels")] == [0o755, 0o755]
