@@ -54,7 +54,8 @@ def send_first_frame(connection: socket.socket, frame: bytes) -> None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    frames.send_frame(connection, frame[sent:])
+    if sent < len(frame):  # an empty rest would be sent, too, and fail if the agent has refused us meanwhile
+        frames.send_frame(connection, frame[sent:])
 
 
 def receive_first(connection: socket.socket) -> tuple[bytes, list[int]]:
