@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import select
+import shutil
 import socket
 import socketserver
 import subprocess
@@ -101,6 +102,7 @@ def test_an_artifact_of_the_store_that_does_not_verify_is_an_error_of_fetching(n
     until(lambda: Scraped(address).value("kcoord_store_published_artifacts_total") == 1)
     (payload,) = (tmp_path / "store").glob("v1/objects/*/*/payload.tar.zst")
     payload.write_bytes(b"torn")
+    shutil.rmtree(node.home("torn"))  # the node's own copy would answer
     assert node.publish(client, node.claim(client, "torn", "elsewhere"), "torn", "elsewhere")
     until(lambda: Scraped(address).value("kcoord_store_errors_total", operation="fetch", error="invalid") >= 1)
 

@@ -94,7 +94,7 @@ def test_doctor_warns_of_a_local_disk_where_there_are_several_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flags: dict[str, str], nodes: str, warned: bool
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
-    monkeypatch.setattr(doctor, "_file_system", lambda path: kind)
+    monkeypatch.setattr(doctor, "file_system_of", lambda path: kind)
     settings = Settings.from_environ({}, store=str(tmp_path / "store"), store_create="1", **flags)
     found = [each for each in doctor._store(settings) if "each would have its own" in each.finding]
     assert [each.state for each in found] == ["warn"] * warned
