@@ -250,7 +250,8 @@ def _excused(one: Thrown, number: int, name: str, done: list[tuple[_Told, dict[s
         if (row.hits == "all" or r.node == fault.node) and (row.hits != "rank" or r.rank == fault.rank)
     ]
     under_way = any(e["asked"] < one.ended + row.after and one.began - _BEFORE < e["t"] for e in met)
-    alone = sum(e["how"] == "alone" and one.began < e["t"] and e["asked"] < one.ended + row.alone for e in met)
+    here = [e for r, e in done if row.hits == "all" or r.node == fault.node]
+    alone = sum(e["how"] == "alone" and one.began < e["t"] and e["asked"] < one.ended + row.alone for e in here)
     return (row.duplicates if under_way else 0) + alone
 
 

@@ -80,8 +80,9 @@ _ALL = (
         why="every rank that asks while the failure is remembered compiles for itself, to raise its own exception",
     ),
     Kind(
-        "rank-stop", "rank", 1.0, SLOW, 1.0, lasts=(0.1, 8.0), weight=3, noticed=LEASE_LIMIT,
-        why="a leader that stands still is passed by at its lease's limit, and hedged before it",
+        "rank-stop", "rank", 1.0, SLOW, 1.0, AGENT_TIMEOUT + _DEAD, lasts=(0.1, 8.0), weight=3, noticed=LEASE_LIMIT,
+        why="a leader that stands still is passed by at its lease's limit, and hedged before it; one that stands still while it "
+        "starts the agent holds the others' start up for KCOORD_AGENT_TIMEOUT, and they go on alone",
     ),
     Kind(
         "agent-kill", "node", _AGENT_STARTS + LEASE_TTL, RANKS, _MOMENT, _AGENT_STARTS + AGENT_TIMEOUT + _DEAD, _AGENT_GONE,

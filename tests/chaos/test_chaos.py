@@ -98,6 +98,12 @@ def test_a_second_compile_needs_an_excuse() -> None:
     assert _judged([*twice, _compiled(1, 1, 102.0, 103.0)], _thrown("redis-flush", 100.5, 100.5)), "it excuses one"
 
 
+def test_a_rank_that_stands_still_as_it_starts_the_agent_excuses_those_of_its_node_that_go_on_alone() -> None:
+    others = [_compiled(1, 0, 100.0, 101.0), *(_compiled(0, rank, 103.0, 103.5, "alone") for rank in (0, 2, 3))]
+    assert _judged(others, _thrown("rank-stop", 100.5, 102.0, node=0, rank=1)) == []
+    assert _judged(others, _thrown("rank-stop", 100.5, 102.0, node=1, rank=1)), "it was on another node"
+
+
 def test_a_compile_that_takes_long_excuses_a_hedge_and_no_second_leader() -> None:
     led, hedged = _compiled(0, 0, 100.0, 104.0), _compiled(1, 0, 101.5, 105.0, how="hedges")
     assert _judged([led, hedged], seconds=4.0) == []
