@@ -19,7 +19,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, Trust, split
 from kcoord.errors import ArtifactInvalid
@@ -32,7 +31,7 @@ from kcoord.files.sweep import sweep
 from kcoord.files.trash import Trash
 from kcoord.profiles.parts import PARTS, decode_part, save_part
 from kcoord.profiles.profile_files import FileFormat, profiles_in
-from kcoord.profiles.recipe import Recipe, add
+from kcoord.profiles.recipe import Known, Recipe, add
 from kcoord.profiles.requested import (
     MOST_REQUESTED,
     REQUESTED,
@@ -107,7 +106,7 @@ def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | N
         signers = Counter(_signer(path) for path in paths)
         trust = trust.only(max(ours, key=lambda key_id: signers[key_id]))
     found: dict[str, Recipe] = {}
-    known: dict[Any, Recipe] = {}
+    known = Known()
     size = 0
     held = []
     for path in paths:
@@ -159,7 +158,7 @@ def _signer(path: Path) -> str:
     return signature.key_id if signature is not None else ""
 
 
-def _mergeable(path: Path, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe]:
+def _mergeable(path: Path, trust: Trust, known: Known) -> list[Recipe]:
     """The recipes of a part that we may merge; empty for another one, whose readers report its fault."""
     try:
         sealed = read_plain(path, PARTS.largest)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
@@ -25,7 +24,7 @@ from kcoord.files.shared_directory import read_all, save
 from kcoord.ownership import is_ours
 from kcoord.profiles.automatic import is_automatic, nearest, superfluous
 from kcoord.profiles.profile_files import FileFormat, profiles_in, times_of_profiles
-from kcoord.profiles.recipe import MOST_RECIPES, Recipe, add, merge
+from kcoord.profiles.recipe import MOST_RECIPES, Known, Recipe, add, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
@@ -101,7 +100,7 @@ def parts(
     `local_dir` is given if `directory` is one of a node's own: then so are those that another user may have written.
     """
     found: dict[str, Recipe] = {}  # however many parts hold a recipe, it is in memory once
-    known: dict[Any, Recipe] = {}
+    known = Known()
 
     def read(path: Path) -> bool:
         with suppress(OSError):  # it is gone, as its reader finds
@@ -130,8 +129,9 @@ def encode_part(recipes: dict[str, Recipe]) -> bytes:
     return PARTS.encode(recipes[digest].to_wire() for digest in sorted(recipes))
 
 
-def decode_part(content: bytes, known: dict[Any, Recipe] | None = None) -> list[Recipe]:
-    """The recipes of an unsigned part. Raises ValueError if it is torn or malformed. `known`: see `Recipe.from_wire`."""
+def decode_part(content: bytes, known: Known | None = None) -> list[Recipe]:
+    """The recipes of an unsigned part. Raises ValueError if it is torn or malformed. `known`: see `Known`."""
+    known = Known() if known is None else known
     return [Recipe.from_wire(data, known) for data in PARTS.decode(content)]
 
 
@@ -169,7 +169,7 @@ def _private_roots(settings: Settings) -> list[Path]:
     return found
 
 
-def _read_part(path: Path, notices: Notices, trust: Trust, known: dict[Any, Recipe]) -> list[Recipe] | None:
+def _read_part(path: Path, notices: Notices, trust: Trust, known: Known) -> list[Recipe] | None:
     """None if the part is gone, empty if it is skipped."""
 
     def parse(sealed: bytes) -> list[Recipe]:

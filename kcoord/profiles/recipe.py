@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from kcoord.files.packed import unpack
+
 if TYPE_CHECKING:
     from kcoord.keys.device import GPUTarget
 
@@ -25,6 +27,8 @@ LARGEST_RECIPE = 64 << 10  # bytes
 TRIED = 1 << 62
 """The order of a compile that the job needed only to choose among several: from here on."""
 _FORMAT = b"kcoord-profile-1\n"
+_MOST_HELD = 192 << 20  # bytes of the calls of recipes that are read together; an agent records 64 MiB
+_VALUE = 32  # bytes for which each value in a call counts, besides its own
 _DEEPEST = 32
 _LONGEST_NAME = 1000
 _LIST, _TUPLE = 0, 1  # the first item of each packed array: msgpack has one array type for both
@@ -102,37 +106,44 @@ class Recipe:
         return other
 
     @classmethod
-    def from_wire(cls, data: Any, known: dict[Any, Recipe] | None = None) -> Recipe:
-        """Raises ValueError on anything that `to_wire` does not return.
-
-        `known` remembers the recipes that were read with it: a recipe that comes again is not checked again, in a tenth of the
-        time.
-        """
+    def from_wire(cls, data: Any, known: Known | None = None) -> Recipe:
+        """Raises ValueError on anything that `to_wire` does not return, and for one that `known` has no room for."""
         if not isinstance(data, dict) or data.keys() != _FIELDS:
             raise ValueError("a recipe's fields are wrong")
         call = data["call"]
         if not isinstance(call, bytes) or len(call) > LARGEST_RECIPE:
             raise ValueError("a recipe's call must be a few bytes")
         if known is None:
-            return cls._read(data, call)
+            return cls._read(data, call, Known())
         texts = data["backend"], data["module"], data["qualname"], data["target"]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a recipe's names must be str")
-        found = known.get((texts, call))
+        found = known.recipes.get((texts, call))
         if found is not None:
             return found.measured(data["seconds"], data["order"])
-        recipe = cls._read(data, call)
-        if len(known) < MOST_RECIPES:
-            known[texts, call] = recipe
+        recipe = cls._read(data, call, known)
+        if len(known.recipes) < MOST_RECIPES:
+            known.recipes[texts, call] = recipe
         return recipe
 
     @classmethod
-    def _read(cls, data: dict[str, Any], call: bytes) -> Recipe:
-        try:
-            plain = msgpack.unpackb(call, unicode_errors="surrogatepass")
-        except (ValueError, msgpack.exceptions.UnpackException) as error:
-            raise ValueError(f"a recipe's call is not msgpack: {error}") from error
-        return cls(**{**data, "call": _unpacked(plain, _DEEPEST)})
+    def _read(cls, data: dict[str, Any], call: bytes, known: Known) -> Recipe:
+        plain = unpack(call, LARGEST_RECIPE, unicode_errors="surrogatepass")
+        made = _unpacked(plain, _DEEPEST)
+        known.room -= len(call) + _VALUE * _values(made)
+        if known.room < 0:
+            raise ValueError("the recipes of its profile hold more than a profile may")
+        return cls(**{**data, "call": made})
+
+
+class Known:
+    """Recipes that are read together. One that comes again is not checked again, in a tenth of the time, and all have a bound:
+    a packed list of one byte is 64 in memory, and a store's files may be anybody's. `room` is in bytes of calls.
+    """
+
+    def __init__(self, room: int = _MOST_HELD) -> None:
+        self.recipes: dict[Any, Recipe] = {}
+        self.room = room
 
 
 def merge(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
@@ -200,6 +211,12 @@ def _plain(value: Any, in_order: bool, depth: int) -> Any:
         keys = sorted(value) if in_order else value
         return {k: _plain(value[k], in_order, depth - 1) for k in keys}
     raise ValueError(f"a recipe's call cannot hold a {kind.__module__}.{kind.__qualname__}")
+
+
+def _values(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(map(_values, value))
+    return 1 + 2 * sum(map(_values, value.values())) if isinstance(value, dict) else 1
 
 
 def _unpacked(value: Any, depth: int) -> Any:

@@ -24,9 +24,9 @@ from kcoord.errors import KcoordError, StoreError
 from kcoord.profiles import parts as profile_module
 from kcoord.profiles import recipe as recipe_module
 from kcoord.profiles.compaction import compact
-from kcoord.profiles.parts import load_profile, profile_names, save_part
+from kcoord.profiles.parts import decode_part, encode_part, load_profile, profile_names, save_part
 from kcoord.profiles.profile_files import FileFormat
-from kcoord.profiles.recipe import LARGEST_RECIPE, Recipe, merge
+from kcoord.profiles.recipe import LARGEST_RECIPE, Known, Recipe, merge
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
 from kcoord.settings import Settings
@@ -152,7 +152,7 @@ def test_a_value_that_holds_itself_makes_no_recipe() -> None:
     ids=lambda field: str(field)[:40],
 )  # fmt: skip
 def test_a_wire_form_with_a_wrong_field_is_refused(field: dict[str, Any]) -> None:
-    known: dict[Any, Recipe] = {}
+    known = Known()
     Recipe.from_wire(recipe().to_wire(), known)
     for remembered in (None, known):  # also if all the rest of it was read before
         with pytest.raises(ValueError):
@@ -163,6 +163,18 @@ def test_a_wire_form_with_a_wrong_field_is_refused(field: dict[str, Any]) -> Non
 def test_what_is_no_recipe_at_all_is_refused(data: Any) -> None:
     with pytest.raises(ValueError):
         Recipe.from_wire(data)
+
+
+def test_recipes_that_are_read_together_hold_a_bounded_number_of_values() -> None:
+    """An empty list is a few bytes of a file, and dozens in memory; each call is within its own bound."""
+    lists, known = [[]] * 10_000, Known(room=800_000)
+    sizes = {n: decode_part(encode_part(merge([recipe(call=[n, *lists])])), Known()) for n in range(3)}
+    for n in range(2):
+        assert decode_part(encode_part(merge([recipe(call=[n, *lists])])), known) == sizes[n]
+    assert decode_part(encode_part(merge(sizes[0])), known) == sizes[0], "it comes again, and takes no more"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="more than a profile may"):
+            decode_part(encode_part(merge(sizes[2])), known)
 
 
 @given(st.binary(max_size=200))
