@@ -29,7 +29,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
+    `learn`, `in_store` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
     """
 
     def __init__(
@@ -45,11 +45,10 @@ class LeaseTasks:
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
         in_store: Callable[[str], None] = lambda digest: None,
-        used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
-        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {

@@ -13,6 +13,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.daemon import in_daemon
-from kcoord.profiles.packs import LARGEST_PACK
+from kcoord.latest import Latest
+from kcoord.profiles.packs import LARGEST_PACK, newest_pack, touch_pack
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
 from kcoord.transfer.packs_here import note_here, was_here
@@ -31,20 +33,20 @@ _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for
 _ATTEMPTS, _AGAIN = 30, 2.0  # seconds; a store that opens late is that of a large job
 _KEPT = 1800.0  # seconds; then the job has started, and the copy gives its space back
 _MOST = 4  # profiles at a time
+_MOST_NAMED = 64  # profiles
 
 At = Callable[[tuple[Path, ...], Callable[[], "Manifest | None"]], Awaitable["Manifest | None"]]
 
 
 class Packs:
-    """A fault costs look-ups, and is told once. ``used(name)`` gets the name of a pack that serves: retention spares it.
+    """A fault costs look-ups, and is told once.
 
     ``at(homes, work)`` runs `work` in a thread for the local tier; it raises `ArtifactInvalid` if others may write there.
     """
 
-    def __init__(
-        self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
-    ) -> None:
-        self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
+    def __init__(self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices) -> None:
+        self._store, self._at, self._local_dir, self._notices = store, at, local_dir, notices
+        self._named: Latest[str, None] = Latest(_MOST_NAMED)  # profiles of this agent's jobs
         self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by profile: the end of its pack
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
@@ -58,6 +60,7 @@ class Packs:
 
     def begin(self, profile: str, *, asked: bool = False) -> None:
         """Read the profile's pack, unless that was begun before. Returns at once. `asked`: a rank has asked for a key."""
+        self._named[profile] = None
         if profile in self._reads or len(self._reads) >= _MOST or self._local_dir is None:
             return
         self._patient_until = time.monotonic() + _PATIENCE
@@ -120,11 +123,21 @@ class Packs:
             self.served(pack.place.stem)
         return manifest
 
+    async def touch(self) -> None:
+        """Tell retention that the packs of this agent's jobs are in use."""
+
+        def touch(store: Store) -> None:
+            for profile in list(self._named):
+                with suppress(OSError, StoreError):
+                    if (path := newest_pack(store.root, profile, store.trust)) is not None:
+                        touch_pack(store.root, path)
+
+        await self._store.use(touch)
+
     def served(self, name: str) -> None:
         """This node's ranks have got artifacts of the pack `name`, or made them."""
         if name not in self._served and self._local_dir is not None:
             self._served.add(name)
-            self._used(name)
             in_daemon(functools.partial(note_here, self._local_dir, name))
 
     def note(self, manifest: Manifest) -> None:

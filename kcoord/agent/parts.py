@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Collection
 
@@ -19,7 +18,6 @@ from kcoord.agent.chores.statistics import Share, Statistics
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
-from kcoord.agent.chores.use_notes import UseNotes
 from kcoord.agent.claims import Claims
 from kcoord.agent.cold_starts import ColdStarts
 from kcoord.agent.connections import Connection, Connections, Observer
@@ -78,7 +76,6 @@ class Parts:
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
             local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.late.published,
-            used=lambda pack: self.use_notes.used([pack], os.getpid()),
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
@@ -101,12 +98,11 @@ class Parts:
         packing = PackWriter(
             store, settings.recorded_as, self.tiers.packs, leases, agent_id, settings.lease_ttl, notices,
         )  # fmt: skip
-        self.use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
         with_chores = (stalls, self.statistics, self.profiles, self.requested, packing, self.timelines, self.sweeper,
-                       self.use_notes, in_store, on_node, keys, self.late)  # fmt: skip
+                       in_store, on_node, keys, self.late)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
         self.pools = Pools(
             settings.ahead, self.connections, self.profiles, self.take_in, self.statistics.add, notices

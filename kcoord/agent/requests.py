@@ -79,7 +79,6 @@ class Requests:
         self._parts.claims.claim(connection, request, message, ahead)
         self._parts.pools.asked(connection, message.recipe)
         self._parts.requested.note(message.digest, str(message.home))
-        self._parts.use_notes.used([message.digest], connection.pid)
 
     def _announce(self, connection: Connection, request: int, message: messages.Announce) -> Awaitable[messages.Answer]:
         if message.profile is not None and is_profile_name(message.profile):
@@ -92,7 +91,6 @@ class Requests:
 
     def _lookup(self, connection: Connection, _: int, message: messages.Lookup) -> Awaitable[messages.Answer]:
         self._parts.requested.note(message.digest, str(store_decided(self._settings.local_dir, message.digest)))
-        self._parts.use_notes.used([message.digest], connection.pid)
         return self._parts.choices.lookup(message)
 
     def _record(self, connection: Connection, _: int, message: messages.Record) -> messages.Answer:
@@ -111,7 +109,6 @@ class Requests:
         if not connection.who.pool:
             self._parts.cold_starts.add(connection.who, spans)
             self._parts.pools.used(connection.who.job, used)
-        self._parts.use_notes.used(used, connection.pid)
         self._parts.late.used(span.key for span in spans if span.kind == "load")
         return messages.Done()
 

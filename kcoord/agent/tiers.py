@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,11 +29,12 @@ T = TypeVar("T")
 
 _MOST_DISTRUSTED = 100_000
 _MOST_FRESH = 256 << 20  # bytes
+_ONE_IN = 16  # agents that fetch an artifact tells retention
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An artifact's
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``in_store(digest)`` each artifact that
+    was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's
     place is looked at each time that it is used: it must be this user's alone.
     """
 
@@ -44,13 +46,12 @@ class Tiers:
         *,
         learn: Callable[[str, float], None],
         in_store: Callable[[str], None],
-        used: Callable[[str], object],
     ) -> None:
         self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
-        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
+        self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
         self._fresh: dict[
             str, tuple[Manifest, dict[str, bytes]]
         ] = {}  # published here, and on their way into the store
@@ -136,9 +137,19 @@ class Tiers:
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
-        """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one."""
+        """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one.
+
+        Retention hears of its use: by the leader who finds it, and by one in 16 of the others.
+        """
+
+        def fetch(store: Store) -> tuple[Manifest, dict[str, bytes], str] | None:
+            found = store.fetch(digest, announced)
+            if found is not None and (announced is None or random.randrange(_ONE_IN) == 0):
+                store.touch(digest)
+            return found
+
         try:
-            fetched = await self.store.use(lambda store: store.fetch(digest, announced))
+            fetched = await self.store.use(fetch)
             if fetched is None:
                 return None
             manifest, contents, stated = fetched

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from kcoord.files.rename import refresh_names, rename_into_place, set_aside, wri
 
 _MANIFEST, _PAYLOAD = "manifest.msgpack", "payload.tar.zst"
 _LARGEST_PROBE = 1 << 20
+_TOUCHED_AFTER = 86400.0  # seconds
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # the last on NFS, for a file that is removed while it is read
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -243,6 +245,15 @@ class Store:
         manifest = self.trusted(place, encoded)
         check_sizes(manifest)
         return manifest, unpack(manifest, payload), manifest_digest(encoded)
+
+    def touch(self, digest: str) -> None:
+        """Tell retention that the artifact is in use, unless somebody has within a day. Raises nothing: another user's may not be
+        touched.
+        """
+        with suppress(OSError):
+            home = self.home(digest)
+            if time.time() - beneath.lstat(home, self.root).st_mtime > _TOUCHED_AFTER:
+                beneath.touch(home, self.root)
 
     def manifest_file(self, digest: str) -> bytes | None:
         """The manifest file as it is, not verified; None if it is missing. Raises `ArtifactInvalid` if it is no plain file."""

@@ -87,7 +87,12 @@ def command(
         pinned = functools.partial(pinned_digests, where, note=not dry_run)
         defaults = {name: getattr(settings, f"store_{name}") for name in ("max_size", "max_files", "unused_for")}
         found = collect(
-            where, Limits(**defaults | given, least_age=least_age), pinned=pinned, tidying=tidying, dry_run=dry_run
+            where,
+            Limits(**defaults | given, least_age=least_age),
+            pinned=pinned,
+            trust=Trust.of(settings),
+            tidying=tidying,
+            dry_run=dry_run,
         )
         for kind, number in merged.items():
             found.count(kind, number)

@@ -1,9 +1,12 @@
 """Packs: the artifacts that a profile's jobs asked for, in one file of the store: one sequential read for each node.
 
-A pack is ``<store>/v1/packs/<profile>/<content>.<key id>.pack``, or ``<content>.pack`` without a signature: a bundle
-(`kcoord.transfer.pack` reads and writes it), never changed. Its name has the SHA-256 of its signed index, which states every
-other byte, and its signer. Of a profile's packs by one signer the newest counts; its writer moves the others to the trash. A pack
-holds copies only: a node without one, or with a damaged one, looks each artifact up.
+A pack is ``<store>/v1/packs/<profile>/<number>-<content>.<key id>.pack``, or without the key id if it is not signed: a bundle
+(`kcoord.transfer.pack` reads and writes it), never changed. Its name has a number that grows with each pack of the profile,
+the beginning of its signed index's SHA-256, and its signer. Of a profile's packs by one signer the newest, that with the highest
+number, counts; its writer moves the others to the trash. A pack holds copies only: a node without one, or with a damaged one,
+looks each artifact up.
+
+Jobs that use a pack touch it once a day, so its modification time is the day of its last use, and never its age.
 """
 
 from __future__ import annotations
@@ -11,40 +14,54 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.files import beneath
-from kcoord.files.shared_directory import paths_of, written_at
+from kcoord.files.shared_directory import paths_of
 from kcoord.profiles.automatic import is_automatic, nearest
 from kcoord.profiles.profile_files import times_of_profiles
 
 LARGEST_PACK = 256 << 20  # bytes
+TOUCHED_AFTER = 86400.0  # seconds
 SUFFIX = ".pack"
-_CONTENT = 64  # digits
-_NAME = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9._-]{1,64})?\.pack")
+_CONTENT = 16  # digits, of a hash
+_HIGHEST = 10**12 - 1
+_NAME = re.compile(r"(\d{1,12})-[0-9a-f]{16}(?:\.([A-Za-z0-9._-]{1,64}))?\.pack")
 
 
 def packs_directory(store: Path, profile: str) -> Path:
     return store / "v1" / "packs" / profile
 
 
-def pack_name(content: str, signer: str) -> str:
+def pack_name(number: int, content: str, signer: str) -> str:
     """The file name of the pack whose index has the SHA-256 `content`. `signer`: a key id, or empty."""
-    return f"{content}.{signer}{SUFFIX}" if signer else content + SUFFIX
+    return f"{number:08d}-{content[:_CONTENT]}{signer and f'.{signer}'}{SUFFIX}"
 
 
 def signer_of(path: Path) -> str:
     """The key id that the file name states, not verified; empty for a pack without a signature."""
-    return path.stem[_CONTENT + 1 :]
+    match = _NAME.fullmatch(path.name)
+    return (match and match[2]) or ""
+
+
+def number_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match is not None else 0
+
+
+def next_number(packs: Iterable[Path]) -> int:
+    """The number of the pack that is written after `packs`, all of one profile."""
+    return min(_HIGHEST, max(map(number_of, packs), default=0) + 1)
 
 
 def packs_of(store: Path, profile: str) -> list[Path]:
     """The packs of `profile`, the newest first; none if there is none. Raises OSError."""
-    found = paths_of(packs_directory(store, profile), SUFFIX)
-    return sorted(found, key=lambda path: (written_at(path), path.name), reverse=True) if len(found) > 1 else found
+    found = [path for path in paths_of(packs_directory(store, profile), SUFFIX) if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (number_of(path), path.name), reverse=True)
 
 
 def usable_packs(store: Path, profile: str, trust: Trust) -> list[Path]:
@@ -69,6 +86,13 @@ def newest_pack(store: Path, profile: str, trust: Trust = OFF) -> Path | None:
             del others[other]
             found = usable_packs(store, other, trust)
     return found[0] if found else None
+
+
+def touch_pack(store: Path, path: Path) -> None:
+    """Tell retention that a job uses the pack, unless some job has within a day. Raises nothing: it may be another user's."""
+    with suppress(OSError):
+        if time.time() - beneath.lstat(path, store).st_mtime > TOUCHED_AFTER:
+            beneath.touch(path, store)
 
 
 def all_packs(store: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.catalog import homes_of
-from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
@@ -31,8 +31,8 @@ from kcoord.profiles.packs import all_packs
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
+from kcoord.retention.pack_uses import uses_by_packs
 from kcoord.retention.tidying import Tidying, tidy_store
-from kcoord.retention.uses import PREFIX, load_uses, prefix_of
 from kcoord.telemetry.events import log
 
 _PINS_AGAIN = 200  # removals between two looks at the pins
@@ -51,11 +51,13 @@ def collect(
     *,
     pinned: Pinned = frozenset,
     tidying: Tidying | None = None,
+    trust: Trust = OFF,
     dry_run: bool = False,
     most: int | None = None,
 ) -> Collected:
     """One pass over `store`, which removes at most `most` artifacts. Raises `StoreError`.
 
+    Packs that `trust` refuses keep no artifacts.
     `dry_run`: only look, and write nothing. Then the time is this host's: a file system tells its own only to those who write.
     Blocks for as long as the file system does, and rests a little now and then. Not guaranteed: that space is free at once: what
     was removed takes space until its grace period is over and the next pass deletes it.
@@ -68,7 +70,7 @@ def collect(
         if not dry_run:
             tidy_store(store, tidying, now, found)
         if limits.any or dry_run:
-            _collect(store, limits, pinned, now, found, dry_run, most)
+            _collect(store, limits, pinned, trust, now, found, dry_run, most)
             if not dry_run:
                 _note(store, found)
     return found
@@ -91,11 +93,19 @@ def _note(store: Path, found: Collected) -> None:
 
 
 def _collect(
-    store: Path, limits: Limits, pinned: Pinned, now: float, found: Collected, dry_run: bool, most: int | None
+    store: Path,
+    limits: Limits,
+    pinned: Pinned,
+    trust: Trust,
+    now: float,
+    found: Collected,
+    dry_run: bool,
+    most: int | None,
 ) -> None:
     # before the look at the artifacts: one that is used or pinned meanwhile is seen below, or too young
-    keep, uses = pinned(), load_uses(store)
-    entries = list(entries_of(store, uses, toolchains=limits.toolchain_gone is not None))
+    keep, uses = pinned(), uses_by_packs(store, trust)
+    reads = limits.toolchain_gone is not None or limits.older_than is not None
+    entries = list(entries_of(store, uses, manifests=reads))
     found.add_found(entries, keep)
     plan = choose(entries, limits, now, keep)
     found.over = plan.over
@@ -133,7 +143,7 @@ def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
 
 def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        return _home(objects, entry).lstat().st_mtime == entry.made  # else it was replaced a moment ago
+        return _home(objects, entry).lstat().st_mtime == entry.touched  # else it was used or replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
 
@@ -164,8 +174,11 @@ def compact_profiles(
     return gone
 
 
-def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = False) -> Iterator[Entry]:
-    """The artifacts and the packs of `store`, one by one; with `toolchains` manifests are read. Raises OSError."""
+def entries_of(store: Path, uses: Mapping[str, float], *, manifests: bool = False) -> Iterator[Entry]:
+    """The artifacts and the packs of `store`, one by one. `uses`: the times by which packs keep artifacts, by digest.
+
+    Without `manifests` no toolchain is known, nor when an artifact was made: it counts from its last use. Raises OSError.
+    """
     opened = Store(store)
     for number, (home, status) in enumerate(homes_of(store)):
         _rest(number)
@@ -173,13 +186,13 @@ def entries_of(store: Path, uses: dict[bytes, float], *, toolchains: bool = Fals
             sizes = _sizes(home)
         except (FileNotFoundError, NotADirectoryError):
             continue  # it goes in this very moment
-        used = max(status.st_mtime, uses.get(bytes.fromhex(home.name[: 2 * PREFIX]), 0.0))
-        toolchain = _toolchain(opened, home.name) if toolchains else ""
-        yield Entry(home.name, sum(sizes) + BLOCK, len(sizes) + 1, status.st_mtime, used, toolchain)
+        touched = status.st_mtime
+        made, toolchain = _origin(opened, home.name, touched) if manifests else (touched, "")
+        used = max(touched, uses.get(home.name, 0.0))
+        yield Entry(home.name, sum(sizes) + BLOCK, len(sizes) + 1, made, used, toolchain, touched=touched)
     for path, status in all_packs(store):
-        used = max(status.st_mtime, uses.get(prefix_of(path.stem), 0.0))
-        name = path.relative_to(store / "v1").as_posix()
-        yield Entry(name, blocks(status.st_size), 1, status.st_mtime, used, is_pack=True)
+        name, touched = path.relative_to(store / "v1").as_posix(), status.st_mtime
+        yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True, touched=touched)
 
 
 def _sizes(home: Path) -> list[int]:
@@ -188,19 +201,22 @@ def _sizes(home: Path) -> list[int]:
         return [blocks(entry.stat(follow_symlinks=False).st_size) for entry in files]
 
 
-def _toolchain(store: Store, digest: str) -> str:
-    """The compiler's version by the artifact's key, such as ``triton 3.6.0``; empty if the key has none, or cannot be read."""
+def _origin(store: Store, digest: str, touched: float) -> tuple[float, str]:
+    """The time at which the artifact was compiled, and its compiler's version by its key, such as ``triton 3.6.0``.
+
+    `touched`, and empty, if its manifest cannot be read; a version may be empty all the same.
+    """
     try:
         manifest = store.readable_manifest(digest)
         key = None if manifest is None else manifest.explained
     except (ArtifactInvalid, StoreError):
-        return ""
-    if key is None:
-        return ""
+        return touched, ""
+    if manifest is None or key is None:
+        return touched, ""
     names = (*_TOOLCHAIN, key.backend.partition("-")[0])
     factors = (f for f in (*key.factors, *key.details) if f.text)
     versions = {f.name: f.text for f in factors if f.name in names or _VERSION.fullmatch(f.text)}
-    return " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
+    return manifest.origin.created, " ".join(f"{name} {text}" for name, text in sorted(versions.items()))
 
 
 def _rest(number: int) -> None:

@@ -15,9 +15,8 @@ from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
-from kcoord.profiles.packs import all_packs, signer_of
+from kcoord.profiles.packs import all_packs, number_of, signer_of
 from kcoord.retention.collected import Collected
-from kcoord.retention.uses import merge_uses
 
 _DAY = 86400.0  # seconds
 _LEASE_FILES = {".outcome": _DAY, ".lease": 7 * _DAY, ".part": _DAY}
@@ -43,7 +42,6 @@ def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> N
     found.count("traces", _tidy_traces(v1 / "traces", store, tidying.traces_for, now))
     found.count("packs that were replaced", _tidy_packs(store, now))
     found.count("outcomes of leases", _tidy_leases(v1 / "leases", store, now))
-    found.count("notes of use, merged", merge_uses(store, now))
 
 
 def tidy_tier(tier: Path, tidying: Tidying, found: Collected) -> None:
@@ -93,7 +91,7 @@ def _tidy_packs(store: Path, now: float) -> int:
     trash, removed = Trash(store / "v1" / "trash", store), 0
     series = itertools.groupby(sorted(all_packs(store), key=_series_of), key=_series_of)
     for _, group in series:
-        _, *older = sorted(group, key=lambda pack: (pack[1].st_mtime, pack[0].name), reverse=True)
+        _, *older = sorted(group, key=lambda pack: (number_of(pack[0]), pack[0].name), reverse=True)
         removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
     return removed
 

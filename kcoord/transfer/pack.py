@@ -31,7 +31,16 @@ from kcoord.files.naming import staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_directory, packs_of, signer_of
+from kcoord.profiles.packs import (
+    LARGEST_PACK,
+    newest_pack,
+    next_number,
+    pack_name,
+    packs_directory,
+    packs_of,
+    signer_of,
+    touch_pack,
+)
 from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
@@ -73,9 +82,10 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
     directory = packs_directory(store.root, profile)
-    path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
     staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
     try:
+        number = next_number(packs_of(store.root, profile))
+        path = directory / pack_name(number, hashlib.sha256(head).hexdigest(), trust.signer)
         beneath.check(staged.parent, store.root)
         with staged.open("wb", buffering=_CHUNK) as file:
             file.write(head)
@@ -122,12 +132,11 @@ def _fitting(entries: Iterable[Packed]) -> list[Packed]:
 class Pack:
     """A pack of which this process has a copy: a source of artifacts, like the `Store`. Thread-safe.
 
-    `place` is the file in the store, `written` its modification time.
+    `place` is the file in the store.
     """
 
-    def __init__(self, store: Store, place: Path, written: float, bundle: Bundle) -> None:
-        self.place, self.written = place, written
-        self._store, self._bundle = store, bundle
+    def __init__(self, store: Store, place: Path, bundle: Bundle) -> None:
+        self.place, self._store, self._bundle = place, store, bundle
         self._places = bundle.places()
         self._reading = threading.Lock()  # protects the file's position, and keeps it open during a read
         self._closed = False
@@ -192,12 +201,13 @@ def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
             path = newest_pack(store.root, profile, store.trust)
             if path is None:
                 return None
-            copy, written = _copied(path, local_dir)
+            copy = _copied(path, local_dir)
+            touch_pack(store.root, path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, StoreError) as error:
             raise PackUnused(str(error)) from error
-        return _opened(store, path, written, copy)
+        return _opened(store, path, copy)
     return None
 
 
@@ -210,16 +220,16 @@ def look_at_pack(store: Store, path: Path) -> frozenset[str]:
         raise PackUnused(str(error)) from error
 
 
-def _opened(store: Store, path: Path, written: float, copy: BinaryIO) -> Pack:
+def _opened(store: Store, path: Path, copy: BinaryIO) -> Pack:
     """Judges the index first. Closes `copy` if it is refused."""
     try:
-        return Pack(store, path, written, Bundle(path, store.trust, copy, _LARGEST_INDEX))
+        return Pack(store, path, Bundle(path, store.trust, copy, _LARGEST_INDEX))
     except (BundleInvalid, StoreError) as error:
         raise PackUnused(str(error)) from error
 
 
-def _copied(path: Path, local_dir: Path) -> tuple[BinaryIO, float]:
-    """A copy of the file at `path`, and the file's modification time. Raises OSError, `StoreError` and `PackUnused`."""
+def _copied(path: Path, local_dir: Path) -> BinaryIO:
+    """A copy of the file at `path`. Raises OSError, `StoreError` and `PackUnused`."""
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(source)
@@ -236,7 +246,7 @@ def _copied(path: Path, local_dir: Path) -> tuple[BinaryIO, float]:
             raise
     finally:
         os.close(source)
-    return copy, found.st_mtime
+    return copy
 
 
 def _copy(source: int, copy: BinaryIO, path: Path, size: int) -> None:

@@ -8,17 +8,19 @@ from pathlib import Path
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.files.private import make_own
-from kcoord.profiles.packs import newest_pack
+from kcoord.profiles.packs import newest_pack, touch_pack
 
 _HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
 
 
 def was_here(store: Store, profile: str, local_dir: Path) -> bool:
-    """True if `note_here` noted the newest pack of `profile`. Raises nothing."""
+    """True if `note_here` noted the newest pack of `profile`, which is in use then. Raises nothing."""
     here = local_dir / _HERE
     with suppress(OSError, StoreError):
         path = newest_pack(store.root, profile, store.trust) if here.exists() else None
-        return path is not None and (here / path.stem).exists()
+        if path is not None and (here / path.stem).exists():
+            touch_pack(store.root, path)
+            return True
     return False
 
 

@@ -43,7 +43,6 @@ from kcoord.retention.limits import Limits
 from kcoord.retention.pins import load_pins, pin
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import Bundle, export
@@ -414,16 +413,13 @@ def test_a_manifest_takes_no_more_memory_than_its_bytes() -> None:
 def test_lists_that_nobody_signs_are_bounded_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is within its own bound."""
     monkeypatch.setattr("kcoord.profiles.requested._MOST_KNOWN", 10)
-    monkeypatch.setattr("kcoord.retention.uses._MOST_MERGED", 10)
     monkeypatch.setattr("kcoord.retention.pins._MOST_HELD", 10)
     directory = requested_directory(root, "p")
     for n in range(5):
         digests = [f"{n:02x}{m:062x}" for m in range(4)]
         save_requested(directory, [RequestedArtifact(digest, local.place_of(digest)) for digest in digests])
-        note_uses(root, [prefix_of(f"{n:02x}{m:02x}" + "0" * 12) for m in range(4)])
         pin(root, f"p{n}", digests)
     assert len(load_requested(directory)) == 8
-    assert len(load_uses(root)) == 10
     for complete in (lambda: all_requested(directory), lambda: load_pins(root)):
         with pytest.raises(StoreError, match="more than 10 artifacts"):
             complete()

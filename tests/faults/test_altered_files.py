@@ -20,7 +20,6 @@ from kcoord.profiles.parts import parts, save_part
 from kcoord.profiles.requested import RequestedArtifact, all_requested, load_requested, requested_name, save_requested
 from kcoord.retention.holdings import note_holdings, read_holdings
 from kcoord.retention.pins import load_pins, pin
-from kcoord.retention.uses import load_uses, note_uses
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, manifest_of
 from kcoord.transfer.bundle import Bundle, export
@@ -146,13 +145,11 @@ def test_a_choice_that_was_altered_is_none_or_one_of_text_and_numbers(data: Any)
 def test_files_of_retention_that_were_altered_are_none_or_an_error_of_the_store(root: Path, data: Any) -> None:
     store = opened(root / "retention").root
     pin(store, "p", ["ab" * 32])
-    note_uses(store, [b"12345678"])
     note_holdings(store, 1, 2, 3)
     files = [path for name in ("pins/p.pin", "holdings") if (path := store / "v1" / name)]
-    files += (store / "v1" / "used").iterdir()
     path = data.draw(st.sampled_from(sorted(files)))
     path.write_bytes(data.draw(mutants(path.read_bytes())))
-    for read in (load_pins, load_uses, read_holdings):
+    for read in (load_pins, read_holdings):
         with contextlib.suppress(StoreError):
             read(store)
     path.unlink()

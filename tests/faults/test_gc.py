@@ -41,7 +41,6 @@ from kcoord.retention.limits import Limits
 from kcoord.artifacts.store import Store
 from kcoord.retention.pinned import pinned_digests
 from tests.faults.test_gc import contents, key, manifest_of, pinned
-from kcoord.retention.uses import note_uses, prefix_of
 
 role, root, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 store, until = Store(root), time.monotonic() + seconds
@@ -55,8 +54,8 @@ while time.monotonic() < until:
         assert found is None or found[1] == contents(n), n
         assert found is not None or n not in pinned(), f"{n} is pinned"
         missed += found is None
-    elif role == "note":
-        note_uses(root, [prefix_of(key(n).digest) for n in random.sample(range(40), 5)])
+    elif role == "use":
+        store.touch(key(random.randrange(40)).digest)
         time.sleep(0.01)
     else:
         limits, tidying = Limits(max_size=40960, least_age=0), Tidying(grace=0.5)
@@ -98,7 +97,7 @@ def test_readers_and_publishers_never_notice_two_collectors_but_for_misses(tmp_p
     for n in pinned():
         store.publish(manifest_of(contents(n), key(n)), contents(n))
     pin(store.root, "llama", [key(n).digest for n in pinned()])
-    roles = ["publish", "publish", "read", "read", "gc", "gc", "note"]
+    roles = ["publish", "publish", "read", "read", "gc", "gc", "use"]
     players = [play(role, store.root) for role in roles]
     try:
         counts: dict[str, list[int]] = {}
@@ -148,7 +147,7 @@ _GC = "from kcoord.cli import main; main()"
 def test_a_host_whose_clock_is_off_removes_nothing_early(tmp_path: Path, interposer: Interposer, offset: float) -> None:
     store = Store(tmp_path / "store")
     store.open()
-    old, fresh = publish(store, "old", 60.0), publish(store, "fresh")
+    old, fresh = (publish(store, *given, created=time.time()) for given in (("old", 60.0), ("fresh",)))
     interposer.clock(offset)
     environ = {**os.environ, **interposer.environ, "KCOORD_LOCAL_DIR": str(tmp_path / "local")}
 

@@ -98,30 +98,6 @@ def test_what_a_pass_removed_is_compiled_again_and_the_agents_go_on(
     figures.note(f"{rounds} times removed by `kcoord gc` on C, then asked for on B", version, ", ".join(answers))
 
 
-def test_notes_of_use_are_merged_by_two_hosts_at_once_and_none_is_forgotten(
-    job: Callable[..., Job], figures: Figures, version: str
-) -> None:
-    names = [f"kernel-{n}" for n in range(80)]
-    with job() as here:
-        a, b, c = here.rank("A"), here.rank("B"), here.rank("C")
-        assert a.do("claim", name="asked-for")["answer"] == "Lead"
-        assert a.do("publish", name="asked-for", writer="A") is True
-        for n in range(0, len(names), 2):
-            for rank, name in ((a, names[n]), (b, names[n + 1])):
-                rank.do("note_use", names=[name])
-        here.rig.run(f"find {here.on_server}/v1/used -name '*.used' -exec touch -d '3 hours ago' {{}} +")
-        a.do("stop_agent")  # it notes what it was asked for
-        here.rig.run(f"until ls {here.on_server}/v1/used | wc -l | grep -qx 81; do sleep 0.1; done", within=SOON)
-        both = [rank.begin("collect_once", max_size=1 << 40) for rank in (b, c)]
-        assert all(call.value()["artifacts"] == 1 for call in both)
-        left = int(here.rig.run(f"ls {here.on_server}/v1/used | wc -l"))
-        assert left <= 3, "one that both merged, or one of each, and the young one"
-        for rank in (a, b, c):
-            assert rank.do("uses", names=[*names, "asked-for"]) == [*names, "asked-for"]
-        _nothing_is_left(here, c)
-    figures.note("notes of use of 81 agents, merged by two hosts at once: files left, forgotten", version, f"{left}, 0")
-
-
 def test_parts_of_a_profile_are_merged_by_two_hosts_while_others_read_and_write_it(
     job: Callable[..., Job], figures: Figures, version: str
 ) -> None:

@@ -331,7 +331,7 @@ def test_where_signatures_are_required_a_foreign_pack_is_refused_and_our_artifac
     theirs = filled(tmp_path / "theirs", THEIRS)
     shutil.copytree(theirs.root / "v1" / "packs", store.root / "v1" / "packs")
     (path,) = packs_of(store.root, "job")
-    path.rename(path.with_name(pack_name(path.name[:64], "main")))  # it claims to be ours
+    path.rename(path.with_name(pack_name(1, "0" * 64, "main")))  # it claims to be ours
     with job(store.root, signing_key=OURS) as node:
         node.start()
         assert_loads(node, NAMES, "store")

@@ -21,7 +21,6 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.reading import read_plain
 from kcoord.files.replace import replace_file
-from kcoord.retention.uses import PREFIX, prefix_of
 from kcoord.telemetry.events import Notices, log
 
 FIRST, EVERY = 30.0, 60.0  # seconds; a job that has just begun has better things to do
@@ -29,6 +28,7 @@ _AT_THE_END = 5.0  # seconds of the last pass
 _MOST_REFUSED = 3  # of a pass; then the store takes nothing
 _MOST = 100_000  # artifacts that are known to be in the store, some 70 bytes each
 _DIRECTORY = "in-store"
+PREFIX = 8  # bytes of a digest
 
 
 class LatePublishes:
@@ -138,3 +138,11 @@ def _write_marks(path: Path, prefixes: set[bytes]) -> None:
     with suppress(OSError):  # a full disk costs another look
         path.parent.mkdir(mode=0o700, exist_ok=True)
         replace_file(path, b"".join(sorted(prefixes)[:_MOST]))
+
+
+def prefix_of(digest: str) -> bytes:
+    """The first bytes of a digest of 16 digits or more. Raises ValueError."""
+    prefix = bytes.fromhex(digest[: 2 * PREFIX])
+    if len(prefix) != PREFIX:
+        raise ValueError(f"{digest!r} is too short")
+    return prefix

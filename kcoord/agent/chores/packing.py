@@ -1,8 +1,7 @@
 """The pack of this agent's profile, written by one agent of the job once its ranks have used much that the newest pack lacks.
 
 One agent at a time writes, by a lease. The next one finds that pack, and adds what its own ranks have used, if that is much: so
-the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
-in the next pack. An agent therefore notes the uses of its ranks before it writes.
+the pack of a job whose nodes run different stages holds the kernels of all.
 
 Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,27 +17,24 @@ from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.agent.packs import Packs
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.leases.base import LeaseService, leased
 from kcoord.profiles.packs import usable_packs
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.telemetry.events import Notices, log
 from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
 
 FEWEST = 8  # artifacts; fewer are not worth a file
 _ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
 _QUIET = 30.0  # seconds without a new artifact: the job has what it needs
+_DAY = 86400.0  # seconds
 _EVERY = 60.0  # seconds between two attempts
-_USED_WITHIN = 10 * 86400.0  # seconds; a job may run once a week
 
 
 @dataclass(frozen=True)
 class _Newest:
-    """A pack of the profile: its file, the file's modification time, and the keys of its artifacts."""
+    """A pack of the profile: its file, and the keys of its artifacts."""
 
     place: Path
-    written: float
     digests: frozenset[str]
 
 
@@ -73,6 +68,8 @@ class PackWriter:
                 "the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write
             )
             self.chores = [chore]
+        if store is not None:
+            self.chores.append(Chore("uses of packs", self._lane, packs.touch, notices, first=_DAY, every=_DAY))
 
     def _is_wanted(self, profile: str) -> bool:
         self._read = self._read or self._packs.get(profile)
@@ -108,15 +105,15 @@ class PackWriter:
     def _known(self) -> _Newest | None:
         if self._newest is not None or self._read is None:
             return self._newest
-        return _Newest(self._read.place, self._read.written, self._read.digests)
+        return _Newest(self._read.place, self._read.digests)
 
     def _replace(self, store: Store, profile: str, attempt: _Attempt) -> _Newest | None:
         """Write a pack, unless another agent has written one that is enough; the newest then. Raises `StoreError`."""
         newest = self._look(store, profile)
         if newest is not None and _is_enough(attempt, newest):
             return newest
-        note_uses(store.root, [prefix_of(digest) for digest in attempt.used])
-        digests = [*attempt.used, *self._still_used(store, newest, set(attempt.used))]
+        others = newest.digests.difference(attempt.used) if newest is not None else ()
+        digests = [*attempt.used, *sorted(others)]
         written = write_pack(store, profile, digests)
         log.info("the pack of %s was written: %d artifacts", profile, len(written))
         return self._look(store, profile)
@@ -125,26 +122,14 @@ class PackWriter:
         """The newest pack of just this profile, without what this agent knows to be damaged; None also if it cannot be used."""
         with store_errors(store.root):
             for place in usable_packs(store.root, profile, store.trust)[:1]:
-                known, written = self._known(), place.stat().st_mtime
-                if known is not None and (known.place, known.written) == (place, written):
+                known = self._known()
+                if known is not None and known.place == place:
                     return known
                 try:
-                    return _Newest(place, written, look_at_pack(store, place))
+                    return _Newest(place, look_at_pack(store, place))
                 except PackUnused as error:
                     log.info("the pack of %s is replaced: %s", profile, error)
         return None
-
-    def _still_used(self, store: Store, newest: _Newest | None, used: Collection[str]) -> list[str]:
-        """The other artifacts of a pack that jobs have used lately, the last used first. Raises `StoreError`."""
-        if newest is None or newest.digests <= set(used):
-            return []
-        with store_errors(store.root):
-            now = beneath.touched(store.root / "v1", store.root)
-        uses = load_uses(store.root)
-        ages = {digest: now - uses.get(prefix_of(digest), 0.0) for digest in newest.digests.difference(used)}
-        return sorted(
-            (digest for digest in ages if ages[digest] < _USED_WITHIN), key=lambda digest: (ages[digest], digest)
-        )
 
 
 def _is_enough(attempt: _Attempt, newest: _Newest | None) -> bool:

@@ -90,7 +90,9 @@ class StoreRetention:
         """Raises `StoreError`."""
         if self._limits.any:
             pinned = functools.partial(pinned_digests, store)
-            tell_collected("the store", collect(store, self._limits, pinned=pinned, most=MOST), self._notices)
+            tell_collected(
+                "the store", collect(store, self._limits, pinned=pinned, trust=self._trust, most=MOST), self._notices
+            )
             return
         with suppress(OSError):
             Trash(store / "v1" / "trash", store).empty()  # of `kcoord gc`

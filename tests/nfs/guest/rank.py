@@ -31,7 +31,6 @@ from kcoord.retention.holdings import read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from tests.support.mountstats import rpcs
@@ -214,16 +213,6 @@ def holdings() -> dict[str, int] | None:
     return None if held is None else {"artifacts": held.artifacts, "files": held.files}
 
 
-def note_use(names: list[str]) -> None:
-    note_uses(_root(), [prefix_of(key_of(name).digest) for name in names])
-
-
-def uses(names: list[str]) -> list[str]:
-    """Those of `names` that somebody has noted to be in use."""
-    known = load_uses(_root())
-    return [name for name in names if prefix_of(key_of(name).digest) in known]
-
-
 def save_parts(profile: str, numbers: list[int]) -> None:
     """A part of a profile for each of `numbers`, with that recipe and one that all have."""
     for n in numbers:
@@ -296,7 +285,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     for f in (
         claim, give_up, publish, publish_at, read, forget, status, stop_agent, now,
         store_publish, store_fetch, store_read, store_remove, store_unlink, rpcs,
-        store_publish_all, collect_all, collect_once, fill, holdings, note_use, uses, save_parts, read_profile, merge_parts,
+        store_publish_all, collect_all, collect_once, fill, holdings, save_parts, read_profile, merge_parts,
     )
 }  # fmt: skip
 

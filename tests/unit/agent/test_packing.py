@@ -24,10 +24,9 @@ from kcoord.files.patience import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.packs import newest_pack, packs_of
-from kcoord.retention.uses import note_uses, prefix_of
 from kcoord.telemetry.events import Notices
-from kcoord.transfer import pack as pack_module
 from kcoord.transfer.pack import Pack, look_at_pack, write_pack
+from kcoord.transfer.packs_here import note_here, was_here
 from tests.support.agents import key_of
 from tests.support.artifacts import DAY, older, publish
 from tests.support.signing import OURS, trust
@@ -50,11 +49,10 @@ class World:
 
     def __init__(self, store: Store) -> None:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
-        self.served: list[str] = []
         here = store.root.parent
-        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
+        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices)
         self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
-        (self.chore,) = self.writer.chores
+        self.chore, _ = self.writer.chores
 
     async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
         return await in_thread(work)
@@ -149,48 +147,13 @@ def test_while_another_agent_writes_none_is_written_and_then_its_pack_is_looked_
     played(store, scene)
 
 
-def test_what_other_nodes_use_stays_and_what_no_job_has_used_for_days_goes(store: Store) -> None:
+def test_what_other_nodes_use_stays(store: Store) -> None:
     write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
-    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[:3]])
-
-    async def scene(world: World) -> None:
-        world.use(*NAMES[10:])
-        (path,) = packs_of(store.root, "job")
-        older(path, 11 * DAY)
-        await world.attempt()
-        assert world.held() == {*NAMES[:3], *NAMES[10:]}
-
-    played(store, scene)
-
-
-def test_what_nobody_uses_goes_also_from_a_pack_that_is_replaced_often(store: Store) -> None:
-    async def scene(world: World) -> None:
-        for number in range(3):
-            used = NAMES[6 * number :][:8]
-            others = World(store)  # of the next job
-            others.use(*used)
-            await others.attempt()
-            for path in (*packs_of(store.root, "job"), *(store.root / "v1" / "used").iterdir()):
-                older(path, 7 * DAY)
-            assert others.held() == {*NAMES[max(0, 6 * number - 6) : 6 * number], *used}
-
-    played(store, scene)
-
-
-def test_of_what_other_nodes_use_the_last_used_stays_if_room_is_short(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
-    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[:5]])
-    for path in (store.root / "v1" / "used").iterdir():
-        older(path, 2 * DAY)
-    note_uses(store.root, [prefix_of(DIGESTS[name]) for name in NAMES[5:8]])
-    monkeypatch.setattr(pack_module, "MOST_PACKED", 13)
 
     async def scene(world: World) -> None:
         world.use(*NAMES[10:])
         await world.attempt()
-        assert world.held() == {*NAMES[5:8], *NAMES[10:]}
+        assert world.held() == set(NAMES)
 
     played(store, scene)
 
@@ -232,7 +195,7 @@ def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
                 pack.fetch(digest)
         assert len(pack.digests) < len(NAMES)
         await world.attempt()
-        assert path.read_bytes() == whole
+        assert packs_of(store.root, "job")[0].read_bytes() == whole
 
     played(store, scene)
 
@@ -257,7 +220,7 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
         verifies = Store(store.root, Trust("require", {}))
         for where, profile in ((verifies, "job"), (store, None), (None, "job")):
             writer = PackWriter(where, profile, world.packs, world.leases, "us", 15.0, world.notices)
-            assert writer.chores == []
+            assert [chore.name for chore in writer.chores] == ["uses of packs"][: where is not None]
         with pytest.raises(StoreError, match="only verify"):
             write_pack(verifies, "job", DIGESTS.values())
 
@@ -267,20 +230,24 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
 # --- the packs that an agent has read ---
 
 
-def test_retention_hears_once_of_a_pack_that_serves(store: Store) -> None:
+def test_a_pack_that_serves_is_touched_once_a_day_and_so_is_one_whose_artifacts_are_here(store: Store) -> None:
     write_pack(store, "job", DIGESTS.values())
+    (path,) = packs_of(store.root, "job")
 
     async def scene(world: World) -> None:
+        older(path, 2 * DAY)
         await world.read()
-        announced = await world.packs.announced(DIGESTS["k1"])
-        assert announced is not None
-        assert await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / "0", "another manifest") is None
-        assert world.served == []
-        for number in range(2):
-            brought = await world.packs.bring(DIGESTS["k1"], store.root.parent / "homes" / str(number), announced)
-            assert brought is not None
-            assert brought.key.digest == DIGESTS["k1"]
-        assert world.served == [packs_of(store.root, "job")[0].stem]
+        assert time.time() - path.stat().st_mtime < DAY
+        note_here(store.root.parent, path.stem)
+        older(path, 2 * DAY)
+        assert was_here(store, "job", store.root.parent)
+        assert time.time() - path.stat().st_mtime < DAY
+        before = older(path, DAY / 2).stat().st_mtime
+        await world.packs.touch()
+        assert path.stat().st_mtime == before
+        older(path, DAY)
+        await world.packs.touch()  # of a job that runs for days
+        assert time.time() - path.stat().st_mtime < DAY
 
     played(store, scene)
 

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts.store import Store
-from kcoord.profiles.packs import pack_name, packs_directory, packs_of
+from kcoord.profiles.packs import pack_name, packs_directory, packs_of, touch_pack
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import note_uses, prefix_of
 from kcoord.transfer.pack import read_pack, write_pack
 from tests.support.artifacts import DAY, older, publish
 from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
-from tests.support.signing import OURS
+from tests.support.signing import OURS, trust
 
 ARTIFACTS = 4
 
@@ -74,9 +73,27 @@ def test_a_pack_that_nobody_has_read_for_long_goes_and_its_artifacts_stay(store:
 
 
 def test_a_pack_that_jobs_read_stays(store: Store) -> None:
-    note_uses(store.root, [prefix_of(pack_of(store).stem)])
+    touch_pack(store.root, pack_of(store))
     assert run(store, unused_for=10 * DAY).removed == []
     pack_of(store)
+
+
+def test_a_pack_that_jobs_read_keeps_what_it_lists_whatever_jobs_have_of_it_on_their_nodes(store: Store) -> None:
+    (unlisted,) = [publish(store, "unlisted")]
+    for digest in store.digests():
+        older(store.home(digest), 40 * DAY)
+    touch_pack(store.root, pack_of(store))
+    assert [d.entry.name for d in run(store, unused_for=10 * DAY).removed] == [unlisted]
+    older(pack_of(store), 20 * DAY)
+    assert len(run(store, unused_for=10 * DAY).removed) == ARTIFACTS + 1
+
+
+def test_where_signatures_are_required_a_pack_that_nobody_signed_keeps_nothing(store: Store) -> None:
+    for digest in store.digests():
+        older(store.home(digest), 40 * DAY)
+    touch_pack(store.root, pack_of(store))
+    found = collect(store.root, Limits(unused_for=10 * DAY, least_age=0), trust=trust(OURS), dry_run=True)
+    assert len(found.removed) == ARTIFACTS
 
 
 def test_a_quota_takes_the_pack_first_if_it_is_the_oldest(store: Store) -> None:
@@ -111,11 +128,11 @@ def test_a_pack_whose_successors_writer_was_killed_goes_after_a_day(store: Store
 
 def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
     old = pack_of(store)
-    path = old.with_name(pack_name("c" * 64, "main"))
+    path = old.with_name(pack_name(7, "c" * 64, "main"))
     path.write_bytes(old.read_bytes())
     assert run(store).tidied.get("packs that were replaced") is None
     older(path, 2 * DAY)
-    path.with_name(pack_name("d" * 64, "main")).write_bytes(b"newer")
+    path.with_name(pack_name(8, "d" * 64, "main")).write_bytes(b"newer")
     assert run(store).tidied["packs that were replaced"] == 1
     assert old.exists()
     assert not path.exists()
@@ -123,13 +140,13 @@ def test_the_newest_pack_of_each_signer_stays(store: Store) -> None:
 
 def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / f"{'a' * 64}.pack").touch()
+    (tmp_path / "theirs" / pack_name(1, "a" * 64, "")).touch()
     packs_directory(store.root, "linked").symlink_to(tmp_path / "theirs")
     (packs_directory(store.root, "job") / "notes.txt").touch()
-    (packs_directory(store.root, "job") / f"{'b' * 64}.pack").mkdir()
+    (packs_directory(store.root, "job") / pack_name(1, "b" * 64, "")).mkdir()
     (packs_directory(store.root, "") / "file").touch()
     assert len(run(store, max_size=0).removed) == ARTIFACTS + 1
-    assert (tmp_path / "theirs" / f"{'a' * 64}.pack").exists()
+    assert (tmp_path / "theirs" / pack_name(1, "a" * 64, "")).exists()
     assert (packs_directory(store.root, "job") / "notes.txt").exists()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import msgpack
@@ -17,15 +17,15 @@ from kcoord.agent.chores import local_retention
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.store_retention import StoreRetention
-from kcoord.agent.chores.use_notes import UseNotes
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import SettingsError, StoreError
 from kcoord.files.trash import Trash
-from kcoord.keys import CacheKey
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.requested import RequestedArtifact, all_requested, requested_directory, save_requested
+from kcoord.rank.client import Ready
 from kcoord.retention import tidying
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
@@ -35,13 +35,12 @@ from kcoord.retention.pinned import pin_profile, pinned_digests
 from kcoord.retention.pins import load_pins, pin, unpin
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
-from kcoord.retention.uses import load_uses, merge_uses, note_uses, prefix_of
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
-from tests.support.agents import Node, end_agent, key_of, until
-from tests.support.artifacts import DAY, make_home, publish
+from tests.support.agents import Node, until
+from tests.support.artifacts import DAY, make_home, older, publish
 from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord
 from tests.support.mounts import mounted, read_only, tmpfs
@@ -57,14 +56,10 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def used(store: Store, ago: float, *digests: str) -> Path:
-    """A note that they were used so long ago."""
-    before = set(store.root.glob("v1/used/*"))
-    note_uses(store.root, [prefix_of(d) for d in digests])
-    (path,) = set(store.root.glob("v1/used/*")) - before
-    at = path.stat().st_mtime - ago
-    os.utime(path, (at, at))
-    return path
+def used(store: Store, ago: float, digest: str) -> None:
+    """It was used so long ago."""
+    store.touch(digest)
+    older(store.home(digest), ago)
 
 
 def run(store: Store, dry_run: bool = False, least_age: float = 0.0, **limits: float) -> Collected:
@@ -358,90 +353,30 @@ def test_what_is_no_artifact_goes_by_its_own_age(store: Store) -> None:
 # --- last use ---
 
 
-def test_nodes_that_used_the_same_leave_one_file_which_they_touch(store: Store) -> None:
-    digests = [publish(store, f"k{n}") for n in range(3)]
-    path = used(store, 5 * DAY, *digests)
-    before = path.stat().st_mtime
-    note_uses(store.root, [prefix_of(d) for d in reversed(digests)])
-    assert list(store.root.glob("v1/used/*")) == [path]
-    assert path.stat().st_mtime > before + 4 * DAY
-    assert load_uses(store.root) == {prefix_of(d): path.stat().st_mtime for d in digests}
-
-
-def test_many_notes_become_one_and_none_is_forgotten(store: Store) -> None:
-    digests = [CacheKey.of("test", str(n)).digest for n in range(100)]
-    for n, digest in enumerate(digests):
-        used(store, (n + 3) * DAY, digest, digests[0])
-    before = load_uses(store.root)
-    recent = used(store, 1.0, digests[5])
-    now = recent.stat().st_mtime
-    assert merge_uses(store.root, now) == 100
-    assert len(list(store.root.glob("v1/used/*"))) == 2
-    after = load_uses(store.root)
-    assert after.pop(prefix_of(digests[5])) == now
-    assert all(abs(after[prefix] - at) <= 1 for prefix, at in before.items() if prefix in after)
-    assert len(after) == 99
-    assert merge_uses(store.root, now) == 0
-
-
-def test_a_torn_note_counts_for_nothing_and_one_that_cannot_be_read_stops_everything(store: Store) -> None:
+def test_an_artifact_is_touched_once_a_day_and_by_whoever_may(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = publish(store, "k", 40 * DAY)
-    path = used(store, 0.0, digest)
+    home = store.home(digest)
+    store.touch(digest)
+    first = home.stat().st_mtime_ns
     assert run(store, unused_for=DAY).removed == []
-    path.write_bytes(path.read_bytes()[:-1])
-    assert load_uses(store.root) == {}
-    path.unlink()
-    (store.root / "v1" / "used").rmdir()
-    (store.root / "v1" / "used").write_text("in the way")
-    with pytest.raises(StoreError):
-        run(store, unused_for=DAY)
-    assert there(store, digest) == [True]
+    store.touch(digest)
+    assert home.stat().st_mtime_ns == first, "it costs no write a second time"
+    store.touch("ab" * 32)  # it is gone
+
+    def refused(*given: object) -> None:
+        raise PermissionError(errno.EPERM, "another user's")
+
+    older(home, 2 * DAY)
+    monkeypatch.setattr("kcoord.files.beneath.touch", refused)
+    store.touch(digest)
 
 
-def test_what_a_process_used_is_in_use_until_it_ends_however_long_its_agent_lives(store: Store) -> None:
-    """An agent that is a service of the node, for one job after the other."""
-    first, second = publish(store, "first"), publish(store, "second")
-    notes = UseNotes(store.root, Notices())
-
-    def noted() -> set[bytes]:
-        """On one more day."""
-        shutil.rmtree(store.root / "v1" / "used", ignore_errors=True)
-        asyncio.run(notes._note_all())
-        return set(load_uses(store.root))
-
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
-        notes.used([first], job.pid)
-        notes.used([second], os.getpid())
-        for _ in range(2):
-            assert noted() == {prefix_of(first), prefix_of(second)}
-    assert noted() == {prefix_of(second)}
-    for n in range(1000):
-        notes.used([first], 2**22 + 1 + n)  # more than Linux has
-    assert len(notes._by_process) < 200
-    assert noted() == {prefix_of(first), prefix_of(second)}, "since the last note"
-    assert noted() == {prefix_of(second)}
-
-
-def test_what_a_disk_refused_to_note_is_noted_when_the_agent_ends(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notices = Notices()
-    notes = UseNotes(store.root, notices)
-    monkeypatch.setattr(notes.chores[0], "_due", 0.0)
-    digest = publish(store, "k")
-    notes.used([digest], os.getpid())
-    (store.root / "v1" / "used").write_text("in the way")
-
-    async def scenario() -> None:
-        chores = Chores(notes.chores)
-        chores.pulse()
-        while not notices.since(0)[0]:
-            await asyncio.sleep(0.005)
-        (store.root / "v1" / "used").unlink()
-        await chores.drain(60)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert set(load_uses(store.root)) == {prefix_of(digest)}
+def test_age_is_the_manifests_and_no_use_makes_an_artifact_younger(store: Store) -> None:
+    digest = publish(store, "k", 2 * DAY)  # its manifest is of 2023
+    assert names(run(store, older_than=100 * DAY)) == [digest]
+    young = publish(store, "young", created=time.time() - 5 * DAY)
+    older(store.home(young), 300 * DAY)
+    assert run(store, older_than=100 * DAY).removed == []
 
 
 # --- pins ---
@@ -655,20 +590,6 @@ def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store)
         until(lambda: not list((store.root / "v1" / "leases").glob("*/gc*.lease")))  # between two passes
 
 
-def test_what_was_used_is_noted_also_while_a_pass_takes_long(store: Store) -> None:
-    stuck = (
-        f"{_FIRST_NOW}import time\nimport kcoord.retention.store_collector as collector\n"
-        "collector.compact = lambda store, *rest: ((store / 'stuck').touch(), time.sleep(600))\n"
-    )
-    with Node(store=str(store.root)) as node:
-        agent = start_agent(node, stuck)
-        client = node.client()
-        assert node.publish(client, node.claim(client, "k"), "k")
-        until((store.root / "stuck").exists)
-        end_agent(agent.pid)
-    assert load_uses(store.root).keys() == {prefix_of(key_of("k").digest)}
-
-
 @pytest.mark.parametrize("bound", [{"store_max_files": str(4 * 3)}, {"store_unused_for": "84h"}])
 def test_an_agent_keeps_the_bound_of_files_and_removes_what_is_unused(store: Store, bound: dict[str, str]) -> None:
     digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(10)]
@@ -816,20 +737,22 @@ def test_an_agent_leaves_the_store_alone_if_another_has_looked_through_it_lately
     assert there(store, digest) == [True]
 
 
-def test_what_a_node_used_is_noted_when_its_agent_ends_also_what_only_its_ranks_knew(sandbox: Sandbox) -> None:
-    rank = "import kcoord; kcoord.connect().get_or_compile(kcoord.CacheKey.of('b', 'k', a=1), "
-    rank += "lambda staging: (staging / 'f').write_text('x'))"
-    store = sandbox.root / "store"
-
-    def job() -> None:
-        kcoord(sandbox, "exec", "--", sys.executable, "-c", rank, KCOORD_STORE=str(store))
-
-    job()
-    (made,) = (store / "v1" / "objects").glob("??/*")
-    (note,) = (store / "v1" / "used").iterdir()
-    note.unlink()
-    job()  # from the local tier: the agent is asked for nothing
-    assert load_uses(store).keys() == {prefix_of(made.name)}
+def test_the_leader_that_finds_an_artifact_touches_it_and_so_does_one_of_many_that_fetch_it(store: Store) -> None:
+    digest = publish(store, "k", 40 * DAY)
+    with Node(store=str(store.root)) as node:
+        node.start()
+        assert isinstance(node.claim(node.client(), "k"), Ready)
+        until(lambda: time.time() - store.home(digest).stat().st_mtime < DAY)
+        announced = store.fetch(digest)
+        assert announced is not None
+        touched = 0
+        for n in range(200):
+            older(store.home(digest), 2 * DAY)
+            tiers = Tiers(store, node.directory, Notices(), learn=lambda *_: None, in_store=lambda _: None)
+            assert asyncio.run(tiers.from_store(digest, node.directory / "objects" / str(n), announced[2]))
+            tiers.close()
+            touched += time.time() - store.home(digest).stat().st_mtime < DAY
+        assert 1 <= touched <= 40, "12.5 are expected"
 
 
 # --- the command ---

@@ -108,7 +108,7 @@ def test_equal_artifacts_make_one_file_whoever_writes_it_and_when(tmp_path: Path
     first, second = packed(one), packed(two, DIGESTS[::-1] * 2)
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
-    assert packed(one) == first
+    assert packed(one).read_bytes() == second.read_bytes()
 
 
 def test_agents_that_write_at_once_leave_one_whole_pack(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_new_pack_takes_the_place_of_the_old_which_its_readers_keep(tmp_path: 
         new = packed(store)
         assert new != old
         assert packs_of(store.root, "job") == [new]
-        assert [path.name.partition("-")[0] for path in (store.root / "v1" / "trash").iterdir()] == [old.name]
+        assert [path.name.startswith(old.name) for path in (store.root / "v1" / "trash").iterdir()] == [True]
         assert all(pack.fetch(digest) for digest in DIGESTS[:2])
     assert look_at_pack(store, new) == set(DIGESTS)
 
@@ -167,7 +167,7 @@ def test_of_two_packs_the_newest_counts(tmp_path: Path) -> None:
     content = old.read_bytes()
     new = packed(store)
     old.write_bytes(content)
-    older(old)
+    older(new)  # its last use
     assert packs_of(store.root, "job") == [new, old]
 
 
@@ -332,7 +332,7 @@ def test_where_signatures_are_required_a_pack_without_ours_is_refused_before_any
     """Its name claims that we have signed it."""
     store = filled(tmp_path / "store", *keys)
     path = packed(store)
-    path.rename(path.with_name(pack_name(path.name[:64], "main")))
+    path.rename(path.with_name(pack_name(1, "0" * 64, "main")))
     assert why in refused(Store(store.root, trust(OURS)))
 
 
