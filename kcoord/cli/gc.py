@@ -19,7 +19,7 @@ from kcoord.retention.limits import LEAST_AGE, Doomed, Limits
 from kcoord.retention.local_collector import collect_local
 from kcoord.retention.pinned import pin_profile, pinned_digests, pinned_needs
 from kcoord.retention.pins import load_pins, unpin
-from kcoord.retention.store_collector import collect, compact_profiles
+from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
@@ -83,7 +83,6 @@ def command(
     else:
         where = needed_store(settings, "; --local is for this node's own copies")
         check_is_store(where)
-        merged = {} if dry_run else _compact(where, settings)  # first: the pins are read from its result
         pinned = functools.partial(pinned_digests, where, note=not dry_run)
         defaults = {name: getattr(settings, f"store_{name}") for name in ("max_size", "max_files", "unused_for")}
         found = collect(
@@ -94,8 +93,6 @@ def command(
             tidying=tidying,
             dry_run=dry_run,
         )
-        for kind, number in merged.items():
-            found.count(kind, number)
     if as_json:
         print_json(_document(where, found, dry_run, grace))
     else:
@@ -105,24 +102,6 @@ def command(
             f"this user may not remove {found.refused:,} of the artifacts that were to go: "
             "run 'kcoord gc' as a user who may rename the jobs' files"
         )
-
-
-def _compact(store: Path, settings: Settings) -> dict[str, int]:
-    """The number of merged files of each kind. An error is a warning: it keeps no artifact from being removed."""
-
-    def failed(files: str, error: KcoordError) -> None:
-        echo(f"kcoord: {files} are not merged: {error}", err=True)
-
-    merged = compact_profiles(store, functools.partial(_trust, settings), failed)
-    return {f"{files}, merged": number for files, number in merged.items()}
-
-
-def _trust(settings: Settings) -> Trust:
-    """Raises `SettingsError` for keys that cannot be used. Without a key ``require`` is no error here: signed files stay."""
-    settings = settings.as_mounted()
-    if settings.signing_key_file is None and settings.signing_key is None:
-        return Trust(settings.trust or "off")
-    return Trust.of(settings)
 
 
 def _pin(store: Path, pins: tuple[str, ...], unpins: tuple[str, ...], as_json: bool) -> None:

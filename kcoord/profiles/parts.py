@@ -2,8 +2,9 @@
 
 A profile is ``<store>/v1/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
 ``<local_dir>/profiles/<name>/``, which is this node's alone. Each writer adds a *part*, one file that is renamed into place and
-named after the set of its recipes, so that equal nodes write one file. A reader merges all parts, without a lock or a wait.
-`kcoord.profiles.compaction` merges old parts into one now and then.
+named after the set of its recipes, so that equal nodes write one file. A reader merges the newest `MOST_PARTS`, without a lock or
+a wait; retention removes the others. So an agent's part holds what the agent read as its job began, besides what its ranks
+record: parts converge, and in a job of a thousand nodes no kernel stays in an old part alone.
 
 Untrusted: a part may be torn, another version's or another user's, and is checked like a frame from a stranger. Its recipes name
 functions that are imported and called, so parts in the store are signed as artifacts are; a node's own parts are not.
@@ -20,7 +21,7 @@ from kcoord.errors import KcoordError, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import fault_of, store_error, store_errors
 from kcoord.files.private import check_tier, make_own
-from kcoord.files.shared_directory import read_all, save
+from kcoord.files.shared_directory import read_all, save, written_at
 from kcoord.ownership import is_ours
 from kcoord.profiles.automatic import is_automatic, nearest, superfluous
 from kcoord.profiles.profile_files import FileFormat, profiles_in, times_of_profiles
@@ -28,6 +29,7 @@ from kcoord.profiles.recipe import MOST_RECIPES, Known, Recipe, add, merge
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 
+MOST_PARTS = 64  # of a profile that are read
 PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES, values=32)
 
 
@@ -95,7 +97,7 @@ def forget_superfluous(root: Path) -> None:
 def parts(
     directory: Path, notices: Notices, trust: Trust = OFF, local_dir: Path | None = None
 ) -> Collection[Recipe]:  # fmt: skip
-    """The recipes of all parts in `directory`, each once. Skips, with a notice, unreadable parts and those `trust` refuses.
+    """The recipes of the newest parts in `directory`, each once. Skips, with a notice, unreadable ones and those `trust` refuses.
 
     `local_dir` is given if `directory` is one of a node's own: then so are those that another user may have written.
     """
@@ -115,13 +117,23 @@ def parts(
     try:
         if local_dir is not None:
             check_tier(directory, local_dir)
-        read_all(lambda: PARTS.paths(directory), read)
+        read_all(lambda: newest_parts(directory), read)
     except StoreError as refused:
         notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
     except OSError as error:
         fault = store_error(error, directory)
         notices.tell(f"a profile is skipped: {fault}", about=fault_of(directory.parents[2], fault))
     return found.values()
+
+
+def newest_parts(directory: Path) -> list[Path]:
+    """The parts that are read, the newest last. Raises OSError."""
+    found = PARTS.paths(directory)
+    return (
+        sorted(found, key=lambda path: (written_at(path), path.name))[-MOST_PARTS:]
+        if len(found) > MOST_PARTS
+        else found
+    )
 
 
 def encode_part(recipes: dict[str, Recipe]) -> bytes:

@@ -46,7 +46,8 @@ class Recipe:
 
     `call` holds the arguments: None, bool, int, float, str, bytes, list, tuple and dict with str keys. Do not change it
     afterwards. `target` is such as ``cuda:90``, or empty. `seconds` is the recorded compile time; `order` grows in the order in
-    which the process asked. Raises ValueError for anything else, and for more than `LARGEST_RECIPE` bytes.
+    which the process asked; `day` is that of the last use, counted from 1970, or 0 if nobody knows it. Raises ValueError for
+    anything else, and for more than `LARGEST_RECIPE` bytes.
     """
 
     backend: str
@@ -56,13 +57,14 @@ class Recipe:
     target: str
     seconds: float
     order: int
+    day: int = 0
 
     def __post_init__(self) -> None:
         _check("backend", self.backend, _BACKEND)
         _check("module", self.module, _MODULE)
         _check("qualname", self.qualname, _QUALNAME)
         _check("target", self.target, _TARGET)
-        _check_figures(self.seconds, self.order)
+        _check_figures(self.seconds, self.order, self.day)
         if self.size > LARGEST_RECIPE:
             raise ValueError(f"the recipe of {self.qualname[:80]} has {self.size} bytes; it may have {LARGEST_RECIPE}")
 
@@ -71,16 +73,16 @@ class Recipe:
         cls, backend: str, module: str, qualname: str, call: Any, target: GPUTarget | str | None, seconds: float,
         order: int | None = None,
     ) -> Recipe | None:  # fmt: skip
-        """As the constructor; None for a call that no recipe can hold. `order`: by default the process asks now."""
+        """As the constructor, for today; None for a call that no recipe can hold. `order`: by default the process asks now."""
         order = time.monotonic_ns() if order is None else order
         try:
-            return cls(backend, module, qualname, call, str(target or ""), seconds, order)
+            return cls(backend, module, qualname, call, str(target or ""), seconds, order, today())
         except ValueError:
             return None
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of all fields but `seconds` and `order`."""
+        """The SHA-256 of all fields but `seconds`, `order` and `day`."""
         names = [self.backend, self.module, self.qualname, self.target]
         return hashlib.sha256(_FORMAT + msgpack.packb([*names, _packed(self.call, in_order=True)])).hexdigest()
 
@@ -97,12 +99,14 @@ class Recipe:
     def to_wire(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"call": self._call}
 
-    def measured(self, seconds: float, order: int) -> Recipe:
-        """The same recipe with other figures, without a second check of `call`. Raises ValueError if the figures are
-        malformed."""
-        _check_figures(seconds, order)
+    def measured(self, seconds: float, order: int, day: int | None = None) -> Recipe:
+        """The same recipe with other figures, without a second check of `call`; by default of the same day. Raises ValueError if
+        the figures are malformed.
+        """
+        day = self.day if day is None else day
+        _check_figures(seconds, order, day)
         other = object.__new__(Recipe)
-        other.__dict__.update(self.__dict__, seconds=seconds, order=order)
+        other.__dict__.update(self.__dict__, seconds=seconds, order=order, day=day)
         return other
 
     @classmethod
@@ -120,7 +124,7 @@ class Recipe:
             raise ValueError("a recipe's names must be str")
         found = known.recipes.get((texts, call))
         if found is not None:
-            return found.measured(data["seconds"], data["order"])
+            return found.measured(data["seconds"], data["order"], data["day"])
         recipe = cls._read(data, call, known)
         if len(known.recipes) < MOST_RECIPES:
             known.recipes[texts, call] = recipe
@@ -155,7 +159,8 @@ def merge(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
 
 
 def add(found: dict[str, Recipe], recipe: Recipe) -> bool:
-    """Merge `recipe` into `found`: the smallest order, the *longest* compile, at most `MOST_RECIPES`. True if that changed it.
+    """Merge `recipe` into `found`: the smallest order, the *longest* compile, the latest day, at most `MOST_RECIPES`.
+    True if that changed it.
 
     A maximum does not depend on the order of merges, as a median would; and overestimating a compile costs a warm-up less than
     underestimating it.
@@ -166,21 +171,28 @@ def add(found: dict[str, Recipe], recipe: Recipe) -> bool:
             return False
         found[recipe.digest] = recipe
         return True
-    seconds, order = max(known.seconds, recipe.seconds), min(known.order, recipe.order)
-    if (seconds, order) == (known.seconds, known.order):
+    figures = max(known.seconds, recipe.seconds), min(known.order, recipe.order), max(known.day, recipe.day)
+    if figures == (known.seconds, known.order, known.day):
         return False
-    found[recipe.digest] = known.measured(seconds, order)
+    found[recipe.digest] = known.measured(*figures)
     return True
 
 
 _FIELDS = {field.name for field in fields(Recipe)}
 
 
-def _check_figures(seconds: object, order: object) -> None:
+def today() -> int:
+    """The day, counted from 1970, by this host's clock."""
+    return int(time.time() // 86400)
+
+
+def _check_figures(seconds: object, order: object, day: object) -> None:
     if type(seconds) not in (int, float) or not 0 <= seconds < 1e9:  # type: ignore[operator]
         raise ValueError("a recipe's seconds must be a number of seconds")
     if type(order) is not int or not 0 <= order < 1 << 63:
         raise ValueError("a recipe's order must be a whole number")
+    if type(day) is not int or not 0 <= day < 1 << 32:
+        raise ValueError("a recipe's day must be a whole number")
 
 
 def _check(name: str, value: object, pattern: re.Pattern[str]) -> None:

@@ -4,9 +4,9 @@ A recipe outlives a change of the compiler or of the kernel's source, so it name
 exactly these artifacts to a node before its job starts. After a change it is worthless and harmless: nothing asks for them.
 
 The list is ``<store>/v1/needs/<profile>/``, in files like a profile's parts: each agent renames its own into place, named after
-its content, so that equal nodes write one file. A reader merges them, without a lock. `kcoord.profiles.compaction` merges old
-files into one now and then. Untrusted: a file may be torn, another version's or another user's. A forged one can at worst have
-artifacts fetched that no job uses, and artifacts of a node kept: each is verified, and put where its own key belongs.
+its content, so that equal nodes write one file. A reader merges them, without a lock. Untrusted: a file may be
+torn, another version's or another user's. A forged one can at worst have artifacts fetched that no job uses, and artifacts of a
+node kept: each is verified, and put where its own key belongs.
 """
 
 from __future__ import annotations

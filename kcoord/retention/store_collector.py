@@ -22,11 +22,10 @@ from kcoord.artifacts.catalog import homes_of
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
-from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
+from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
-from kcoord.profiles.compaction import compact, compact_requested
 from kcoord.profiles.packs import all_packs
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.holdings import note_holdings
@@ -152,26 +151,6 @@ def _home(objects: Path, entry: Entry) -> Path:
     if entry.is_pack:
         return objects.parent / entry.name
     return objects / entry.name[:2] / entry.name
-
-
-def compact_profiles(
-    store: Path, trust: Callable[[], Trust], failed: Callable[[str, KcoordError], None], most: int | None = None
-) -> dict[str, int]:
-    """Merge at most `most` old parts of profiles, and as many old lists of needs; returns how many files went of each.
-
-    ``failed(files, error)`` is called for a merge that raises; `trust`, which may raise too, is asked for parts only.
-    """
-    merges: dict[str, Callable[[], int]] = {
-        "parts of profiles": lambda: compact(store, trust(), most),
-        "lists of needs": lambda: compact_requested(store, most),
-    }
-    gone = {}
-    for files, merge in merges.items():
-        try:
-            gone[files] = merge()
-        except KcoordError as error:
-            failed(files, error)
-    return gone
 
 
 def entries_of(store: Path, uses: Mapping[str, float], *, manifests: bool = False) -> Iterator[Entry]:

@@ -16,6 +16,8 @@ from kcoord.files import beneath
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
 from kcoord.profiles.packs import all_packs, number_of, signer_of
+from kcoord.profiles.parts import MOST_PARTS, PARTS, newest_parts
+from kcoord.profiles.profile_files import profiles_in
 from kcoord.retention.collected import Collected
 
 _DAY = 86400.0  # seconds
@@ -41,6 +43,7 @@ def tidy_store(store: Path, tidying: Tidying, now: float, found: Collected) -> N
     _tidy_quarantine(v1, store, tidying, now, found)
     found.count("traces", _tidy_traces(v1 / "traces", store, tidying.traces_for, now))
     found.count("packs that were replaced", _tidy_packs(store, now))
+    found.count("old parts of profiles", tidy_parts(store))
     found.count("outcomes of leases", _tidy_leases(v1 / "leases", store, now))
 
 
@@ -93,6 +96,22 @@ def _tidy_packs(store: Path, now: float) -> int:
     for _, group in series:
         _, *older = sorted(group, key=lambda pack: (number_of(pack[0]), pack[0].name), reverse=True)
         removed += sum(now - found.st_mtime > _DAY and trash.take(path) is not None for path, found in older)
+    return removed
+
+
+def tidy_parts(store: Path) -> int:
+    """Take away the parts of profiles that nobody reads, after a day: the newest ones hold what is used of them.
+
+    Raises OSError, `StoreError`.
+    """
+    trash, removed, profiles = Trash(store / "v1" / "trash", store), 0, store / "v1" / "profiles"
+    for directory in [profiles / name for name in profiles_in(profiles)]:
+        sweep(directory, store)  # left by a killed writer
+        paths = PARTS.paths(directory)
+        for path in set(paths).difference(newest_parts(directory)) if len(paths) > MOST_PARTS else ():
+            now = beneath.touched(directory, store)
+            with suppress(FileNotFoundError):  # its writer has just replaced it
+                removed += now - path.lstat().st_mtime > _DAY and trash.take(path) is not None
     return removed
 
 

@@ -20,20 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.store import Store
 from kcoord.errors import KcoordError, StoreError
+from kcoord.files.naming import staging_name
 from kcoord.profiles import parts as profile_module
 from kcoord.profiles import recipe as recipe_module
-from kcoord.profiles.compaction import compact
-from kcoord.profiles.parts import decode_part, encode_part, load_profile, profile_names, save_part
+from kcoord.profiles.parts import MOST_PARTS, decode_part, encode_part, load_profile, profile_names, save_part
 from kcoord.profiles.profile_files import FileFormat
 from kcoord.profiles.recipe import LARGEST_RECIPE, Known, Recipe, merge
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
+from kcoord.retention.tidying import tidy_parts
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, end_agent, in_thread, until
-from tests.support.artifacts import older
+from tests.support.artifacts import DAY, older
 from tests.support.cluster import start_agent
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
@@ -143,6 +145,7 @@ def test_a_value_that_holds_itself_makes_no_recipe() -> None:
         {"backend": "os; rm"}, {"backend": ""}, {"module": "../x"}, {"module": "a..b"}, {"module": "m" * 2000}, {"module": b"m"},
         {"qualname": "f.<locals>.g"}, {"qualname": "f()"}, {"qualname": None}, {"target": "cuda"}, {"target": 90},
         {"seconds": -1.0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"seconds": True}, {"seconds": "1"},
+        {"day": -1}, {"day": 1.0}, {"day": True}, {"day": 1 << 32},
         {"order": -1}, {"order": 1.0}, {"order": False}, {"order": 1 << 64},
         {"call": None}, {"call": (1,)}, {"call": b""}, {"call": b"\xc1"}, {"call": b"\x90"}, {"call": b"\x91\x02"},
         {"call": b"\x91\x91" * 2000}, {"call": b"\xdd\xff\xff\xff\xff" * 900}, {"call": b"\xd6\xff\0\0\0\1"},
@@ -190,6 +193,13 @@ def test_any_bytes_are_a_call_or_a_value_error(call: bytes) -> None:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings.from_environ({}, local_dir=str(tmp_path / "local"), store=str(tmp_path / "store"))
+
+
+@pytest.fixture
+def store(settings: Settings) -> Store:
+    made = Store(settings.store_root or Path())
+    made.open()
+    return made
 
 
 def home(settings: Settings, name: str = "p") -> Path:
@@ -310,9 +320,8 @@ def test_a_recipe_that_many_parts_hold_is_checked_once(settings: Settings, monke
     assert all(replace(r) == r and replace(r).digest == r.digest for r in found)
 
 
-@pytest.mark.parametrize("who", ["the writer of a larger one", "a merge of old ones"])
 def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_same(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, who: str
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing is not of one moment: the new one's place has been passed when it comes, and the old one's not when it goes."""
     (settings.store_root or Path()).mkdir()
@@ -324,16 +333,25 @@ def test_parts_that_are_replaced_while_a_reader_lists_them_are_found_all_the_sam
         def paths(self, directory: Path) -> list[Path]:
             before = files.paths(directory)
             if not listings:
-                if who == "a merge of old ones":
-                    assert compact(settings.store_root or Path(), most=20) == 20
-                else:
-                    save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
+                save_part(directory, [recipe(0), recipe(1)], earlier=written[0])
             listings.append([path for path in before if path.exists()])
             return files.paths(directory) if len(listings) > 1 else listings[0]
 
     monkeypatch.setattr(profile_module, "PARTS", Listed(**vars(files)))
     assert load_profile(settings, "p") == everything
     assert len(listings) > 1
+
+
+def test_the_newest_parts_are_read_and_a_pass_removes_the_others_after_a_day(store: Store, settings: Settings) -> None:
+    made = [older(save_part(home(settings), [recipe(n)]), n * 10.0) for n in range(MOST_PARTS + 3)]
+    assert {r.call[0] for r in load_profile(settings, "p")} == set(range(MOST_PARTS))
+    assert tidy_parts(store.root) == 0, "their writers may go on"
+    for part in made:
+        older(part, 2 * DAY)
+    left = home(settings) / f".{staging_name()}"
+    left.write_bytes(b"half a part, of a writer that lives")
+    assert tidy_parts(store.root) == 3
+    assert sorted(home(settings).iterdir()) == sorted([left, *made[:MOST_PARTS]])
 
 
 def test_a_disk_that_refuses_is_a_store_error_and_leaves_nothing(settings: Settings, tmp_path: Path) -> None:
