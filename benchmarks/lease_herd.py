@@ -29,7 +29,7 @@ from benchmarks.cluster.table import recorded
 from benchmarks.result import Result
 from kcoord.leases.base import Lease, Ready, Wait, await_turn
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.order import order
+from kcoord.packs.order import order
 from tests.support.redis_server import RedisServer
 
 _TTL, _LIMIT, _FAILURE_TTL = 15.0, 900.0, 30.0

@@ -20,7 +20,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
     from kcoord.agent import hedges, lease_tasks, packs, store_access
-    from kcoord.agent.chores import late_publishes, packing, profiles, requested, store_retention, sweeping, timelines
+    from kcoord.agent.chores import late_publishes, packing, profiles, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
@@ -31,15 +31,15 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
         (late_publishes, ("FIRST", "EVERY")),
-        (packing, ("_QUIET", "_EVERY")),
         (profiles, ("_EVERY",)),
-        (requested, ("_EVERY",)),
         (store_retention, ("READ_FIRST", "READ_EVERY")),
         (sweeping, ("FIRST_IN_STORE",)),
         (timelines, ("_SHARE_EVERY",)),
     ):
         for name in names:
             setattr(module, name, getattr(module, name) * factor)
+    for name in ("quiet", "every"):
+        packing.PackWriter.__init__.__kwdefaults__[name] *= factor
     timeout = redis_client.COMMAND_TIMEOUT * factor * patience
     for each in (redis, redis_client, redis_news, redis_pipeline):
         each.COMMAND_TIMEOUT = timeout  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ from benchmarks.nfs_model import Client
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.order import order
+from kcoord.packs.order import order
 from kcoord.settings import Settings
 
 T = TypeVar("T")

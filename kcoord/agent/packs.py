@@ -24,10 +24,10 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.latest import Latest
-from kcoord.profiles.packs import LARGEST_PACK, newest_pack, touch_pack
+from kcoord.packs.index import PackInvalid
+from kcoord.packs.pack import Pack, read_pack
+from kcoord.packs.pack_files import newest_pack, note_here, touch_pack, was_here
 from kcoord.telemetry.events import Notices, tell_if_failed
-from kcoord.transfer.pack import LARGEST_PACKED, MOST_PACKED, Pack, PackUnused, read_pack
-from kcoord.transfer.packs_here import note_here, was_here
 
 _PATIENCE = 1.0  # seconds from the beginning of a read in which claims wait for it: hundreds of look-ups take longer
 _ATTEMPTS, _AGAIN = 30, 2.0  # seconds; a store that opens late is that of a large job
@@ -52,11 +52,6 @@ class Packs:
         self._put_off: set[str] = set()  # profiles whose packs are read once a rank asks
         self._patient_until = 0.0
         self._served: set[str] = set()  # names of packs
-        self.seen: dict[
-            str, int
-        ] = {}  # keys that `note` got last, and sizes of their artifacts, which fit into one pack
-        self.noted = 0  # how often a key came to `seen`
-        self._size = 0  # bytes of `seen`
 
     def begin(self, profile: str, *, asked: bool = False) -> None:
         """Read the profile's pack, unless that was begun before. Returns at once. `asked`: a rank has asked for a key."""
@@ -140,18 +135,6 @@ class Packs:
             self._served.add(name)
             in_daemon(functools.partial(note_here, self._local_dir, name))
 
-    def note(self, manifest: Manifest) -> None:
-        """This artifact is in the store, and a rank of this node has used or made it. Ignored if it is too large for a pack."""
-        digest, size = manifest.key.digest, manifest.size
-        if size > LARGEST_PACKED:
-            return
-        earlier = self.seen.pop(digest, None)
-        self.noted += earlier is None
-        self._size += size - (earlier or 0)
-        self.seen[digest] = size
-        while self._size > LARGEST_PACK or len(self.seen) > MOST_PACKED:
-            self._size -= self.seen.pop(next(iter(self.seen)))
-
     def close(self) -> None:
         """Give the copies' space back."""
         for profile in list(self._reads):
@@ -159,7 +142,7 @@ class Packs:
 
     async def _read(self, profile: str, local_dir: Path, asked: bool) -> Pack | None:
         def read(store: Store) -> tuple[Pack | None, bool]:
-            if not asked and was_here(store, profile, local_dir):
+            if not asked and was_here(store.root, profile, store.trust, local_dir):
                 return None, True
             return read_pack(store, profile, local_dir), False
 
@@ -171,7 +154,7 @@ class Packs:
                     break
                 await asyncio.sleep(_AGAIN)
             self._put_off |= {profile} if put_off else set()
-        except PackUnused as error:
+        except PackInvalid as error:
             self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
         return pack
 

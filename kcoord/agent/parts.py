@@ -13,7 +13,6 @@ from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
-from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.agent.chores.statistics import Share, Statistics
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
@@ -28,13 +27,13 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.pools import Pools
+from kcoord.agent.used_artifacts import UsedArtifacts
 from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.leases.base import LeaseService
-from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol import messages
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -71,11 +70,12 @@ class Parts:
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
         self.late = LatePublishes(store, settings.local_dir, lambda: not self.tiers.store.faulty, notices)
+        self.used_artifacts = UsedArtifacts(settings.local_dir)
         self.lease_tasks = LeaseTasks(
             leases, store, self.flights, notices,
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
-            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.late.published,
+            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self._in_store,
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
@@ -93,15 +93,14 @@ class Parts:
         self.measurements = SharedMeasurements()
         self.profiles = Profiles(root, settings.local_dir, notices, trust)
         self.statistics = Statistics(Ledger(settings.local_dir, agent_id), agent_id, notices, share)
-        named = None if is_automatic(settings.profile) else settings.recorded_as
-        self.requested = RequestedRecorder(root, settings.local_dir, named, notices)
-        packing = PackWriter(
-            store, settings.recorded_as, self.tiers.packs, leases, agent_id, settings.lease_ttl, notices,
+        self.packing = PackWriter(
+            store, settings.recorded_as, self.tiers.packs, self.used_artifacts, leases, agent_id,
+            settings.lease_ttl, notices,
         )  # fmt: skip
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
-        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
+        on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices, trust)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        with_chores = (stalls, self.statistics, self.profiles, self.requested, packing, self.timelines, self.sweeper,
+        with_chores = (stalls, self.statistics, self.profiles, self.packing, self.timelines, self.sweeper,
                        in_store, on_node, keys, self.late)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
         self.pools = Pools(
@@ -114,6 +113,10 @@ class Parts:
             notices, lambda: in_store.gauges() | on_node.gauges(), has_store=store is not None,
         )  # fmt: skip
         self.launchers = Launchers(owned, stop)
+
+    def _in_store(self, digest: str) -> None:
+        self.late.published(digest)
+        self.used_artifacts.stored(digest)
 
     def take_in(self, recipes: Collection[Recipe]) -> None:
         """Take the compile times and the choices that a profile recorded."""

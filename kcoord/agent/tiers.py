@@ -132,7 +132,7 @@ class Tiers:
         if manifest is None:
             return False
         self._learn(digest, manifest.compile_seconds)
-        self._is_in_store(manifest)
+        self._tell_in_store(digest)
         self.looks.landed(digest, home)
         return True
 
@@ -156,7 +156,7 @@ class Tiers:
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self.looks.landed(digest, home)
-            self._is_in_store(manifest)
+            self._tell_in_store(digest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -191,16 +191,10 @@ class Tiers:
             published = await self.store.use(publish, publishes=True)
             if published is None:
                 return None
-            self._is_in_store(published[1])
+            self._tell_in_store(digest)
             return published[0]
         except ArtifactDistrusted as error:
             self._notices.tell(f"{error}; kernels stay on this node", about=f"not published: {error.fault}")
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
-
-    def _is_in_store(self, manifest: Manifest) -> None:
-        """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
-        self._tell_in_store(manifest.key.digest)
-        if not (manifest.unvouched and self._trust.keys):
-            self.packs.note(manifest)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kcoord.profiles.order import dealt
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.order import dealt
+from kcoord.packs.recipe import TRIED, Recipe
 
 _MOST = 100_000  # recipes
 _MOST_TRIES = 12  # of a recipe that others are compiling: some five minutes

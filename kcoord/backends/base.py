@@ -22,7 +22,7 @@ from kcoord.errors import KeyFactorError, SettingsError, StoreError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey
-from kcoord.profiles.automatic import is_automatic
+from kcoord.packs.automatic import is_automatic
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import ABSENT, Busy, Compilation, Coordinator, Request
 

@@ -16,7 +16,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
 from kcoord.keys.environment import Environment
 from kcoord.keys.tools.toolchain import tool_factors, tools
 from kcoord.keys.tools.tree import tree_factors
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.settings import Settings
 from kcoord.telemetry.counters import Counters

@@ -11,7 +11,7 @@ from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import replayer
 from kcoord.cgroups import IdleCores, free_memory
 from kcoord.interruption import let_through
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.messages import Take, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect

@@ -22,7 +22,7 @@ from kcoord.fork import forgets_after_fork
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, current_device
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank import client as agent
 from kcoord.rank.choices import Choices
 from kcoord.rank.client import BUSY as BUSY

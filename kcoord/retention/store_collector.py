@@ -26,11 +26,11 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
 from kcoord.files.trash import Trash
-from kcoord.profiles.packs import all_packs
+from kcoord.packs.pack_files import all_packs
 from kcoord.retention.collected import BLOCK, Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
-from kcoord.retention.pack_uses import uses_by_packs
+from kcoord.retention.pins import uses_by_packs
 from kcoord.retention.tidying import Tidying, tidy_store
 from kcoord.telemetry.events import log
 
@@ -41,7 +41,9 @@ _TOOLCHAIN = ("torch", "compilers")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
-"""The digests that must stay, looked up anew at each call. Raises `StoreError`: then nothing is removed."""
+"""The digests, and directories of packs below ``v1``, that must stay, looked up anew at each call. Raises `StoreError`: then
+nothing is removed.
+"""
 
 
 def collect(
@@ -106,7 +108,7 @@ def _collect(
     reads = limits.toolchain_gone is not None or limits.older_than is not None
     entries = list(entries_of(store, uses, manifests=reads))
     found.add_found(entries, keep)
-    plan = choose(entries, limits, now, keep)
+    plan = choose(entries, limits, now, {entry.name for entry in entries if _is_kept(entry, keep)})
     found.over = plan.over
     if dry_run:
         found.removed = plan.doomed[:most]
@@ -116,24 +118,31 @@ def _collect(
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:
             keep = pinned()
-        if doomed.entry.name not in keep:
+        if not _is_kept(doomed.entry, keep):
             in_trash = _take(objects, doomed.entry, trash)
             if in_trash is not None:
                 taken.append((doomed, in_trash))
             elif _is_there(objects, doomed.entry):
                 found.refused += 1
         _rest(number)
-    # a profile may have been pinned meanwhile, and its user was told that it is kept
-    keep = pinned() if taken else keep
-    for doomed, in_trash in taken:
-        if doomed.entry.name not in keep or not trash.put_back(in_trash, _home(objects, doomed.entry)):
-            found.removed.append(doomed)
-            if doomed.entry.is_pack:
-                with suppress(OSError):  # another pack is there
-                    beneath.rmdir(_home(objects, doomed.entry).parent, store)
+    # a profile may have been pinned meanwhile, and its user was told that it is kept; its pack, first, tells what that is
+    for packs in (True, False) if taken else ():
+        keep = pinned()
+        for doomed, in_trash in taken:
+            if doomed.entry.is_pack != packs:
+                continue
+            if not _is_kept(doomed.entry, keep) or not trash.put_back(in_trash, _home(objects, doomed.entry)):
+                found.removed.append(doomed)
+                if packs:
+                    with suppress(OSError):  # another pack is there
+                        beneath.rmdir(_home(objects, doomed.entry).parent, store)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"
+
+
+def _is_kept(entry: Entry, keep: Collection[str]) -> bool:
+    return (entry.name.rpartition("/")[0] if entry.is_pack else entry.name) in keep
 
 
 def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:

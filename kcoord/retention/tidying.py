@@ -15,9 +15,8 @@ from kcoord.artifacts.catalog import _BUCKET
 from kcoord.files import beneath
 from kcoord.files.sweep import sweep
 from kcoord.files.trash import GRACE, Trash
-from kcoord.profiles.packs import all_packs, number_of, signer_of
-from kcoord.profiles.parts import MOST_PARTS, PARTS, newest_parts
-from kcoord.profiles.profile_files import profiles_in
+from kcoord.packs.pack_files import all_packs, number_of, signer_of
+from kcoord.packs.recipe_files import MOST_PARTS, PARTS, newest_parts, profiles_in
 from kcoord.retention.collected import Collected
 
 _DAY = 86400.0  # seconds

@@ -1,7 +1,7 @@
 """Warm-up: the ranks of a job compile a recorded profile's keys together, before they need them.
 
 The way of a profile: `profile_access` decides where a process may read it, `tasks` turns each recipe into a task for each GPU,
-and `runner` walks them in the order of `kcoord.profiles.order`, which deals them out to the ranks.
+and `runner` walks them in the order of `kcoord.packs.order`, which deals them out to the ranks.
 
 The package is callable: ``kcoord.warmup("NAME")`` is `kcoord.warmup.runner.warmup`.
 """

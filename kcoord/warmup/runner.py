@@ -1,6 +1,6 @@
 """Cooperative warm-up: the ranks compile different keys of a profile at once, until each rank has all of them.
 
-Every rank has the same list, longest first, and walks it in an order of its own (`kcoord.profiles.order`). It skips a key that
+Every rank has the same list, longest first, and walks it in an order of its own (`kcoord.packs.order`). It skips a key that
 another rank is compiling, so the ranks share the work whatever their number and speed, and whichever of them die. No rank looks
 at caches to divide the work. At the end of its list, each rank waits, bounded, for the keys that others are still compiling.
 """
@@ -21,9 +21,9 @@ from kcoord.backends.registry import install, replayer
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.order import order
-from kcoord.profiles.parts import profile_names
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.order import order
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import profile_names
 from kcoord.rank.connect import connect
 from kcoord.ranks import ranks_of
 from kcoord.telemetry.progress import shown

@@ -10,8 +10,8 @@ from kcoord.backends.fail_open import coordinator_in_use, notices
 from kcoord.backends.python.recipes import replay_call
 from kcoord.backends.registry import replayer
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.choices import KIND, choice_in
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.choices import KIND, choice_in
+from kcoord.packs.recipe import Recipe
 
 T = TypeVar("T")
 

@@ -26,6 +26,7 @@ from tests.support.agents import SOON, Node, until
 from tests.support.artifacts import DAY, make_home, publish
 from tests.support.cluster import is_whole, start_agent
 from tests.support.interpose import Interposer
+from tests.support.packs import pack
 
 _ROOT = Path(__file__).parents[2]
 _FOR = 2.5  # seconds
@@ -39,7 +40,8 @@ from kcoord.retention.store_collector import collect
 from kcoord.retention.tidying import Tidying
 from kcoord.retention.limits import Limits
 from kcoord.artifacts.store import Store
-from kcoord.retention.pinned import pinned_digests
+from kcoord.artifacts.signing import OFF
+from kcoord.retention.pins import kept_by_pins
 from tests.faults.test_gc import contents, key, manifest_of, pinned
 
 role, root, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
@@ -59,7 +61,7 @@ while time.monotonic() < until:
         time.sleep(0.01)
     else:
         limits, tidying = Limits(max_size=40960, least_age=0), Tidying(grace=0.5)
-        found = collect(root, limits, pinned=lambda: pinned_digests(root), tidying=tidying)
+        found = collect(root, limits, pinned=lambda: kept_by_pins(root, OFF).names, tidying=tidying)
         done += len(found.removed) - 1
     done += 1
 print(json.dumps([role, done, missed]))
@@ -96,7 +98,8 @@ def test_readers_and_publishers_never_notice_two_collectors_but_for_misses(tmp_p
     store.open()
     for n in pinned():
         store.publish(manifest_of(contents(n), key(n)), contents(n))
-    pin(store.root, "llama", [key(n).digest for n in pinned()])
+    pack(store, [key(n).digest for n in pinned()], "llama")
+    pin(store.root, "llama")
     roles = ["publish", "publish", "read", "read", "gc", "gc", "use"]
     players = [play(role, store.root) for role in roles]
     try:

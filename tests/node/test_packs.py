@@ -17,16 +17,16 @@ import pytest
 from kcoord.artifacts import local
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import MARKER
-from kcoord.profiles.packs import pack_name, packs_directory, packs_of
-from kcoord.profiles.parts import save_part
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.pack import look_at_pack
+from kcoord.packs.pack_files import pack_name, packs_directory, packs_of
+from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import AgentClient, Answer, Lead, Ready
-from kcoord.transfer.pack import look_at_pack, write_pack
 from tests.support.agents import Node, end_agent, key_of, recipe_of, stage, until
 from tests.support.artifacts import publish
 from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
+from tests.support.packs import pack, packed_in
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.support.signing import OURS, THEIRS, opened
 
@@ -46,7 +46,7 @@ def filled(root: Path, *keys: str, names: Iterable[str] = NAMES, packed: bool = 
     store = opened(root, *keys)
     digests = [publish(store, name) for name in names]
     if packed:
-        assert write_pack(store, "job", digests) == set(digests)
+        assert pack(store, digests) == set(digests)
     return store
 
 
@@ -88,7 +88,7 @@ def test_the_second_node_loads_the_right_kernels_without_a_look_at_the_stores_ar
         assert_loads(first, NAMES, "store")
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
     lose_objects(store)
     with job(store.root) as second:
         second.start()
@@ -138,7 +138,7 @@ def test_the_pack_holds_what_was_on_its_way_into_the_store_as_the_job_ended(
         assert node.status()["uploads"]
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}
 
 
 def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_pack_is_replaced_once_much_has_changed_and_not_before(tmp_path: Path)
             end_agent(agent.pid)
         (after,) = packs_of(store.root, "job")
         assert (after == before) == (new == ["a"])
-    assert look_at_pack(store, after) == {key_of(name).digest for name in [*NAMES, "a", "b", "c"]}
+    assert packed_in(store, after) == {key_of(name).digest for name in [*NAMES, "a", "b", "c"]}
 
 
 def test_nodes_of_different_stages_have_one_pack(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_nodes_that_end_at_once_leave_one_pack_and_nothing_else(tmp_path: Path) 
         for agent in agents:
             assert agent.wait(60) == 0
     (path,) = packs_of(store.root, "job")
-    assert len(look_at_pack(store, path)) == len(NAMES)
+    assert len(packed_in(store, path)) == len(NAMES)
     assert list((store.root / "v1" / "staging").iterdir()) == []
 
 
@@ -215,9 +215,6 @@ def test_a_warm_start_of_three_hundred_kernels_asks_an_nfs_server_a_few_times(
     names = [f"k{n}" for n in range(300)]
     store = filled(tmp_path / "store", names=names)
     save_part(store.root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])
-    digests = [key_of(name).digest for name in names]
-    needs = [RequestedArtifact(digest, local.place_of(digest)) for digest in digests]
-    save_requested(requested_directory(store.root, "job"), needs)
     calls = [interposer.stall(call, below=store.root, seconds=0) for call in CALLS]
     counted = {}
     for source in ("pack", "store"):
@@ -265,7 +262,7 @@ def test_a_damaged_pack_costs_the_look_ups_of_what_is_damaged_and_one_line(tmp_p
     store = filled(tmp_path / "store")
     (path,) = packs_of(store.root, "job")
     content = bytearray(path.read_bytes())
-    for place in range(len(content) // 2, len(content), 150):
+    for place in range(100, len(content) // 2, 150):
         content[place] ^= 1
     path.write_bytes(content)
     with job(store.root) as node:
@@ -282,7 +279,7 @@ def test_a_damaged_pack_costs_the_look_ups_of_what_is_damaged_and_one_line(tmp_p
         assert log_of(node).count("it is looked up") == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"kcoord-bundle-1\n", b"kcoord-bundle-1\n" + bytes(7) + b"\x01x"])
+@pytest.mark.parametrize("damage", [b"", b"kcoord-pack-1\n", b"kcoord-pack-1\nx" + bytes(7) + b"\x01"])
 def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path, damage: bytes) -> None:
     store = filled(tmp_path / "store")
     packs_of(store.root, "job")[0].write_bytes(damage)
@@ -292,15 +289,16 @@ def test_a_pack_that_is_none_costs_the_look_ups_and_one_line(tmp_path: Path, dam
         assert log_of(node).count("the pack of job is not used") == 1
         end_agent(agent.pid)
     (path,) = packs_of(store.root, "job")
-    assert look_at_pack(store, path) == {key_of(name).digest for name in NAMES}, "it was replaced"
+    assert packed_in(store, path) == {key_of(name).digest for name in NAMES}, "it was replaced"
 
 
 def test_a_damaged_artifact_that_the_store_has_lost_is_compiled(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     (path,) = packs_of(store.root, "job")
+    with look_at_pack(store, path) as packed:
+        end, last = len(b"kcoord-pack-1\n") + packed.index.size - 1, NAMES[-1]
     content = path.read_bytes()
-    last = sorted(NAMES, key=lambda name: key_of(name).digest)[-1]
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_bytes(content[:end] + bytes([content[end] ^ 1]) + content[end + 1 :])
     lose_objects(store)
     with job(store.root) as node:
         node.start()
@@ -383,6 +381,6 @@ def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
     (path,) = packs_of(store.root, "job")
     os.truncate(path, 200 << 20)  # a hole: with what follows it more than this disk
     with job(store.root) as node:
-        start_agent(node, "import kcoord.transfer.pack as pack\npack.has_room = lambda *_: False\n")
+        start_agent(node, "import kcoord.packs.pack as pack\npack.has_room = lambda *_: False\n")
         assert_loads(node, NAMES, "store")
         assert "too little room" in log_of(node)

@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from kcoord.artifacts.manifest import Manifest
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.pool.worker import compiled
-from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.messages import Announce, Granted
 from kcoord.protocol.own_socket import OwnSocket
 from kcoord.rank import pool_start

@@ -21,15 +21,15 @@ from kcoord.artifacts.signing import BUNDLE, MANIFEST, PROFILE, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, SettingsError, StoreError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import load_profile, parts, save_part
-from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
+from kcoord.packs.prefetch import prefetch
+from kcoord.packs.recipe_files import load_profile, parts, save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
-from kcoord.transfer.prefetch import prefetch
 from kcoord.warmup.profile_access import readable
+from tests.support import packs
 from tests.support.agents import Node, key_of, until
 from tests.support.command import KCOORD
 from tests.support.profiles import recipe
@@ -628,7 +628,7 @@ def test_nothing_is_prefetched_into_a_directory_that_everybody_may_write_to(
     store.open()
     store.publish(manifest_of(key=OTHER_KEY), FILES)
     place = f"objects/{OTHER_KEY.digest[:2]}/{OTHER_KEY.digest}"
-    save_requested(requested_directory(store.root, "job"), [RequestedArtifact(OTHER_KEY.digest, place)])
+    packs.pack(store, [OTHER_KEY.digest])
     environment = {
         "KCOORD_LOCAL_DIR": str(open_to_all), "KCOORD_STORE": str(store.root), "KCOORD_PROFILE": "job",
     }  # fmt: skip

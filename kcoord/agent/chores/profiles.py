@@ -15,10 +15,9 @@ from kcoord.artifacts.store_root import StoreRoot
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.files.faults import fault_of
 from kcoord.latest import Latest
-from kcoord.profiles.automatic import is_automatic
-from kcoord.profiles.parts import forget_superfluous, nearest_of, parts, roots, save_part
-from kcoord.profiles.profile_files import times_of_profiles
-from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe, add, merge, today
+from kcoord.packs.automatic import is_automatic
+from kcoord.packs.recipe import MOST_AT_ONCE, Recipe, add, merge, today
+from kcoord.packs.recipe_files import forget_superfluous, nearest_of, parts, roots, save_part, times_of_profiles
 from kcoord.protocol.messages import ProfileState
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices

@@ -21,7 +21,7 @@ from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Limits
-from kcoord.retention.pinned import pinned_digests
+from kcoord.retention.pins import kept_by_pins
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import tidy_parts
 from kcoord.settings import Settings
@@ -89,10 +89,10 @@ class StoreRetention:
     def _collect(self, store: Path) -> None:
         """Raises `StoreError`."""
         if self._limits.any:
-            pinned = functools.partial(pinned_digests, store)
-            tell_collected(
-                "the store", collect(store, self._limits, pinned=pinned, trust=self._trust, most=MOST), self._notices
+            found = collect(
+                store, self._limits, pinned=lambda: kept_by_pins(store, self._trust).names, trust=self._trust, most=MOST
             )
+            tell_collected("the store", found, self._notices)
             return
         with suppress(OSError):
             tidy_parts(store)

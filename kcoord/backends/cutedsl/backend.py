@@ -14,7 +14,7 @@ from kcoord.backends.cutedsl.native import NativeCompile
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _COMPILED = "module.mlirbc"
 _CUBIN = "cubin-{}.elf"  # the header of each, which names the GPU

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from kcoord.backends.cutedsl.native import NativeCompile
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.cutedsl.backend import Traced

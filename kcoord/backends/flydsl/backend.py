@@ -14,7 +14,7 @@ from kcoord.backends.fail_open import notices
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import Owner, identity_of, owner_of
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _COMPILED = "compiled.mlir"
 _CODE_OBJECT = "code-object.elf"  # its header, which names the GPU

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.flydsl.backend import Traced

@@ -27,7 +27,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import identity_of
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _AOT = "ninetoothed.aot"
 

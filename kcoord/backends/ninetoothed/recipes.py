@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.ninetoothed.backend import Library, NineToothedBackend

@@ -23,7 +23,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
 from kcoord.keys.tools.commands import Inputs
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 
 @dataclass(frozen=True)

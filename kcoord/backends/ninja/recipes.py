@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.backends.ninja import extensions
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.ninja.backend import Library, NinjaBackend

@@ -20,7 +20,7 @@ from kcoord.errors import KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.live_key import Call, Declared, LiveKey
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import ABSENT
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kcoord.errors import KcoordError
 from kcoord.keys.device import GPUTarget
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 
 def recipe_of(

@@ -21,7 +21,7 @@ from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import identity_of
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _PACKAGES = ("tilelang", "tvm_ffi", "torch")
 _SHARED = {"tvm_ffi", "cython"}

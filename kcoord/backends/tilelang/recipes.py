@@ -6,7 +6,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING
 
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 if TYPE_CHECKING:
     from kcoord.backends.tilelang.backend import Kernel

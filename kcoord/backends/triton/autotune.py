@@ -46,7 +46,7 @@ from kcoord.backends.triton.upcoming import recipes_of
 from kcoord.errors import KeyFactorError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope, scope_factors
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import ranks_of
 

@@ -19,7 +19,7 @@ from kcoord.backends.base import Backend
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import DeviceKey, GPUTarget
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 from kcoord.settings import Settings
 
 if TYPE_CHECKING:

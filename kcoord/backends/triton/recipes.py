@@ -21,7 +21,7 @@ from kcoord.backends.triton.script import Unreplayable as Unreplayable
 from kcoord.backends.triton.script import kernel_of_script
 from kcoord.keys.device import GPUTarget
 from kcoord.keys.function.lookup import jit_function
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 _SCALARS = (type(None), bool, int, float, str)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kcoord.backends.triton.recipes import recipe_of
 from kcoord.interruption import let_through
-from kcoord.profiles.recipe import MOST_AT_ONCE, TRIED, Recipe
+from kcoord.packs.recipe import MOST_AT_ONCE, TRIED, Recipe
 
 
 class _Listing(threading.local):

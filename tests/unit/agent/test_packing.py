@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from kcoord.agent import packs as packs_module
-from kcoord.agent.chores import packing
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
+from kcoord.agent.used_artifacts import UsedArtifacts
+from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
@@ -23,12 +24,15 @@ from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.patience import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
-from kcoord.profiles.packs import newest_pack, packs_of
+from kcoord.packs.pack import Pack
+from kcoord.packs.pack_files import newest_pack, note_here, packs_of, was_here
+from kcoord.packs.recipe import today
+from kcoord.packs.writing import write_pack
+from kcoord.retention.pins import pin
 from kcoord.telemetry.events import Notices
-from kcoord.transfer.pack import Pack, look_at_pack, write_pack
-from kcoord.transfer.packs_here import note_here, was_here
 from tests.support.agents import key_of
 from tests.support.artifacts import DAY, older, publish
+from tests.support.packs import listed_in, pack, packed_in, uses
 from tests.support.signing import OURS, trust
 
 NAMES = [f"k{n}" for n in range(20)]
@@ -47,24 +51,25 @@ def store(tmp_path: Path) -> Store:
 class World:
     """One agent's packs and their writer, and the leases that it shares with others."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, quiet: float = 30.0) -> None:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
         here = store.root.parent
         self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices)
-        self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
-        self.chore, _ = self.writer.chores
+        self.used = UsedArtifacts(here)
+        self.writer = PackWriter(
+            store, "job", self.packs, self.used, self.leases, "us", 15.0, self.notices, quiet=quiet
+        )
+        _, self.chore = self.writer.chores
 
     async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
         return await in_thread(work)
 
     def use(self, *names: str) -> None:
         for name in names:
-            stated = self.store.stated(DIGESTS[name])
-            assert stated is not None
-            self.packs.note(stated[0])
+            self.used.asked(DIGESTS[name], str(self.store.root.parent / local.place_of(DIGESTS[name])))
+            self.used.stored(DIGESTS[name])
 
     async def attempt(self) -> None:
-        await asyncio.sleep(0.01)  # a pack that is written now is newer than the last one
         self.chore.begin()
         await self.chore.settled()
 
@@ -82,13 +87,13 @@ class World:
         found = packs_of(self.store.root, "job")
         if not found:
             return None
-        digests = look_at_pack(self.store, found[0])
+        digests = packed_in(self.store, found[0])
         return {name for name in NAMES if DIGESTS[name] in digests}
 
 
-def played(store: Store, scene: Callable[[World], Awaitable[None]]) -> None:
+def played(store: Store, scene: Callable[[World], Awaitable[None]], quiet: float = 30.0) -> None:
     async def scenario() -> None:
-        world = World(store)
+        world = World(store, quiet)
         await scene(world)
         assert not world.leases.held
         world.packs.close()
@@ -96,35 +101,63 @@ def played(store: Store, scene: Callable[[World], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_it_is_written_when_nothing_new_was_used_for_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_written_when_nothing_new_was_used_for_a_while(store: Store) -> None:
     async def scene(world: World) -> None:
         world.use(*NAMES)
         world.chore.pulse(time.monotonic())
         assert not world.chore.under_way, "the ranks have just asked"
-        monkeypatch.setattr(packing, "_QUIET", 0.0)
+        await asyncio.sleep(0.1)
         world.chore.pulse(time.monotonic())
         await world.chore.settled()
         assert world.held() == set(NAMES)
+        world.use(*NAMES)
         world.chore.pulse(time.monotonic() + 1000)
         assert not world.chore.under_way, "nothing has changed since"
+
+    played(store, scene, quiet=0.05)
+
+
+def test_it_is_written_at_once_when_the_last_rank_has_left(store: Store) -> None:
+    async def scene(world: World) -> None:
+        world.use(*NAMES)
+        world.chore.hasten()
+        assert not world.chore.under_way, "the ranks have just asked"
+        world.writer.job_ended()
+        await world.chore.settled()
+        assert world.held() == set(NAMES)
 
     played(store, scene)
 
 
-def test_a_handful_is_not_worth_a_file_but_a_tenth_of_many_is(store: Store) -> None:
+def test_the_first_artifact_is_worth_a_pack_and_then_a_tenth_of_many(store: Store) -> None:
     async def scene(world: World) -> None:
-        world.use(*NAMES[:7])
-        await world.attempt()
-        assert world.held() is None
-        world.use(*NAMES[:17])
-        await world.attempt()
-        assert world.held() == set(NAMES[:17])
-        world.use(NAMES[17])
-        await world.attempt()
-        assert world.held() == set(NAMES[:17])
+        for count, held in ((1, 1), (17, 17), (18, 17), (20, 20)):
+            world.use(*NAMES[:count])
+            await world.attempt()
+            assert world.held() == set(NAMES[:held])
+
+    played(store, scene)
+
+
+def test_the_pack_of_a_pinned_profile_lists_all_that_its_jobs_ever_used(store: Store) -> None:
+    pin(store.root, "job")
+    write_pack(store, "job", uses(DIGESTS.values(), ago=100))
+    new = key_of("new").digest
+
+    async def scene(world: World) -> None:
         world.use(*NAMES)
+        world.used.stored(new)
+        world.used.asked(new, "/nowhere/else")
         await world.attempt()
-        assert world.held() == set(NAMES)
+        (path,) = packs_of(store.root, "job")
+        listed = listed_in(store, path)
+        assert listed.keys() == {*DIGESTS.values(), new}
+        assert listed[new].place == ""
+        path.write_bytes(b"torn")
+        world.used.asked(newer := key_of("newer").digest, "/nowhere/else")
+        world.used.stored(newer)
+        await world.attempt()
+        assert path.read_bytes() == b"torn", "nobody knows what the pin keeps: somebody has to look"
 
     played(store, scene)
 
@@ -136,7 +169,7 @@ def test_while_another_agent_writes_none_is_written_and_then_its_pack_is_looked_
         world.use(*NAMES)
         await world.attempt()
         assert world.held() is None
-        write_pack(store, "job", list(DIGESTS.values())[:19])
+        pack(store, list(DIGESTS.values())[:19])
         await theirs.release()
         await world.attempt()
         assert world.held() == set(NAMES[:19]), "that is enough"
@@ -147,13 +180,32 @@ def test_while_another_agent_writes_none_is_written_and_then_its_pack_is_looked_
     played(store, scene)
 
 
-def test_what_other_nodes_use_stays(store: Store) -> None:
-    write_pack(store, "job", [DIGESTS[name] for name in NAMES[:10]])
+def test_what_other_nodes_use_stays_and_what_no_job_has_used_for_days_goes(store: Store) -> None:
+    others = [DIGESTS[name] for name in NAMES[:10]]
+    write_pack(store, "job", [*uses(others[:4], ago=9), *uses(others[4:], ago=11)])
 
     async def scene(world: World) -> None:
         world.use(*NAMES[10:])
+        world.used.loaded([others[9][:16], "no digest"])  # from a node's disk: nobody asks for it
         await world.attempt()
-        assert world.held() == set(NAMES)
+        assert world.held() == {*NAMES[:4], *NAMES[9:]}
+        listed = listed_in(store, packs_of(store.root, "job")[0])
+        assert {listed[DIGESTS[name]].day for name in NAMES[9:]} == {today()}
+        assert listed[others[0]].day == today() - 9
+        assert listed[others[9]].place == local.place_of(others[9])
+
+    played(store, scene)
+
+
+def test_a_node_whose_pack_lists_all_asks_the_store_for_nothing(store: Store) -> None:
+    pack(store, DIGESTS.values())
+
+    async def scene(world: World) -> None:
+        await world.read()
+        shutil.rmtree(store.root)
+        world.use(*NAMES)
+        await world.attempt()
+        assert world.writer._considered == (len(NAMES), 0)
 
     played(store, scene)
 
@@ -163,7 +215,7 @@ def test_an_agent_with_other_keys_leaves_a_pack_as_it_is(store: Store) -> None:
     for name in NAMES:
         publish(signed, f"signed {name}")
     digests = [key_of(f"signed {name}").digest for name in NAMES]
-    write_pack(signed, "job", digests)
+    pack(signed, digests)
 
     async def scene(world: World) -> None:
         world.use(*NAMES)
@@ -171,31 +223,31 @@ def test_an_agent_with_other_keys_leaves_a_pack_as_it_is(store: Store) -> None:
         assert world.held() is not None
         path = newest_pack(store.root, "job", trust(OURS))
         assert path is not None
-        assert look_at_pack(signed, path) == set(digests)
+        assert packed_in(signed, path) == set(digests)
 
     played(store, scene)
 
 
 def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
-    write_pack(store, "job", DIGESTS.values())
+    pack(store, DIGESTS.values())
     (path,) = packs_of(store.root, "job")
-    whole = path.read_bytes()
-    content = bytearray(whole)
-    for place in range(len(content) // 2, len(content), 100):
+    content = bytearray(path.read_bytes())
+    for place in range(100, len(content) // 2, 100):
         content[place] ^= 1
     path.write_bytes(content)
 
     async def scene(world: World) -> None:
-        pack = await world.read()
+        read = await world.read()
         world.use(*NAMES)
         await world.attempt()
         assert path.read_bytes() == content, "nobody has noticed"
         for digest in DIGESTS.values():
             with suppress(ArtifactInvalid):
-                pack.fetch(digest)
-        assert len(pack.digests) < len(NAMES)
+                read.fetch(digest)
+        assert len(read.digests) < len(NAMES)
         await world.attempt()
-        assert packs_of(store.root, "job")[0].read_bytes() == whole
+        assert world.held() == set(NAMES)
+        assert not path.exists()
 
     played(store, scene)
 
@@ -219,10 +271,10 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
     async def scene(world: World) -> None:
         verifies = Store(store.root, Trust("require", {}))
         for where, profile in ((verifies, "job"), (store, None), (None, "job")):
-            writer = PackWriter(where, profile, world.packs, world.leases, "us", 15.0, world.notices)
+            writer = PackWriter(where, profile, world.packs, world.used, world.leases, "us", 15.0, world.notices)
             assert [chore.name for chore in writer.chores] == ["uses of packs"][: where is not None]
         with pytest.raises(StoreError, match="only verify"):
-            write_pack(verifies, "job", DIGESTS.values())
+            pack(verifies, DIGESTS.values())
 
     played(store, scene)
 
@@ -231,7 +283,7 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
 
 
 def test_a_pack_that_serves_is_touched_once_a_day_and_so_is_one_whose_artifacts_are_here(store: Store) -> None:
-    write_pack(store, "job", DIGESTS.values())
+    pack(store, DIGESTS.values())
     (path,) = packs_of(store.root, "job")
 
     async def scene(world: World) -> None:
@@ -240,7 +292,7 @@ def test_a_pack_that_serves_is_touched_once_a_day_and_so_is_one_whose_artifacts_
         assert time.time() - path.stat().st_mtime < DAY
         note_here(store.root.parent, path.stem)
         older(path, 2 * DAY)
-        assert was_here(store, "job", store.root.parent)
+        assert was_here(store.root, "job", store.trust, store.root.parent)
         assert time.time() - path.stat().st_mtime < DAY
         before = older(path, DAY / 2).stat().st_mtime
         await world.packs.touch()
@@ -255,7 +307,7 @@ def test_a_pack_that_serves_is_touched_once_a_day_and_so_is_one_whose_artifacts_
 def test_a_pack_gives_its_space_back_when_the_job_has_long_started(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_pack(store, "job", DIGESTS.values())
+    pack(store, DIGESTS.values())
     monkeypatch.setattr(packs_module, "_KEPT", 0.05)
 
     async def scene(world: World) -> None:
@@ -297,7 +349,7 @@ def test_a_read_that_is_given_up_or_fails_does_not_keep_the_writer_waiting(
 
 
 def test_a_pack_that_is_read_late_serves_its_whole_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_pack(store, "job", DIGESTS.values())
+    pack(store, DIGESTS.values())
     monkeypatch.setattr(packs_module, "_KEPT", 3.0)
     monkeypatch.setattr(packs_module, "was_here", lambda *_: True)
 
@@ -316,7 +368,7 @@ def test_a_pack_that_is_read_late_serves_its_whole_time(store: Store, monkeypatc
 def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None:
     profiles = [f"job{n}" for n in range(6)]
     for profile in profiles:
-        write_pack(store, profile, DIGESTS.values())
+        pack(store, DIGESTS.values(), profile)
 
     async def scene(world: World) -> None:
         for profile in profiles:
@@ -329,40 +381,13 @@ def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None
     played(store, scene)
 
 
-def manifest(store: Store, name: str) -> Manifest:
-    stated = store.stated(DIGESTS[name])
-    assert stated is not None
-    return stated[0]
-
-
-def test_of_what_fits_into_no_pack_the_last_used_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs_module, "MOST_PACKED", 2)
-
+def test_an_agent_of_many_jobs_packs_the_bytes_of_what_the_last_ones_used(store: Store) -> None:
     async def scene(world: World) -> None:
-        monkeypatch.setattr(packs_module, "LARGEST_PACKED", manifest(store, "k10").size - 1)
-        for name in ("k10", "k1", "k2", "k1", "k3"):
-            world.packs.note(manifest(store, name))
-        assert list(world.packs.seen) == [DIGESTS["k1"], DIGESTS["k3"]]
-        monkeypatch.setattr(packs_module, "LARGEST_PACK", 2 * manifest(store, "k4").size - 1)
-        world.packs.note(manifest(store, "k4"))
-        assert list(world.packs.seen) == [DIGESTS["k4"]]
-
-    played(store, scene)
-
-
-def test_an_agent_of_many_jobs_packs_what_the_last_ones_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs_module, "MOST_PACKED", 10)
-    monkeypatch.setattr(packing, "_QUIET", 0.0)
-
-    async def scene(world: World) -> None:
-        for first in (0, 10):
-            world.use(*NAMES[first : first + 10])
-            for _ in range(2):
-                await asyncio.sleep(0.01)
-                world.chore.pulse(time.monotonic() + 1000.0 * (first + 1))
-                await world.chore.settled()
-        held = world.held()
-        assert held is not None
-        assert held >= set(NAMES[10:])
+        world.use(*NAMES)
+        world.use(*NAMES[:3])
+        assert [use.digest for use in world.used.uses()][:3] == [DIGESTS[name] for name in NAMES[2::-1]]
+        world.used.asked("no digest", "/nowhere")
+        world.used.asked("f" * 64, "/of/a/compile/that/failed")
+        assert len(world.used.uses()) == world.used.count == len(NAMES)
 
     played(store, scene)

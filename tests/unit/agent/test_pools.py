@@ -13,7 +13,7 @@ import pytest
 from kcoord.agent import pools as pools_module
 from kcoord.agent.pools import Pools, of_worker
 from kcoord.errors import ProtocolError, StoreError
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
 from kcoord.telemetry.events import Notices

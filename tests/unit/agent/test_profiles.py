@@ -13,8 +13,8 @@ from kcoord.agent.chores import profiles
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
-from kcoord.profiles.parts import parts, save_part
-from kcoord.profiles.recipe import Recipe, today
+from kcoord.packs.recipe import Recipe, today
+from kcoord.packs.recipe_files import parts, save_part
 from kcoord.telemetry.events import Notices
 from tests.support.agents import recipe_of
 from tests.support.signing import OURS, THEIRS, opened, trust

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcoord.agent.upcoming import Upcoming
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.recipe import TRIED, Recipe
 
 
 def recipe(name: str, seconds: float = 1.0, order: int = 0, target: str = "cuda:90") -> Recipe:

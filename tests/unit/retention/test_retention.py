@@ -24,27 +24,29 @@ from kcoord.artifacts.store_root import MARKER
 from kcoord.errors import SettingsError, StoreError
 from kcoord.files.trash import Trash
 from kcoord.leases.local import LocalLeases
-from kcoord.profiles.requested import RequestedArtifact, all_requested, requested_directory, save_requested
+from kcoord.packs.exchange import export
+from kcoord.packs.pack import Pack, look_at_pack
+from kcoord.packs.pack_files import pack_name, packs_of
 from kcoord.rank.client import Ready
 from kcoord.retention import tidying
 from kcoord.retention.collected import Collected
 from kcoord.retention.holdings import Holdings, read_holdings
 from kcoord.retention.limits import Entry, Limits, choose
 from kcoord.retention.local_collector import collect_local, keeps_access_times
-from kcoord.retention.pinned import pin_profile, pinned_digests
-from kcoord.retention.pins import load_pins, pin, unpin
+from kcoord.retention.pins import kept_by_pins, pin, pinned_profiles, unpin
 from kcoord.retention.store_collector import collect, count
 from kcoord.retention.tidying import Tidying
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.transfer.bundle import export
 from kcoord.units import bytes_text, parse_bytes, parse_span, span_text
 from tests.support.agents import Node, until
 from tests.support.artifacts import DAY, make_home, older, publish
 from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord
 from tests.support.mounts import mounted, read_only, tmpfs
+from tests.support.packs import pack, uses
 from tests.support.sandbox import Sandbox
+from tests.support.signing import OURS, trust
 
 AT_ONCE = Tidying(grace=-1)
 
@@ -64,7 +66,7 @@ def used(store: Store, ago: float, digest: str) -> None:
 
 def run(store: Store, dry_run: bool = False, least_age: float = 0.0, **limits: float) -> Collected:
     chosen = Limits(**limits, least_age=least_age)  # type: ignore[arg-type]
-    return collect(store.root, chosen, pinned=lambda: pinned_digests(store.root), dry_run=dry_run)
+    return collect(store.root, chosen, pinned=lambda: kept_by_pins(store.root, store.trust).names, dry_run=dry_run)
 
 
 def there(store: Store, *digests: str) -> list[bool]:
@@ -166,9 +168,8 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
         store = Store(disk / "store")
         store.open()
         digests = [publish(store, f"k{n}", (n + 1) * DAY) for n in range(3)]
-        save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
-        pin_profile(store.root, "llama")
-        save_requested(requested_directory(store.root, "llama"), [need(digests[1])])
+        pack(store, digests[1:], "llama")
+        pin(store.root, "llama")
         (store.root / "v1" / "trash").mkdir()
         (store.root / "v1" / "trash" / "old").touch()
         make_home(disk / "local", "k", 9 * DAY)
@@ -181,7 +182,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_right_to(sandbox: Sandbox, tmp_pa
             return [d["artifact"] for d in told["removed"]], told["pinned"], len(here["removed"])
 
         before = listing(disk)
-        assert looked() == ([digests[0]], 2, 1), "what its jobs have asked for since is pinned, and was not noted"
+        assert looked() == ([digests[0]], 2, 1)
         assert listing(disk) == before
         read_only(disk)
         assert looked() == ([digests[0]], 2, 1)
@@ -234,7 +235,7 @@ def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
 def test_a_store_of_a_later_format_is_left_alone_by_every_command(sandbox: Sandbox, store: Store) -> None:
     """What its own version keeps, and where, is not known here."""
     digest = publish(store, "k", 90 * DAY)
-    export(store, [digest], {}, sandbox.root / "b.kcb")
+    export(store, uses([digest]), {}, sandbox.root / "b.kcb")
     (store.root / MARKER).write_bytes(msgpack.packb({"format": 2, "uuid": "x"}))
     before = listing(store.root)
     commands = ["gc --max-size 0", "gc --max-size 0 --dry-run", "gc --pins", "ls", "verify", "explain k", "export --all a.kcb",
@@ -382,82 +383,75 @@ def test_age_is_the_manifests_and_no_use_makes_an_artifact_younger(store: Store)
 # --- pins ---
 
 
-def need(digest: str) -> RequestedArtifact:
-    return RequestedArtifact(digest, f"objects/{digest[:2]}/{digest}")
-
-
-def test_what_a_pinned_profile_asked_for_stays_and_so_does_what_it_asks_for_later(store: Store) -> None:
+def test_what_a_pinned_profiles_jobs_used_stays_and_so_does_its_pack(store: Store) -> None:
     first, later, other = (publish(store, name, 90 * DAY) for name in ("first", "later", "other"))
-    directory = requested_directory(store.root, "llama")
-    written = save_requested(directory, [need(first)])
-    assert pin_profile(store.root, "llama") == {first}
-    written.unlink()
-    save_requested(directory, [need(later)])
+    pin(store.root, "llama")
+    assert kept_by_pins(store.root, store.trust).digests == set(), "no job has run yet"
+    pack(store, [first, later], "llama", ago=80)
+    older(packs_of(store.root, "llama")[0], 80 * DAY)
     assert names(run(store, max_size=0)) == [other]
     assert there(store, first, later) == [True, True]
-    assert load_pins(store.root) == {"llama": {first, later}}
+    assert pinned_profiles(store.root) == ["llama"]
     assert unpin(store.root, "llama")
-    assert len(run(store, max_size=0).removed) == 2
+    assert len(run(store, max_size=0).removed) == 3
 
 
-@pytest.mark.parametrize("broken", ["pin", "needs"])
+@pytest.mark.parametrize("broken", ["pins", "pack"])
 def test_while_it_is_unknown_what_is_pinned_nothing_is_removed(store: Store, broken: str) -> None:
     digest = publish(store, "k", DAY)
-    written = save_requested(requested_directory(store.root, "llama"), [need(digest)])
-    pin_profile(store.root, "llama")
-    path = written if broken == "needs" else store.root / "v1" / "pins" / "llama.pin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StoreError, match=r"torn|cannot be read"):
+    pack(store, [digest], "llama")
+    pin(store.root, "llama")
+    if broken == "pack":
+        (path,) = packs_of(store.root, "llama")
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        shutil.rmtree(store.root / "v1" / "pins")
+        (store.root / "v1" / "pins").touch()
+    with pytest.raises(StoreError, match=r"was cut.* is pinned|part of its path is a file"):
         run(store, max_size=0)
     assert there(store, digest) == [True]
 
 
-def test_needs_that_are_replaced_while_they_are_read_are_read_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = requested_directory(store.root, "p")
-    small = save_requested(directory, [need("ab" * 32)])
-    import kcoord.profiles.requested as module
-
-    read = module._read
-
-    def replaced(path: Path) -> list[RequestedArtifact]:
-        if path == small and path.exists():
-            save_requested(directory, [need("ab" * 32), need("cd" * 32)], small)
-        return read(path)
-
-    monkeypatch.setattr(module, "_read", replaced)
-    assert all_requested(directory) == {need("ab" * 32), need("cd" * 32)}
-
-
-def test_a_profile_that_is_unpinned_while_a_pass_reads_its_needs_stays_unpinned(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_signatures_are_required_strangers_packs_pin_nothing(store: Store) -> None:
     digest = publish(store, "k", DAY)
-    pin(store.root, "llama", [])
-    save_requested(requested_directory(store.root, "llama"), [need(digest)])
+    pack(store, [digest], "llama")
+    pin(store.root, "llama")
+    assert kept_by_pins(store.root, trust(OURS)).digests == set()
+    (path,) = packs_of(store.root, "llama")
+    path.rename(path.with_name(pack_name(1, "0" * 64, "main")))
+    with pytest.raises(StoreError, match="not signed"):
+        kept_by_pins(store.root, trust(OURS))
 
-    def unpinned_meanwhile(directory: Path) -> set[RequestedArtifact]:
-        unpin(store.root, "llama")
-        return all_requested(directory)
 
-    monkeypatch.setattr("kcoord.retention.pinned.all_requested", unpinned_meanwhile)
-    run(store, max_size=0)
-    assert load_pins(store.root) == {}
-    assert list((store.root / "v1" / "staging").iterdir()) == []
+def test_a_pack_that_is_replaced_while_the_pins_are_read_is_looked_for_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [publish(store, f"k{n}") for n in range(2)]
+    pack(store, digests[:1], "llama")
+    pin(store.root, "llama")
+    replaced: list[object] = []
+
+    def look(opened: Store, path: Path) -> Pack:
+        if not replaced:
+            replaced.append(pack(store, digests, "llama"))
+        return look_at_pack(opened, path)
+
+    monkeypatch.setattr("kcoord.retention.pins.look_at_pack", look)
+    assert kept_by_pins(store.root, store.trust).digests == set(digests)
 
 
 def test_a_pin_that_is_set_while_a_pass_runs_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
+    pack(store, digests[-1:], "late")
     monkeypatch.setattr("kcoord.retention.store_collector._PINS_AGAIN", 2)
     take = Trash.take
 
     def take_then_pin(trash: Trash, path: Path) -> Path | None:
-        pin(store.root, "late", [digests[-1]])
+        pin(store.root, "late")
         return take(trash, path)
 
     monkeypatch.setattr(Trash, "take", take_then_pin)
-    assert len(run(store, max_size=0).removed) == 5
+    assert names(run(store, max_size=0)) == digests[:-1]
     assert there(store, digests[-1]) == [True]
 
 
@@ -465,11 +459,13 @@ def test_what_was_taken_away_a_moment_before_it_was_pinned_is_put_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = [publish(store, f"k{n}", (10 - n) * DAY) for n in range(6)]
+    pack(store, digests[:1], "late")
+    older(packs_of(store.root, "late")[0], 5.5 * DAY)
     take = Trash.take
 
     def take_then_pin(trash: Trash, path: Path) -> Path | None:
         there = take(trash, path)
-        pin(store.root, "late", digests[:1])
+        pin(store.root, "late")
         return there
 
     monkeypatch.setattr(Trash, "take", take_then_pin)
@@ -581,8 +577,9 @@ store.Limits = lambda **bounds: limits.Limits(**bounds, least_age=0.0)
 
 def test_an_agent_keeps_the_stores_bound_and_spares_what_is_pinned(store: Store) -> None:
     digests = [publish(store, f"k{n}", (20 - n) * DAY) for n in range(20)]
-    pin(store.root, "llama", digests[:2])
-    with Node(store=str(store.root), store_max_size=f"{5 * 12}KiB") as node:
+    pack(store, digests[:2], "llama")
+    pin(store.root, "llama")
+    with Node(store=str(store.root), store_max_size=f"{5 * 12 + 4}KiB") as node:
         start_agent(node, _SOON + _YOUNG)
         until(lambda: sum(there(store, *digests)) == 5)
         assert there(store, *digests[:2], *digests[-3:]) == [True] * 5
@@ -766,7 +763,8 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     shown = kcoord(sandbox, "gc", "--unused-for", "36h", "--dry-run", **settings).stdout
     assert f"would remove {digests[2][:12]}" in shown
     assert "unused for 3 d" in shown
-    save_requested(requested_directory(store.root, "llama"), [need(digests[2])])
+    pack(store, digests[2:], "llama")
+    older(packs_of(store.root, "llama")[0], 3 * DAY)
     assert as_json(sandbox, "gc", "--pin", "llama", **settings)["pins"] == {"llama": 1}
     document = as_json(sandbox, "gc", "--unused-for", "36h", **settings)
     assert [d["artifact"] for d in document["removed"]] == [digests[1]]
@@ -774,7 +772,7 @@ def test_gc_prints_what_goes_and_why_and_pins_what_a_profile_needs(sandbox: Sand
     assert there(store, *digests) == [True, False, True]
     assert "no profile is pinned" in kcoord(sandbox, "gc", "--unpin", "llama", **settings).stdout
     bounded = as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_SIZE="12KiB")
-    assert [d["artifact"] for d in bounded["removed"]] == [digests[2]]
+    assert [d["artifact"] for d in bounded["removed"] if "/" not in d["artifact"]] == [digests[2]]
     publish(store, "k3", 9 * DAY)
     assert as_json(sandbox, "gc", **settings, KCOORD_STORE_MAX_FILES="4")["removed"][0]["rule"] == "max-files"
     publish(store, "k4", 9 * DAY)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cluster.play import bound
 from benchmarks.cluster.table import recorded
-from kcoord.profiles.order import order
+from kcoord.packs.order import order
 from kcoord.warmup.tasks import Task
 
 

@@ -13,7 +13,7 @@ import pytest
 from kcoord.backends.ninja.inputs import inputs_of
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
-from kcoord.profiles.parts import PARTS
+from kcoord.packs.recipe_files import PARTS
 from tests.support.command import kcoord
 from tests.support.sandbox import Sandbox, eventually, finish
 

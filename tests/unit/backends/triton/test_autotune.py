@@ -24,9 +24,9 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME
 from kcoord.errors import KcoordError, KeyFactorError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.choices import KIND
-from kcoord.profiles.parts import load_profile, save_part
-from kcoord.profiles.recipe import TRIED, Recipe
+from kcoord.packs.choices import KIND
+from kcoord.packs.recipe import TRIED, Recipe
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.protocol.messages import Measurements
 from kcoord.rank.client import AgentClient
 from kcoord.rank.coordinator import Coordinator

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,133 +15,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kcoord.agent.chores.chore import Chores
-from kcoord.agent.chores.requested import RequestedRecorder
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
-from kcoord.artifacts.store_root import MARKER
-from kcoord.errors import StoreError
-from kcoord.profiles.packs import packs_of
-from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory, save_requested
+from kcoord.packs.index import Use
+from kcoord.packs.pack import look_at_pack
+from kcoord.packs.pack_files import packs_of
+from kcoord.packs.prefetch import prefetch
+from kcoord.packs.writing import write_pack
 from kcoord.settings import Settings
-from kcoord.telemetry.events import Notices
-from kcoord.transfer import prefetch as prefetch_module
-from kcoord.transfer.pack import write_pack
-from kcoord.transfer.prefetch import prefetch
 from tests.support.agents import key_of
+from tests.support.packs import listed_in
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish, sandboxed
 
 KCOORD = ("-c", "from kcoord.cli import main; main()")
-DIGESTS = [f"{n:064x}" for n in range(20)]
-
-
-def need(n: int) -> RequestedArtifact:
-    return RequestedArtifact(DIGESTS[n], f"objects/{DIGESTS[n][:2]}/{DIGESTS[n]}")
-
-
-# Needs on disk.
-
-
-def test_needs_of_several_agents_are_merged_each_once_in_the_order_of_asking(tmp_path: Path) -> None:
-    first = save_requested(tmp_path, [need(3), need(1)])
-    os.utime(first, (1, 1))
-    save_requested(tmp_path, [need(2), need(3)])
-    assert load_requested(tmp_path) == [need(2), need(3), need(1)], "the newest file first"
-
-
-def test_equal_agents_write_one_file_and_a_larger_one_takes_its_place(tmp_path: Path) -> None:
-    first = save_requested(tmp_path, [need(1), need(2)])
-    assert save_requested(tmp_path, [need(2), need(1)]) == first
-    larger = save_requested(tmp_path, [need(1), need(2), need(3)], first)
-    assert list(tmp_path.iterdir()) == [larger]
-
-
-def test_nothing_is_needed_where_nothing_was_noted(tmp_path: Path) -> None:
-    assert load_requested(tmp_path / "missing") == []
-
-
-@pytest.mark.parametrize("damage", [b"", b"x", b"kcoord-needs-1\n" + bytes(32) + b"\x90"])
-def test_a_file_that_is_torn_is_skipped(tmp_path: Path, damage: bytes) -> None:
-    save_requested(tmp_path, [need(1)])
-    (tmp_path / "a.needs").write_bytes(damage)
-    (tmp_path / "b.needs").symlink_to("/etc/passwd")
-    (tmp_path / "c.needs").mkdir()
-    assert load_requested(tmp_path) == [need(1)]
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "../x",
-        "/etc/passwd",
-        "agent.sock",
-        "profiles/job",
-        "triton/.kcoord",
-        "triton/a/b",
-        "objects/ab",
-        "triton/",
-        "triton/a\n",
-    ],
-)
-def test_a_place_outside_the_tiers_is_refused(tmp_path: Path, place: str) -> None:
-    with pytest.raises(ValueError, match="no place"):
-        RequestedArtifact(DIGESTS[0], place)
-
-
-def test_a_directory_that_cannot_be_listed_is_an_error_of_the_store(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError):
-        load_requested(tmp_path / "file")
-
-
-# Noting.
-
-
-def test_what_a_disk_refused_to_note_is_noted_when_it_is_well_again(tmp_path: Path) -> None:
-    """A job that asks for nothing more: it is pinned, and prefetched, by what it has asked for."""
-    Store(tmp_path).open()
-    (tmp_path / "v1" / "needs").touch()  # in the way
-    notices = Notices()
-    recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices)
-
-    async def scenario() -> None:
-        recorder.note("ab" * 32, str(tmp_path / "local" / "triton" / "X"))
-        chores = Chores(recorder.chores)
-        chores.pulse()
-        while not notices.since(0)[0]:
-            await asyncio.sleep(0.005)
-        (tmp_path / "v1" / "needs").unlink()
-        await chores.drain(60)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert load_requested(requested_directory(tmp_path, "job")) == [RequestedArtifact("ab" * 32, "triton/X")]
-
-
-def test_artifacts_that_an_earlier_job_noted_cost_the_store_one_look(tmp_path: Path) -> None:
-    """A warm job asks for the same ones for as long as it starts: nothing is to be written."""
-    Store(tmp_path).open()
-    save_requested(requested_directory(tmp_path, "job"), [need(0), need(1)])
-    recorder = RequestedRecorder(tmp_path, tmp_path / "local", "job", notices := Notices())
-    recorder.note(need(0).digest, str(tmp_path / "local" / need(0).place))
-    asyncio.run(recorder._record())
-    (tmp_path / MARKER).unlink()  # a second look would find no store
-    recorder.note(need(1).digest, str(tmp_path / "local" / need(1).place))
-    asyncio.run(recorder._record())
-    assert not notices.since(0)[0]
-    recorder.note(need(2).digest, str(tmp_path / "local" / need(2).place))
-    asyncio.run(recorder._record())
-    assert len(notices.since(0)[0]) == 1
-
-
-def test_an_agent_without_a_profile_or_a_store_notes_nothing(tmp_path: Path) -> None:
-    for store, profile in ((None, "job"), (tmp_path, None)):
-        recorder = RequestedRecorder(store, tmp_path / "local", profile, Notices())
-        recorder.note(DIGESTS[0], str(tmp_path / "local" / need(0).place))
-        asyncio.run(Chores(recorder.chores).drain(60))
-    assert not list(tmp_path.rglob("*.needs"))
-
-
 # From one node to another, by way of the store.
 
 
@@ -160,6 +44,16 @@ def recorded(sandbox: Sandbox, published: Path) -> Path:
     store = sandbox.root / "store"
     shutil.copytree(published, store)
     return store
+
+
+def listed(root: Path) -> list[Use]:
+    """What the pack of the job lists."""
+    return list(listed_in(Store(root), packs_of(root, "job")[0]).values())
+
+
+def without_bytes(root: Path) -> None:
+    """A pack that lists the same, and has the bytes of none."""
+    write_pack(Store(root), "job", listed(root), largest=0)
 
 
 def _record(sandbox: Sandbox) -> Path:
@@ -199,8 +93,6 @@ def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, record
 
 
 def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_requested(requested_directory(recorded, "job"))
-    assert len(write_pack(Store(recorded), "job", [need.digest for need in needs])) == 5
     shutil.rmtree(recorded / "v1" / "objects")
     assert "5 artifacts" in fetch(sandbox).stderr
     done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
@@ -208,11 +100,17 @@ def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox:
 
 
 def test_what_a_damaged_pack_lacks_is_looked_up(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_requested(requested_directory(recorded, "job"))
-    write_pack(Store(recorded), "job", [need.digest for need in needs])
     (path,) = packs_of(recorded, "job")
+    with look_at_pack(Store(recorded), path) as pack:
+        last = len(b"kcoord-pack-1\n") + pack.index.size - 1
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_bytes(content[:last] + bytes([content[last] ^ 1]) + content[last + 1 :])
+    assert "5 artifacts" in fetch(sandbox).stderr
+    assert "0 artifacts" in fetch(sandbox).stderr
+
+
+def test_what_the_pack_only_lists_is_fetched_from_the_store(sandbox: Sandbox, recorded: Path) -> None:
+    without_bytes(recorded)
     assert "5 artifacts" in fetch(sandbox).stderr
 
 
@@ -223,25 +121,28 @@ def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) ->
 
 
 def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_requested(requested_directory(recorded, "job"))
-    shutil.rmtree(Store(recorded).home(needs[0].digest))
+    without_bytes(recorded)
+    shutil.rmtree(Store(recorded).home(listed(recorded)[0].digest))
     assert "4 artifacts" in (line := fetch(sandbox).stderr)
     assert "1 are not in the store" in line
 
 
 def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path) -> None:
-    needs = load_requested(requested_directory(recorded, "job"))
-    payload = Store(recorded).home(needs[0].digest) / "payload.tar.zst"
+    without_bytes(recorded)
+    use = listed(recorded)[0]
+    payload = Store(recorded).home(use.digest) / "payload.tar.zst"
     payload.write_bytes(payload.read_bytes()[:-1] + b"x")
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
     assert (found.fetched, found.missing, found.why) == (4, 1, "")
-    assert not (sandbox.local / needs[0].place).exists()
+    assert not (sandbox.local / use.place).exists()
 
 
-def test_a_need_that_names_another_keys_place_harms_nobody(sandbox: Sandbox, recorded: Path) -> None:
-    one, other, *_ = load_requested(requested_directory(recorded, "job"))
-    save_requested(requested_directory(recorded, "job"), [RequestedArtifact(one.digest, other.place)])
-    fetch(sandbox)
+@pytest.mark.parametrize("largest", [0, 1 << 20], ids=["listed", "packed"])
+def test_a_pack_that_names_another_keys_place_harms_nobody(sandbox: Sandbox, recorded: Path, largest: int) -> None:
+    one, other, *rest = listed(recorded)
+    uses = [replace(one, place=other.place), replace(other, place="triton/X"), *rest]
+    write_pack(Store(recorded), "job", uses, largest=largest)
+    assert "3 artifacts" in fetch(sandbox).stderr
     done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
 
@@ -252,37 +153,16 @@ def test_no_more_is_fetched_than_it_may(sandbox: Sandbox, recorded: Path) -> Non
     assert "5 left for when they are asked for" in str(found)
 
 
-def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
-    sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_artifact_that_would_take_too_much_memory_is_left_out(sandbox: Sandbox, recorded: Path) -> None:
     """An init container that is killed for its memory fails its pod."""
-    sizes, at_once, most_at_once, counting = [], 0, 0, threading.Lock()
-    for need in load_requested(requested_directory(recorded, "job")):
-        stated = Store(recorded).manifest_file(need.digest)
+    without_bytes(recorded)
+    sizes = []
+    for use in listed(recorded):
+        stated = Store(recorded).stated(use.digest)
         assert stated is not None
-        sizes.append(Manifest.decode(stated).size)
-    real = Store.fetch
-
-    def watched(self: Store, digest: str, announced: str | None = None) -> object:
-        nonlocal at_once, most_at_once
-        with counting:
-            at_once += 1
-            most_at_once = max(most_at_once, at_once)
-        try:
-            time.sleep(0.02)  # the others would come now
-            return real(self, digest, announced)
-        finally:
-            with counting:
-                at_once -= 1
-
-    monkeypatch.setattr(Store, "fetch", watched)
-    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 2 * max(sizes))
-    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
-    assert (found.fetched, found.why, most_at_once) == (5, "", 1)
-
-    shutil.rmtree(sandbox.local)
-    monkeypatch.setattr(prefetch_module, "_MOST_IN_MEMORY", 2 * max(sizes) - 1)
-    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
+        sizes.append(stated[0].size)
+    most = 2 * max(sizes) - 1
+    found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print, memory=lambda: most)
     assert found.fetched == sum(size < max(sizes) for size in sizes)
     assert "more memory than there is" in found.why
 
@@ -290,6 +170,7 @@ def test_of_what_is_fetched_at_once_no_more_is_in_memory_than_it_may(
 def test_it_ends_in_time_from_a_store_that_hangs(
     sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_bytes(recorded)
     monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: time.sleep(3600))
     begun = time.monotonic()
     found = prefetch(settings_of(sandbox, recorded), timeout=0.3, most=1 << 30, say=print)
@@ -338,6 +219,7 @@ def test_a_pod_that_is_deleted_does_not_wait_for_it(sandbox: Sandbox, recorded: 
     apart = ("unshare", "--pid", "--fork", "--kill-child")
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
         pytest.skip("this user may not make pid namespaces")
+    without_bytes(recorded)
     command = [*apart, sys.executable, "-c", _HANGS, "agent", "--prefetch"]
     given = {"KCOORD_STORE": str(recorded), "KCOORD_PROFILE": "job"}
     process = sandbox.start("-c", f"import os; os.execvp('unshare', {command!r})", **given)
@@ -351,8 +233,8 @@ def test_a_pod_that_is_deleted_does_not_wait_for_it(sandbox: Sandbox, recorded: 
 def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: Path) -> None:
     """The profile comes with what it names, if there is one to replay."""
     assert not local.is_whole(sandbox.local / "objects", key_of("x").digest)
-    from kcoord.profiles.parts import load_profile, save_part
-    from kcoord.profiles.recipe import Recipe
+    from kcoord.packs.recipe import Recipe
+    from kcoord.packs.recipe_files import load_profile, save_part
 
     save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
     fetch(sandbox)
@@ -364,10 +246,11 @@ def test_the_profile_comes_first_since_its_kernels_may_take_all_the_time_there_i
     sandbox: Sandbox, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it no kernel that was left out is compiled together, and a `kcoord warmup` in the pod fails."""
-    from kcoord.profiles.parts import load_profile, save_part
-    from kcoord.profiles.recipe import Recipe
+    from kcoord.packs.recipe import Recipe
+    from kcoord.packs.recipe_files import load_profile, save_part
 
     save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    without_bytes(recorded)
     begun = threading.Event()
     monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: begun.set() or time.sleep(3600))
     assert "0.3 s are over" in str(prefetch(settings_of(sandbox, recorded), timeout=0.3, most=1 << 30, say=print))

@@ -23,11 +23,18 @@ from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.naming import staging_name
-from kcoord.profiles import parts as profile_module
-from kcoord.profiles import recipe as recipe_module
-from kcoord.profiles.parts import MOST_PARTS, decode_part, encode_part, load_profile, profile_names, save_part
-from kcoord.profiles.profile_files import FileFormat
-from kcoord.profiles.recipe import LARGEST_RECIPE, Known, Recipe, merge
+from kcoord.packs import recipe as recipe_module
+from kcoord.packs import recipe_files as profile_module
+from kcoord.packs.recipe import LARGEST_RECIPE, Known, Recipe, merge
+from kcoord.packs.recipe_files import (
+    MOST_PARTS,
+    FileFormat,
+    decode_part,
+    encode_part,
+    load_profile,
+    profile_names,
+    save_part,
+)
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
 from kcoord.retention.tidying import tidy_parts
@@ -53,7 +60,7 @@ PLAIN = st.recursive(
 )
 _RECORD = """
 from kcoord.rank.coordinator import Coordinator
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 coordinator = Coordinator(Settings.from_environ())
 for n in {numbers}:
     coordinator.record(Recipe("python", "train", "build", (n,), "", float(n), n))
@@ -497,7 +504,7 @@ def test_more_than_fits_into_a_frame_is_delivered_in_several(node: Node) -> None
 
 _SLOW_STORE = """
 import pathlib, time
-import kcoord.profiles.profile_files as files
+import kcoord.packs.recipe_files as files
 from kcoord.agent.chores.profiles import Profiles
 here, read, bring = pathlib.Path({here!r}), files.read_plain, Profiles.bring
 

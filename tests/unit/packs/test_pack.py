@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.artifacts.signing import BUNDLE, Trust, split
+from kcoord.artifacts.signing import PACK, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.keys import CacheKey
-from kcoord.profiles.automatic import automatic_name
-from kcoord.profiles.packs import newest_pack, pack_name, packs_directory, packs_of, signer_of
-from kcoord.profiles.parts import forget_superfluous, save_part
+from kcoord.packs import pack as pack_module
+from kcoord.packs import writing
+from kcoord.packs.automatic import automatic_name
+from kcoord.packs.index import MOST_LISTED, Index, PackInvalid, Use
+from kcoord.packs.objects import object_in
+from kcoord.packs.pack import Pack, look_at_pack, read_pack, write
+from kcoord.packs.pack_files import newest_pack, pack_name, packs_directory, packs_of, signer_of
+from kcoord.packs.recipe import today
+from kcoord.packs.recipe_files import forget_superfluous, save_part
+from kcoord.packs.writing import added, own_pack, write_pack
 from kcoord.testing.stores import FILES, manifest_of, staged
-from kcoord.transfer import pack as pack_module
-from kcoord.transfer.bundle import gather, head_of
-from kcoord.transfer.bundle_index import Blob, Index, Packed
-from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, read_pack, write_pack
+from tests.support import packs
 from tests.support.artifacts import older
 from tests.support.fuzzing import fuzz, mutants
+from tests.support.packs import listed_in, packed_in, uses
 from tests.support.profiles import recipe
 from tests.support.signing import OURS, THEIRS, opened, trust, unsigned
 
@@ -46,7 +51,7 @@ def filled(root: Path, *keys: str, policy: str = "require") -> Store:
 def packed(store: Store, digests: list[str] = DIGESTS, profile: str = "job") -> Path:
     for earlier in packs_of(store.root, profile):
         older(earlier, 1.0)  # than the clock's step
-    write_pack(store, profile, digests)
+    packs.pack(store, digests, profile)
     (path,) = packs_of(store.root, profile)
     return path
 
@@ -60,7 +65,7 @@ def read(store: Store, profile: str = "job") -> Iterator[Pack]:
 
 
 def refused(store: Store) -> str:
-    with pytest.raises(PackUnused) as caught:
+    with pytest.raises(PackInvalid) as caught:
         read_pack(store, "job", store.root.parent)
     return str(caught.value)
 
@@ -77,11 +82,9 @@ def test_an_artifact_from_the_pack_is_the_stores_to_the_last_byte(tmp_path: Path
             assert pack.fetch(digest) == (found := store.fetch(digest))
             assert found is not None
             assert pack.announced(digest) == found[2]
-            assert pack.stated(digest) == store.stated(digest)
             assert pack.fetch(digest, found[2]) == found
             assert pack.fetch(digest, "another manifest") is None
         assert pack.fetch("f" * 64) is None
-        assert pack.stated("f" * 64) is None
 
 
 def test_a_pack_is_read_once_and_serves_when_the_store_is_gone(tmp_path: Path) -> None:
@@ -98,14 +101,13 @@ def test_a_copy_has_no_name_and_leaves_nothing(tmp_path: Path) -> None:
     with read(store) as pack:
         assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert pack.fetch(DIGESTS[0]) is None, "closed: its artifacts are looked up"
-    assert pack.stated(DIGESTS[0]) is None
 
 
 def test_equal_artifacts_make_one_file_whoever_writes_it_and_when(tmp_path: Path) -> None:
     one = filled(tmp_path / "one", OURS)
     shutil.copytree(one.root, tmp_path / "two")
     two = Store(tmp_path / "two", trust(OURS))
-    first, second = packed(one), packed(two, DIGESTS[::-1] * 2)
+    first, second = packed(one), packed(two, DIGESTS * 2)
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
     assert packed(one).read_bytes() == second.read_bytes()
@@ -117,7 +119,7 @@ def test_agents_that_write_at_once_leave_one_whole_pack(tmp_path: Path) -> None:
 
     def write() -> None:
         barrier.wait()
-        write_pack(Store(store.root, store.trust), "job", DIGESTS)
+        packs.pack(Store(store.root, store.trust), DIGESTS)
 
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
@@ -139,8 +141,8 @@ def test_of_two_writers_at_once_one_pack_stays(tmp_path: Path, monkeypatch: pyte
         barrier.wait(30)
         return found
 
-    monkeypatch.setattr(pack_module, "packs_of", listed)
-    threads = [threading.Thread(target=write_pack, args=(store, "job", part)) for part in (DIGESTS[:2], DIGESTS[2:])]
+    monkeypatch.setattr(writing, "packs_of", listed)
+    threads = [threading.Thread(target=packs.pack, args=(store, part)) for part in (DIGESTS[:2], DIGESTS[2:])]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -157,7 +159,7 @@ def test_a_new_pack_takes_the_place_of_the_old_which_its_readers_keep(tmp_path: 
         assert packs_of(store.root, "job") == [new]
         assert [path.name.startswith(old.name) for path in (store.root / "v1" / "trash").iterdir()] == [True]
         assert all(pack.fetch(digest) for digest in DIGESTS[:2])
-    assert look_at_pack(store, new) == set(DIGESTS)
+    assert packed_in(store, new) == set(DIGESTS)
 
 
 def test_of_two_packs_the_newest_counts(tmp_path: Path) -> None:
@@ -171,27 +173,51 @@ def test_of_two_packs_the_newest_counts(tmp_path: Path) -> None:
     assert packs_of(store.root, "job") == [new, old]
 
 
-def test_what_is_missing_torn_or_too_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_torn_or_too_large_is_listed_without_its_bytes(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     (store.home(DIGESTS[1]) / "payload.tar.zst").write_bytes(b"torn")
     large = CacheKey.of("test", "large")
     noise = {"noise": os.urandom(40_000)}
     store.publish(manifest_of(noise, large), noise)
-    monkeypatch.setattr(pack_module, "LARGEST_PACKED", 30_000)
-    assert write_pack(store, "job", [*DIGESTS, large.digest, "f" * 64]) == {DIGESTS[0], *DIGESTS[2:]}
+    used = uses([*DIGESTS, large.digest, "f" * 64])
+    index = write_pack(store, "job", used, largest=30_000)
+    assert {packed.use.digest for packed in index.packed} == {DIGESTS[0], *DIGESTS[2:]}
+    assert sorted(listed_in(store, packs_of(store.root, "job")[0]).values(), key=str) == sorted(used, key=str)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST_PACKED", 2), ("LARGEST_PACK", 3000)])
-def test_a_full_pack_holds_what_was_asked_for_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
+def test_a_full_pack_holds_what_came_first_and_lists_all(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    monkeypatch.setattr(pack_module, limit, value)
     order = [DIGESTS[2], DIGESTS[0], DIGESTS[3], DIGESTS[1]]
-    held = write_pack(store, "job", order)
-    assert held == set(order[: len(held)])
-    assert 0 < len(held) < 4
-    assert packed(store, order).stat().st_size <= 3000
+    found = object_in(store, DIGESTS[2])
+    assert found is not None
+    index = write_pack(store, "job", uses(order), room=int(2.5 * found.size))
+    assert [packed.use.digest for packed in index.packed] == order[:2]
+    assert [use.digest for use in index.listed] == order[2:]
+
+
+# --- what comes from the pack before ---
+
+
+def test_what_other_jobs_used_lately_stays_the_last_used_first(tmp_path: Path) -> None:
+    store = filled(tmp_path / "store")
+    one, two, three, four = DIGESTS
+    write_pack(store, "job", [*uses([one], ago=3), *uses([two], ago=11), *uses([three], ago=9), *uses([four], ago=30)])
+    with own_pack(store, "job") as earlier:  # type: ignore[union-attr]
+        now = [Use("e" * 64, "triton/X", today()), Use(one, "triton/Y", today())]
+        found = added(now, earlier, since=today() - 10, loaded={four[:16]})
+        assert found == [*now, *uses([four]), *uses([three], ago=9)], "ranks have loaded one from their disk"
+        assert {use.digest for use in added(now, earlier, since=0)} == {*DIGESTS, "e" * 64}, "of a pinned profile"
+
+
+def test_nothing_that_strangers_list_gets_our_signature(tmp_path: Path) -> None:
+    store = filled(tmp_path / "store", OURS)
+    forged = packed(Store(store.root))
+    forged.rename(forged.with_name(pack_name(1, "0" * 64, "main")))
+    lax = Store(store.root, trust(OURS, policy="off"))
+    with own_pack(lax, "job") as earlier:  # type: ignore[union-attr]
+        assert added([], earlier, since=0) == []
+    with pytest.raises(PackInvalid, match="not signed"):
+        own_pack(store, "job")
 
 
 def test_a_job_without_a_name_takes_the_pack_of_the_nearest(tmp_path: Path) -> None:
@@ -219,7 +245,7 @@ def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, mo
         save_part(store.root / "v1" / "profiles" / name, [recipe(1)])
         older(store.root / "v1" / "profiles" / name, 1000.0 * age)
         packed(store, profile=name)
-    monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
+    monkeypatch.setattr("kcoord.packs.automatic.KEPT", 2)
     forget_superfluous(store.root / "v1" / "profiles")
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [True, True, False, True]
 
@@ -229,7 +255,7 @@ def test_nothing_is_forgotten_through_a_link_in_a_stores_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: str
 ) -> None:
     store = filled(tmp_path / "store")
-    monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 1)
+    monkeypatch.setattr("kcoord.packs.automatic.KEPT", 1)
     theirs = [tmp_path / "theirs" / automatic_name("train", ranks) for ranks in range(3)]
     for directory in theirs:
         directory.mkdir(parents=True)
@@ -244,7 +270,7 @@ def test_nothing_is_forgotten_through_a_link_in_a_stores_directory(
 
 def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "store")
-    monkeypatch.setattr("kcoord.profiles.automatic.KEPT", 2)
+    monkeypatch.setattr("kcoord.packs.automatic.KEPT", 2)
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
     packed(store, profile="named")
     for name in names:
@@ -293,7 +319,7 @@ def test_a_pack_that_is_damaged_anywhere_serves_the_right_artifacts_or_none(
     path.write_bytes(data.draw(mutants(content)))
     try:
         served(store)
-    except PackUnused:
+    except PackInvalid:
         return
 
 
@@ -312,7 +338,9 @@ def test_a_damaged_artifact_costs_its_own_look_up_alone(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     path = packed(store)
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with look_at_pack(store, path) as pack:
+        last = len(b"kcoord-pack-1\n") + pack.index.size - 1
+    path.write_bytes(content[:last] + bytes([content[last] ^ 1]) + content[last + 1 :])
     assert served(store) == {digest: digest != DIGESTS[-1] for digest in DIGESTS}
 
 
@@ -320,7 +348,7 @@ def test_a_pack_that_was_cut_is_refused_as_a_whole(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     path = packed(store)
     os.truncate(path, path.stat().st_size - 1)
-    assert "its index states" in refused(store)
+    assert "it was cut" in refused(store)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +371,7 @@ def test_a_pack_of_one_signer_leaves_the_packs_of_others(tmp_path: Path) -> None
     for writer in (ours, nobodys, theirs, nobodys):
         for earlier in packs_of(ours.root, "job"):
             older(earlier, 1.0)
-        write_pack(writer, "job", DIGESTS)
+        packs.pack(writer, DIGESTS)
     with read(ours) as pack:
         assert all(pack.fetch(digest) for digest in DIGESTS)
     signers = [signer_of(path) for path in packs_of(ours.root, "job")]
@@ -355,25 +383,33 @@ def test_a_pack_of_one_signer_leaves_the_packs_of_others(tmp_path: Path) -> None
     assert read_pack(ours, "job", tmp_path) is None, "the others are not read where our signature is required"
 
 
+def resealed(content: bytes, seal: Callable[[bytes], bytes]) -> bytes:
+    """The same pack with another envelope around its index."""
+    size = int.from_bytes(content[-8:], "big")
+    sealed = seal(split(content[-8 - size : -8])[0])
+    return content[: -8 - size] + sealed + len(sealed).to_bytes(8, "big")
+
+
 def test_a_signed_index_with_another_one_in_its_place_is_refused(tmp_path: Path) -> None:
     store = filled(tmp_path / "store", OURS)
     path = packed(store)
     content = path.read_bytes()
-    size = int.from_bytes(content[16:24], "big")
-    plain, _ = split(content[24 : 24 + size])
-    for sealed in (plain, trust(OURS).seal("manifest", plain), trust(THEIRS).seal(BUNDLE, plain)):
-        path.write_bytes(content[:16] + len(sealed).to_bytes(8, "big") + sealed + content[24 + size :])
+    for seal in (bytes, partial(trust(OURS).seal, "manifest"), partial(trust(THEIRS).seal, PACK)):
+        path.write_bytes(resealed(content, seal))
         refused(store)
+    path.write_bytes(resealed(content, partial(trust(OURS).seal, PACK)))
+    assert served(store), "so it is the signature alone"
 
 
-def test_an_unsigned_artifact_in_a_signed_pack_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsigned_artifact_in_a_signed_pack_is_refused(tmp_path: Path) -> None:
     """The signature of the pack does not vouch for an artifact."""
     store = filled(tmp_path / "store", OURS)
     unsigned(store.home(DIGESTS[0]))
     lax = Store(store.root, Trust("off", store.trust.keys))
-    assert write_pack(lax, "job", DIGESTS) == set(DIGESTS[1:]), "our own writers leave it out"
-    monkeypatch.setattr(pack_module, "gather", functools.partial(gather, unsigned=True))
-    packed(lax)
+    assert packs.pack(lax, DIGESTS) == set(DIGESTS[1:]), "our own writers leave its bytes out"
+    path = packed(lax)
+    with path.open("wb") as file:
+        write(file, store.trust, ((use, object_in(lax, use.digest)) for use in uses(DIGESTS)), {})
     with read(store) as pack:
         with pytest.raises(ArtifactInvalid, match="not signed"):
             pack.fetch(DIGESTS[0])
@@ -410,31 +446,43 @@ def test_what_is_no_plain_file_of_a_packs_size_is_refused_unread(tmp_path: Path,
     refused(store)
 
 
+def framed(index: bytes) -> bytes:
+    return b"kcoord-pack-1\n" + index + len(index).to_bytes(8, "big")
+
+
 def test_an_index_that_is_larger_than_any_of_ours_is_not_decoded(tmp_path: Path) -> None:
     """Nobody has signed it, and the policy lets that pass."""
     store = filled(tmp_path / "store")
-    index = Index(tuple(Packed(f"{n:064x}", Blob.of(b""), Blob.of(b"")) for n in range(30_000)))
-    packed(store).write_bytes(head_of(index, store.trust))
+    path = packed(store)
+    with path.open("r+b") as file:
+        file.truncate(60 << 20)
+        file.seek(-8, os.SEEK_END)
+        file.write((50 << 20).to_bytes(8, "big"))
     assert "huge" in refused(store)
-    with pytest.raises(PackUnused):
-        look_at_pack(store, packs_of(store.root, "job")[0])
+    many = Index(listed=tuple(Use(f"{n:064x}") for n in range(MOST_LISTED + 1)))
+    path.write_bytes(framed(many.encode()))
+    assert "100001 entries, of 100000" in refused(store)
+    with pytest.raises(PackInvalid):
+        look_at_pack(store, path)
 
 
 def test_an_index_of_many_small_values_takes_little_memory(tmp_path: Path) -> None:
     """Each would take ten times its bytes, and more."""
     store = filled(tmp_path / "store")
     path, count = packed(store), 3_000_000
-    for value in (b"\x80", b"\x90", b"\x91\x80", b"\xa0"):
-        index = b"\x83\xa6format\x01\xa9artifacts\xdd" + count.to_bytes(4, "big") + value * count
-        path.write_bytes(b"kcoord-bundle-1\n" + len(index).to_bytes(8, "big") + index)
-        tracemalloc.start()
-        try:
-            with pytest.raises(PackUnused):
-                look_at_pack(store, path)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert peak < 6 * len(index)
+    for rows in (b"", b"\x90"):
+        for value in (b"\x80", b"\x90", b"\x91\x80", b"\xa0", b"\xc4\x00"):
+            index = b"\x94\x01" + rows + b"\xdd" + count.to_bytes(4, "big") + value * count
+            path.write_bytes(framed(index))
+            tracemalloc.start()
+            try:
+                for most in (MOST_LISTED, 1 << 31):
+                    with pytest.raises(PackInvalid):
+                        Pack(path, store, most=most)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert peak < 6 * len(index)
 
 
 def test_a_file_in_the_place_of_the_packs_is_none(tmp_path: Path) -> None:
@@ -451,7 +499,7 @@ def test_a_pack_for_which_the_local_disk_has_no_room_is_not_read(
     monkeypatch.setattr(pack_module, "has_room", lambda directory, room: False)
     assert "too little room" in refused(store)
     monkeypatch.undo()
-    with pytest.raises(PackUnused, match="it is missing"):
+    with pytest.raises(PackInvalid, match="it is missing"):
         read_pack(store, "job", tmp_path / "missing")
 
 

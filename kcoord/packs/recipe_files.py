@@ -12,22 +12,84 @@ functions that are imported and called, so parts in the store are signed as arti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import errno
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
 
 from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
-from kcoord.errors import KcoordError, StoreError
+from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
+from kcoord.files.checked import body_of, with_check
 from kcoord.files.faults import fault_of, store_error, store_errors
+from kcoord.files.packed import unpack
 from kcoord.files.private import check_tier, make_own
-from kcoord.files.shared_directory import read_all, save, written_at
+from kcoord.files.reading import read_plain
+from kcoord.files.shared_directory import paths_of, read_all, save, written_at
 from kcoord.ownership import is_ours
-from kcoord.profiles.automatic import is_automatic, nearest, superfluous
-from kcoord.profiles.profile_files import FileFormat, profiles_in, times_of_profiles
-from kcoord.profiles.recipe import MOST_RECIPES, Known, Recipe, add, merge
-from kcoord.settings import Settings
+from kcoord.packs.automatic import is_automatic, nearest, superfluous
+from kcoord.packs.recipe import MOST_RECIPES, Known, Recipe, add, merge
+from kcoord.settings import Settings, is_profile_name
 from kcoord.telemetry.events import Notices
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """Files that begin with `head` and end in `suffix`, of at most `largest` bytes and `most` items of `values` values each."""
+
+    head: bytes
+    suffix: str
+    largest: int
+    most: int
+    values: int
+
+    def encode(self, items: Iterable[Any]) -> bytes:
+        body = bytes(msgpack.packb(list(items), unicode_errors="surrogatepass"))
+        return with_check(self.head, body)
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The items, which are unchecked plain data. Raises ValueError if `content` is torn or has another format."""
+        body = body_of(self.head, content)
+        items = unpack(body, 1 + self.most * self.values, unicode_errors="surrogatepass")
+        if not isinstance(items, list) or len(items) > self.most:
+            raise ValueError(f"it is not a list of at most {self.most} items")
+        return items
+
+    def name(self, content: str) -> str:
+        """The name of the file that holds what `content` describes: equal writers write one file."""
+        return hashlib.sha256(content.encode()).hexdigest() + self.suffix
+
+    def paths(self, directory: Path) -> list[Path]:
+        """The files in `directory`, sorted; none if there is no such directory. Raises OSError."""
+        return paths_of(directory, self.suffix)
+
+    def read(
+        self,
+        path: Path,
+        parse: Callable[[bytes], list[T]],
+        skipped: Callable[[OSError | ArtifactInvalid | ValueError], None],
+    ) -> list[T] | None:
+        """The items that ``parse(content)`` returns; None if the file is gone.
+
+        Empty, after ``skipped(error)``, if the file cannot be read, or `parse` raises `ArtifactInvalid` or ValueError.
+        """
+        try:
+            return parse(read_plain(path, self.largest))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS v3
+                return None
+            skipped(error)
+        except (ArtifactInvalid, ValueError) as error:
+            skipped(error)
+        return []
+
 
 MOST_PARTS = 64  # of a profile that are read
 PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MOST_RECIPES, values=32)
@@ -202,3 +264,20 @@ def _read_part(path: Path, notices: Notices, trust: Trust, known: Known) -> list
             notices.tell(f"{path}: a part of a profile is skipped: {error}")
 
     return PARTS.read(path, parse, skipped)
+
+
+def times_of_profiles(root: Path) -> dict[str, float]:
+    """The profiles that have a directory in `root`, and when each got its last part. Raises `StoreError`."""
+    found = {}
+    for name in profiles_in(root):
+        with suppress(OSError):
+            found[name] = (root / name).stat().st_mtime
+    return found
+
+
+def profiles_in(root: Path, *, follow_symlinks: bool = False) -> list[str]:
+    """The names of the profiles that have a directory in `root`, sorted; none if there is no `root`. Raises `StoreError`."""
+    names: list[str] = []
+    with store_errors(root), suppress(FileNotFoundError):
+        names = [p.name for p in root.iterdir() if p.is_dir() and (follow_symlinks or not p.is_symlink())]
+    return sorted(filter(is_profile_name, names))

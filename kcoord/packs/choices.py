@@ -9,7 +9,7 @@ import re
 
 from kcoord.artifacts.choices import LARGEST_CHOICE
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs.recipe import Recipe
 
 KIND = "choice"
 """The `backend` of such recipes."""

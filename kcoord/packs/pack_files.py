@@ -1,10 +1,9 @@
-"""Packs: the artifacts that a profile's jobs asked for, in one file of the store: one sequential read for each node.
+"""The packs of profiles in a store, by name, and notes on a node's disk of those that it has had.
 
-A pack is ``<store>/v1/packs/<profile>/<number>-<content>.<key id>.pack``, or without the key id if it is not signed: a bundle
-(`kcoord.transfer.pack` reads and writes it), never changed. Its name has a number that grows with each pack of the profile,
-the beginning of its signed index's SHA-256, and its signer. Of a profile's packs by one signer the newest, that with the highest
-number, counts; its writer moves the others to the trash. A pack holds copies only: a node without one, or with a damaged one,
-looks each artifact up.
+A pack is ``<store>/v1/packs/<profile>/<number>-<content>.<key id>.pack``, or without the key id if it is not signed
+(`kcoord.packs.pack`). It is never changed. Its name has a number that grows with each pack of the profile, the beginning of its
+index's SHA-256, and its signer. Of a profile's packs by one signer the newest, that with the highest number, counts; its writer
+moves the others to the trash. A pack holds copies only: a node without one, or with a damaged one, looks each artifact up.
 
 Jobs that use a pack touch it once a day, so its modification time is the day of its last use, and never its age.
 """
@@ -20,16 +19,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcoord.artifacts.signing import OFF, Trust
+from kcoord.errors import StoreError
 from kcoord.files import beneath
+from kcoord.files.private import make_own
 from kcoord.files.shared_directory import paths_of
-from kcoord.profiles.automatic import is_automatic, nearest
-from kcoord.profiles.profile_files import times_of_profiles
+from kcoord.packs.automatic import is_automatic, nearest
+from kcoord.packs.recipe_files import times_of_profiles
 
 LARGEST_PACK = 256 << 20  # bytes
 TOUCHED_AFTER = 86400.0  # seconds
 SUFFIX = ".pack"
 _CONTENT = 16  # digits, of a hash
 _HIGHEST = 10**12 - 1
+_HERE, _MOST_NOTED = "packs", 64  # a directory of the local directory, and its files
 _NAME = re.compile(r"(\d{1,12})-[0-9a-f]{16}(?:\.([A-Za-z0-9._-]{1,64}))?\.pack")
 
 
@@ -104,3 +106,27 @@ def all_packs(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 for name, found in list(beneath.listed(root / profile, store)):
                     if _NAME.fullmatch(name) and stat.S_ISREG(found.st_mode):
                         yield root / profile / name, found
+
+
+# On a node: a pack whose artifacts it has, or had, is not read again for nothing.
+
+
+def was_here(store: Path, profile: str, trust: Trust, local_dir: Path) -> bool:
+    """True if `note_here` noted the newest pack of `profile`, which is in use then. Raises nothing."""
+    here = local_dir / _HERE
+    with suppress(OSError, StoreError):
+        path = newest_pack(store, profile, trust) if here.exists() else None
+        if path is not None and (here / path.stem).exists():
+            touch_pack(store, path)
+            return True
+    return False
+
+
+def note_here(local_dir: Path, name: str) -> None:
+    """This node has, or had, the artifacts that its ranks need of the pack `name`. Raises nothing."""
+    with suppress(OSError, StoreError):
+        directory = local_dir / _HERE
+        make_own(directory, local_dir)
+        (directory / name).touch()
+        for old in sorted(directory.iterdir(), key=lambda path: -path.stat().st_mtime)[_MOST_NOTED:]:
+            old.unlink()

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from kcoord.errors import KcoordError
-from kcoord.profiles import automatic
-from kcoord.profiles.automatic import automatic_name, is_automatic, nearest, of_command, of_script, superfluous
-from kcoord.profiles.parts import forget_superfluous, load_profile, save_part
-from kcoord.profiles.recipe import Recipe
+from kcoord.packs import automatic
+from kcoord.packs.automatic import automatic_name, is_automatic, nearest, of_command, of_script, superfluous
+from kcoord.packs.recipe import Recipe
+from kcoord.packs.recipe_files import forget_superfluous, load_profile, save_part
 from kcoord.settings import NO_PROFILE, Settings, profile_name
 
 
