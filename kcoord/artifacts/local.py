@@ -89,6 +89,30 @@ def read_artifact(home: Path, digest: str | None = None) -> tuple[Artifact, dict
     return _read_twice(home, digest, keep=True)
 
 
+def published(home: Path, digest: str) -> Artifact | None:
+    """The artifact at `home` that another process of this user has verified this moment: its files are there, and are not read.
+
+    None if there is none, or a file is missing. Raises `ArtifactInvalid` as `open_artifact` does.
+    """
+    root = os.fspath(home)
+    path = f"{root}/{MANIFEST_NAME}"
+    try:
+        sheltered = check_directory(root)
+        manifest = Manifest.decode(
+            read_plain(path, LARGEST_MANIFEST, opened=lambda found: check_ours(path, found, sheltered=sheltered))
+        )
+        for entry in manifest.files:
+            check_folders(root, entry.name, sheltered=sheltered)
+            check_ours(f"{root}/{entry.name}", os.lstat(f"{root}/{entry.name}"), sheltered=sheltered)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(home, error) from error
+    if manifest.key.digest != digest:
+        raise ArtifactInvalid(f"{home} holds the artifact of another key")
+    return Artifact(home, manifest)
+
+
 def _read_twice(home: Path, digest: str | None, *, keep: bool) -> tuple[Artifact, dict[str, bytes]] | None:
     try:
         return _read(home, digest, keep, afresh=False)

@@ -207,16 +207,18 @@ class Coordinator:
         home: Path,
         target: GPUTarget | None = None,
         missing: Callable[[Path], object] = lambda home: None,
+        published: bool = False,
     ) -> Artifact | None:
         """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
         that came without a signature, where signatures are required.
 
-        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`).
+        ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`). `published`: the agent
+        has hashed its files this moment, so only its manifest is read.
         """
         if not self.trusts(home):
             return None
         try:
-            artifact = self._verified.open(home, key)
+            artifact = local.published(home, key.digest) if published else self._verified.open(home, key)
             if artifact is None:
                 missing(home)
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
@@ -296,7 +298,17 @@ class Coordinator:
         found = self.request(asked) if wait else self.attempt(asked)
         if not isinstance(found, Compilation):
             return found
-        return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
+        try:
+            return found.run(compile, lambda _: found.publish(strict=True), explicit=True)
+        except ArtifactInvalid as error:
+            if not found.lost:
+                raise
+            self.notices.tell(
+                f"{error}; its files have vanished, and it is compiled again: does something clean this disk?"
+            )
+        again = self.private(key, asked.home, asked.device)
+        again.run(compile, lambda _: again.keep(), explicit=True)
+        return again.adopted()
 
     def status(self) -> dict[str, Any] | None:
         """The agent's status; None if no agent runs: none is started for it."""
