@@ -245,7 +245,7 @@ def test_no_lease_file_ends_for_a_host_s_clock(hosts_without_redis: tuple[Host, 
     leader.expect("Lead")
     waiter = two.rank(CLAIMS)
     two.until_it_waits_for_another()
-    (marker,) = (tmp_path / "store").glob("v1/leases/??/*.lease")
+    (marker,) = (tmp_path / "store").glob("v2/leases/??/*.lease")
     for host in hosts_without_redis:
         for skew in SKEWS:
             host.clock.clock(skew)

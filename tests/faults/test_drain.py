@@ -185,7 +185,7 @@ def test_a_warm_up_ends_when_the_store_has_what_it_compiled(
     """An agent that is stopped gives up a store that takes longer than its drain; a warm-up has the time."""
     give(sandbox, [Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 1.0, 0)])
     store = tmp_path / "store"
-    slow = interposer.stall("rename", below=store / "v1" / "objects", seconds=server._WRITTEN + 1, times=1)
+    slow = interposer.stall("link", below=store / "v2" / "objects", seconds=server._WRITTEN + 1, times=1)
     environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PROGRAMS), os.environ.get("PYTHONPATH")))),
         "KCOORD_STORE": str(store),

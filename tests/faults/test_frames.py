@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent.connections import Connections, Observer
-from kcoord.artifacts.describe import seal
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.leases import base as leases
@@ -390,7 +390,7 @@ def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, L
 
 def manifest_in(staging: Path) -> bytes:
     (staging / "kernel.txt").write_text("a kernel")
-    return seal(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encode()
+    return describe(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encoded
 
 
 @given(data=st.data())

@@ -334,7 +334,7 @@ def test_doctor_finds_nothing_wrong_with_a_good_setup(sandbox: Sandbox) -> None:
         assert not [f for f in findings if f["state"] == "fail"]
         assert any("published and fetched" in f["finding"] for f in findings)
         assert any("a lease was taken" in f["finding"] for f in findings)
-        assert not list((sandbox.root / "store" / "v1" / "objects").glob("*/*")), "the probe is removed"
+        assert not list((sandbox.root / "store" / "v2" / "objects").glob("*/*")), "the probe is removed"
 
 
 def test_doctor_finds_that_a_store_is_full(sandbox: Sandbox) -> None:

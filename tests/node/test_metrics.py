@@ -100,7 +100,7 @@ def test_an_artifact_of_the_store_that_does_not_verify_is_an_error_of_fetching(n
     lead = node.claim(client, "torn")
     assert node.publish(client, lead, "torn")
     until(lambda: Scraped(address).value("kcoord_store_published_artifacts_total") == 1)
-    (payload,) = (tmp_path / "store").glob("v1/objects/*/*/payload.tar.zst")
+    (payload,) = (tmp_path / "store").glob("v2/objects/*/*")
     payload.write_bytes(b"torn")
     shutil.rmtree(node.home("torn"))  # the node's own copy would answer
     assert node.publish(client, node.claim(client, "torn", "elsewhere"), "torn", "elsewhere")
@@ -293,8 +293,8 @@ def test_nothing_is_said_of_what_there_is_before_it_is_known_but_the_bounds(tmp_
 def test_an_agent_without_a_bound_counts_for_its_metrics_and_removes_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.open()
-    (store.root / "v1" / "traces" / "job").mkdir(parents=True)
-    ancient = store.root / "v1" / "traces" / "job" / "a.spans"
+    (store.root / "v2" / "traces" / "job").mkdir(parents=True)
+    ancient = store.root / "v2" / "traces" / "job" / "a.spans"
     ancient.touch()
     os.utime(ancient, (1e9, 1e9))
     with Node(store=str(store.root), metrics="0") as node:
@@ -312,16 +312,16 @@ def test_without_metrics_and_bounds_nobody_counts(tmp_path: Path) -> None:
     store.open()
     with Node(store=str(store.root)) as node:
         start_agent(node, LOOKS_OFTEN)
-        until((store.root / "v1" / "collected").exists)
-        before = (store.root / "v1" / "collected").stat().st_mtime
-        until(lambda: (store.root / "v1" / "collected").stat().st_mtime > before)  # a whole pass is over
-        assert not (store.root / "v1" / "holdings").exists()
+        until((store.root / "v2" / "collected").exists)
+        before = (store.root / "v2" / "collected").stat().st_mtime
+        until(lambda: (store.root / "v2" / "collected").stat().st_mtime > before)  # a whole pass is over
+        assert not (store.root / "v2" / "holdings").exists()
 
 
 def test_all_agents_say_what_one_has_counted_however_it_came_by_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.open()
-    (store.root / "v1" / "collected").touch()  # somebody has just been at it
+    (store.root / "v2" / "collected").touch()  # somebody has just been at it
     note_holdings(store.root, 5, 61440, 15)
     with Node(store=str(store.root), metrics="0") as one, Node(store=str(store.root), metrics="0") as other:
         for node in (one, other):

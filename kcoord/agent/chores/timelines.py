@@ -13,6 +13,7 @@ from pathlib import Path
 from kcoord.agent.chores.chore import REST, Chore, Lane
 from kcoord.errors import StoreError
 from kcoord.files.faults import fault_of, store_error
+from kcoord.files.naming import LAYOUT
 from kcoord.files.private import make_own
 from kcoord.files.rename import make_below
 from kcoord.files.replace import replace_file
@@ -225,7 +226,7 @@ class Timelines:
             make_below(there)
         if _size(there / path.name) != here.st_size:
             content = path.read_bytes()
-            replace_file(there / path.name, content, self._store / "v1" / "staging", self._store)
+            replace_file(there / path.name, content, self._store / LAYOUT / "staging", self._store)
         self._shared[path] = here.st_size
 
 

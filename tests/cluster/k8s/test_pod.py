@@ -237,7 +237,7 @@ def test_a_signing_key_that_is_added_to_the_secret_signs_without_a_new_pod(
         numbers = len(store.manifests()) + 1
         assert finish(rank(pod, 0, numbers)).returncode == 0
         eventually(lambda: len(store.manifests()) == numbers, what="it is published")
-        return any(b"\xa3new" in path.read_bytes()[:64] for path in store.root.glob("v1/objects/??/*/manifest.msgpack"))
+        return any(b"\xa3new" in path.read_bytes()[:92] for path in store.root.glob("v2/objects/??/*"))
 
     eventually(signed_by_the_new_one, 60, what="new keys are taken")
     assert "new signing keys: new signs" in ended(agent)

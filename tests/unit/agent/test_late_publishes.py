@@ -20,6 +20,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.telemetry.events import Notices
 from kcoord.telemetry.spans import KEY_DIGITS
 from tests.support.agents import Node, end_agent
+from tests.support.objects import parts_of, put_together
 from tests.support.signing import OURS, trust
 
 
@@ -107,9 +108,10 @@ def test_what_came_from_another_store_is_not_signed_though_it_says_that_it_was_m
     assert found is not None
     other.store.publish(found[0].manifest, found[1])
     home = other.store.home(digest)
-    stated = Manifest.decode((home / "manifest.msgpack").read_bytes())
+    encoded, payload = parts_of(home)
+    stated = Manifest.decode(encoded)
     assert not stated.made_here
-    (home / "manifest.msgpack").write_bytes(replace(stated, made_here=True).encode())
+    home.write_bytes(put_together(replace(stated, made_here=True).encode(), payload))
     fetched = other.store.fetch(digest)
     assert fetched is not None
     local.install(fetched[0], fetched[1], kernels.local_dir / local.place_of(digest))
@@ -159,7 +161,7 @@ def test_a_compilers_own_cache_is_looked_into_unless_others_can_write_there(
 def test_a_store_with_a_fault_is_left_alone_and_gets_it_later(kernels: Kernels) -> None:
     used = kernels.make("used")
     assert kernels.job(used, usable=False) == set()
-    objects = kernels.store.root / "v1" / "objects"
+    objects = kernels.store.root / "v2" / "objects"
     objects.rename(objects.with_name("away"))
 
     async def run() -> None:

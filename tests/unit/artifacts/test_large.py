@@ -95,7 +95,7 @@ def test_what_was_altered_since_is_neither_sent_nor_copied(tmp_path: Path, store
     with pytest.raises(ArtifactInvalid, match="SHA-256"):
         local.install(*found, tmp_path / "other" / "k")
     assert list(store.digests()) == []
-    assert not list((store.root / "v1" / "staging").iterdir())
+    assert not list((store.root / "v2" / "staging").iterdir())
     assert not (tmp_path / "other" / "k").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_this_node_has_lost_is_no_fault_of_the_store(
 
 def test_bytes_that_compress_well_are_taken_by_other_nodes(tmp_path: Path, store: Store) -> None:
     home = tmp_path / "homes" / "k"
-    published(home, 256 << 20)
+    published(home, 256 << 20)  # as a sparse file: zstd makes 128 KiB of four bytes, and a reader takes no more
     found = local.contents_at(home, KEY.digest)
     assert found is not None
     announced = store.publish(*found)

@@ -194,7 +194,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def home(settings: Settings, name: str = "p") -> Path:
     assert settings.store is not None
-    return settings.store / "v1" / "profiles" / name
+    return settings.store / "v2" / "profiles" / name
 
 
 def test_a_profile_is_sorted_longest_first_however_its_parts_were_written(settings: Settings) -> None:
@@ -504,7 +504,7 @@ def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store
     """It reads it once for all of them. Else the job would begin without a warm-up, and nobody would hear of it."""
     key = "main:" + "ab" * 32
     save_part(
-        tmp_path / "store" / "v1" / "profiles" / "p",
+        tmp_path / "store" / "v2" / "profiles" / "p",
         [recipe(1)],
         trust=Trust("require", {"main": bytes.fromhex("ab" * 32)}),
     )

@@ -210,8 +210,8 @@ def test_two_nodes_are_seen_from_a_third_that_mounts_the_store(sandbox: Sandbox)
     assert said(found, 0) == [("compile", "ok")]
     assert said(found, 1) == [("wait", "ok"), ("load", "ok")]
     assert said(found, 2) == [("fetch", "ok"), ("load", "ok")]
-    assert len(list((sandbox.root / "store/v1/traces/job").iterdir())) == 3
-    assert not list((sandbox.root / "store/v1/staging").iterdir())
+    assert len(list((sandbox.root / "store/v2/traces/job").iterdir())) == 3
+    assert not list((sandbox.root / "store/v2/staging").iterdir())
 
 
 def test_what_a_killed_agent_had_written_stays_and_its_successor_takes_it_to_the_store(sandbox: Sandbox) -> None:
@@ -552,7 +552,7 @@ def share(store: Path, local: Path, notices: Notices | None = None) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    (tmp_path / "store/v1/staging").mkdir(parents=True)
+    (tmp_path / "store/v2/staging").mkdir(parents=True)
     return tmp_path / "store"
 
 
@@ -560,13 +560,13 @@ def test_an_agents_own_file_goes_to_the_store_however_many_others_the_node_has(t
     for n in range(100):
         span_files.write_own(tmp_path / "local", "job", f"a-{n:03}", Process("n", n, 0), [span().to_wire()], 0)
     share(store, tmp_path / "local")
-    assert (store / "v1/traces/job/z-agent-1.spans").exists()
+    assert (store / "v2/traces/job/z-agent-1.spans").exists()
 
 
 def test_what_the_store_has_already_is_not_written_again(tmp_path: Path, store: Path) -> None:
     span_files.write_own(tmp_path / "local", "job", "a", Process("n", 1, 0), [span().to_wire()], 0)
     share(store, tmp_path / "local")
-    there = store / "v1/traces/job/a.spans"
+    there = store / "v2/traces/job/a.spans"
     before = there.stat().st_ino
     share(store, tmp_path / "local")
     assert there.stat().st_ino == before
@@ -579,15 +579,15 @@ def test_what_is_no_file_of_spans_on_this_node_is_not_opened(tmp_path: Path, sto
     (directory / "b.spans").symlink_to("/etc/passwd")
     (directory / "c.spans").write_bytes(b"x" * (span_files.LARGEST_FILE + 1))
     share(store, tmp_path / "local")
-    assert [p.name for p in (store / "v1/traces/job").iterdir()] == ["z-agent-1.spans"]
+    assert [p.name for p in (store / "v2/traces/job").iterdir()] == ["z-agent-1.spans"]
 
 
 def test_a_link_in_the_store_does_not_choose_where_an_agent_writes(tmp_path: Path, store: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (store / "v1/traces").mkdir()
-    (store / "v1/traces/job").symlink_to(tmp_path / "elsewhere")
+    (store / "v2/traces").mkdir()
+    (store / "v2/traces/job").symlink_to(tmp_path / "elsewhere")
     notices = Notices()
     share(store, tmp_path / "local", notices)
     assert not list((tmp_path / "elsewhere").iterdir())
     assert "or a link inside the store" in notices.since(0)[0][0]
-    assert not list((store / "v1/staging").iterdir())
+    assert not list((store / "v2/staging").iterdir())
