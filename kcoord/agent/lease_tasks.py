@@ -30,7 +30,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that this agent's
+    `learn`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that this agent's
     jobs record.
     """
 
@@ -46,13 +46,12 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
-        in_store: Callable[[str], None] = lambda digest: None,
         used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
         profile: str | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
-        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, used=used)
         self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._hedges = Hedges(self._held, flights)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from kcoord.agent.choices import Choices
 from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.deliveries import Deliveries
-from kcoord.agent.chores.late_publishes import LatePublishes
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
@@ -72,12 +71,11 @@ class Parts:
         )  # fmt: skip
         self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.expectations = Expectations(settings.hedge, settings.hedge_after)
-        self.late = LatePublishes(store, settings.local_dir, lambda: not self.tiers.store.faulty, notices)
         self.lease_tasks = LeaseTasks(
             leases, store, self.flights, notices,
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
-            local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.late.published,
+            local_dir=settings.local_dir, learn=self.expectations.learn,
             used=lambda pack: self.use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
@@ -107,7 +105,7 @@ class Parts:
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
         keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
         with_chores = (stalls, self.statistics, self.profiles, self.requested, packing, self.timelines, self.sweeper,
-                       self.use_notes, in_store, on_node, keys, self.late)  # fmt: skip
+                       self.use_notes, in_store, on_node, keys)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
         self.pools = Pools(
             settings.ahead, self.connections, self.profiles, self.take_in, self.statistics.add, notices

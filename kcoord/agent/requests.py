@@ -112,7 +112,6 @@ class Requests:
             self._parts.cold_starts.add(connection.who, spans)
             self._parts.pools.used(connection.who.job, used)
         self._parts.use_notes.used(used, connection.pid)
-        self._parts.late.used(span.key for span in spans if span.kind == "load")
         return messages.Done()
 
     async def _stats(self, connection: Connection, _: int, message: messages.Stats) -> messages.Answer:

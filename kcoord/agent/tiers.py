@@ -31,9 +31,9 @@ _MOST_FRESH = 256 << 20  # bytes
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An artifact's
-    place is looked at each time that it is used: it must be this user's alone.
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``used(name)`` the name of a pack that
+    serves. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used: it must be this user's
+    alone.
     """
 
     def __init__(
@@ -43,11 +43,10 @@ class Tiers:
         notices: Notices,
         *,
         learn: Callable[[str, float], None],
-        in_store: Callable[[str], None],
         used: Callable[[str], object],
     ) -> None:
         self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
-        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._local_dir, self._notices, self._learn = local_dir, notices, learn
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
@@ -190,6 +189,5 @@ class Tiers:
 
     def _is_in_store(self, manifest: Manifest) -> None:
         """The store has this artifact. A pack holds it, unless nobody vouches for it where others are vouched for."""
-        self._tell_in_store(manifest.key.digest)
         if not (manifest.unvouched and self._trust.keys):
             self.packs.note(manifest)
