@@ -21,7 +21,8 @@ from kcoord.cli.console import Console
 from kcoord.cli.options import ON_DISK, Finite, print_json, printable, subcommand
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
-from kcoord.report.timeline import jobs, load_timeline
+from kcoord.report.tables import several
+from kcoord.report.timeline import Timeline, jobs, load_timeline
 from kcoord.settings import Settings
 from kcoord.telemetry.spans import plain_text
 
@@ -94,6 +95,11 @@ def _list_jobs(settings: Settings, as_json: bool) -> None:
     console.print(table)
     if len(found) > _MOST_LISTED:
         console.print(f"and {len(found) - _MOST_LISTED:,} older ones: --json lists all")
+
+
+def scope_of(timeline: Timeline, settings: Settings) -> str:
+    """The nodes that `timeline` is of: those that share the store, if it was read; else this node."""
+    return several(len(timeline.nodes), "node") if settings.store and not timeline.problems else "this node only"
 
 
 def _default_output(job: str, suffix: str) -> Path:

@@ -9,7 +9,7 @@ import click
 
 from kcoord.artifacts.catalog import artifacts_of
 from kcoord.artifacts.manifest import Manifest
-from kcoord.cli.jobs import STDOUT, job_command, output_file
+from kcoord.cli.jobs import STDOUT, job_command, output_file, scope_of
 from kcoord.cli.options import print_json
 from kcoord.cli.output import echo
 from kcoord.errors import KcoordError
@@ -18,10 +18,11 @@ from kcoord.report.differences import Miss, misses_of
 from kcoord.report.divergence import Divergence, divergences_of
 from kcoord.report.findings import Findings, findings_of, why_again
 from kcoord.report.page import page, waiting_share
-from kcoord.report.tables import first_few, nodes_text, ranges, ranks_text, seconds, several
+from kcoord.report.tables import first_few, nodes_text, ranges, ranks_text, several
 from kcoord.report.timeline import Timeline
 from kcoord.report.variants import variants_of
 from kcoord.settings import Settings
+from kcoord.telemetry.figures import summary
 from kcoord.telemetry.spans import KEY_DIGITS, plain_text
 
 _MOST_LINES = 10
@@ -65,8 +66,7 @@ def command(
         echo(f"kcoord: not read: {problem}", err=True)
     if path == STDOUT:
         return
-    compiles = f"{several(found.compiles, 'compile')}, {seconds(found.saved_seconds)} of compiling saved"
-    echo(f"{path}: job {plain_text(timeline.job)}, {compiles}")
+    echo(f"{path}: job {plain_text(timeline.job)}, {scope_of(timeline, settings)}: {summary(timeline.figures)}")
     _echo([line_of(divergence) for divergence in divergences])
     if comparison is not None:
         echo(f"compared with job {plain_text(comparison.job)}:")
@@ -127,19 +127,12 @@ def _facts(
         "seconds": timeline.end - timeline.begin,
         "nodes": timeline.nodes,
         "ranks": timeline.ranks,
-        "compiles": found.compiles,
-        "compile_seconds": found.compile_seconds,
-        "ahead": len(found.ahead),
-        "ahead_used": sum(bool(k.loads) for k in found.ahead),
-        "loads": found.loads,
-        "saved_seconds": found.saved_seconds,
-        "wait_seconds": found.wait_seconds,
+        **timeline.figures,
         "waiting_share": waiting_share(timeline, found),
         "duplicates": [{"name": k.name, "key": k.key, "why": why_again(k)} for k in found.duplicates],
-        "failures": [k.name for k in found.failures],
+        "failed": [k.name for k in found.failures],
         "misses": [_miss_facts(miss) for miss in explained],
         "divergences": [_divergence_facts(d) for d in divergences],
-        "dropped": timeline.dropped,
         "problems": timeline.problems,
         "said": [{"time": e.when, "node": e.node, "text": e.text} for e in timeline.events],
     }

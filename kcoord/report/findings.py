@@ -49,7 +49,7 @@ class Kernel:
 
 @dataclass
 class Findings:
-    """The sums equal the counters of ``kcoord stats``, but for memory hits, which leave no span.
+    """`Timeline.figures` has the sums.
 
     Spans aside (`Kernel.aside`: Triton's own C modules and the like) are in no sum but `seconds_of`.
     """

@@ -68,7 +68,7 @@ def page(
 def waiting_share(timeline: Timeline, found: Findings) -> float:
     """All waits, as a share of the ranks × the seconds of the episodes."""
     rank_seconds = timeline.ranks * sum(end - begin for begin, end in found.episodes)
-    return min(1.0, found.wait_seconds / rank_seconds) if rank_seconds > 0 else 0.0
+    return min(1.0, timeline.figures["wait_seconds"] / rank_seconds) if rank_seconds > 0 else 0.0
 
 
 def _date(when: float) -> str:
@@ -92,15 +92,23 @@ def _sentence(found: Findings, divergences: Sequence[Divergence]) -> str:
 
 def _figures(timeline: Timeline, found: Findings) -> list[tuple[str, str]]:
     parts = f", in {len(found.episodes)} parts" if len(found.episodes) > 1 else ""
-    used = f"{len(found.ahead):,} ({sum(bool(k.loads) for k in found.ahead):,} used)"
+    sums = timeline.figures
+    loads = sum(sums[name] for name in ("memory_hits", "local_hits", "store_hits", "waits"))
     return [
         ("nodes", f"{len(timeline.nodes):,}"),
         ("ranks", f"{timeline.ranks:,}"),
         (f"from the first request to the last{parts}", seconds(timeline.end - timeline.begin)),
-        ("compiles", f"{found.compiles:,}"),
-        ("spent compiling", seconds(found.compile_seconds)),
-        *([("compiled ahead by the pool", used)] if found.ahead else []),
-        ("of compiling saved", seconds(found.saved_seconds)),
+        ("requests", f"{sums['requests']:,}"),
+        ("kernels", f"{sums['kernels']:,}"),
+        ("compiles", f"{sums['compiles']:,}"),
+        ("spent compiling", seconds(sums["compile_seconds"])),
+        *(
+            [("compiled ahead by the pool", f"{sums['ahead']:,} ({sums['ahead_used']:,} used)")]
+            if sums["ahead"]
+            else []
+        ),
+        ("loads", f"{loads:,}"),
+        ("of compiling saved", seconds(sums["saved_seconds"])),
         ("of the ranks' time waiting", percent(waiting_share(timeline, found))),
     ]
 
