@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -523,6 +524,15 @@ def test_ranks_that_deliver_all_at_once_lose_nothing_before_the_next_pulse(tmp_p
     in_agent(work)
     found = [span_reader.read(path) for path in tmp_path.rglob("*.spans")]
     assert [(f.dropped, sum(len(s) for _, s in f.deliveries)) for f in found] == [(0, 32_000)]
+
+
+async def test_of_a_worker_of_the_pool_its_compiles_count_and_nothing_that_it_loaded(tmp_path: Path) -> None:
+    timelines = Timelines(None, tmp_path, "agent", Notices())
+    wire = [span(1).to_wire(), span(2, kind="load", saved=5.0).to_wire(), span(3, kind="wait").to_wire()]
+    assert [each.kind for each in timelines.add(replace(WHO, pool=True), Deliver(wire))] == ["compile"]
+    found = timelines.stats(WHO.job)["figures"]
+    assert (found["requests"], found["compiles"], found["ahead"], found["saved_seconds"]) == (0, 1, 1, 0)
+    await Chores(timelines.chores).drain(10)
 
 
 def test_a_job_that_drops_spans_for_hours_counts_them_to_the_end(tmp_path: Path) -> None:
