@@ -115,7 +115,7 @@ class Settings:
     memory_entries: int = _setting(4096, values.count, "count", "Loaded artifacts that a rank keeps in memory.")
     spawn: bool = _setting(True, values.switch, "0 or 1", "1: a rank that finds no agent starts one.")
     job: str | None = _setting(
-        None, values.job, "name", "The job's name in statistics; the same on all its nodes. Default: the launcher's "
+        None, values.job, "name", "The job's name in figures and time lines; the same on all its nodes. Default: the launcher's "
         "job id.")  # fmt: skip
     profile: str | None = _setting(
         None, values.name, "name", "Compiles are recorded under this name, and compiled ahead in later jobs. Default: a name "

@@ -6,7 +6,6 @@ A pool's worker asks for its next recipe, and waits for the answer until there i
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import time
 from collections import Counter, deque
@@ -22,7 +21,7 @@ from kcoord.agent.watch.idle_cores import Permits
 from kcoord.errors import KcoordError, ProtocolError
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
-from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Announce, Granted, Join, Joined, Take, Work
 from kcoord.settings import profile_name
 from kcoord.telemetry.events import Notices, tell_if_failed
 from kcoord.telemetry.spans import KEY_DIGITS
@@ -42,14 +41,6 @@ _FAILURES_SHOWN = 5
 _GUESSES_PAY = 32  # compiles; if ranks have used none of so many, the rest of the guesses is dropped
 _ENDS = ("compiled", "loaded", "failed")
 _OVER = Joined(0, [])
-_COUNTED = ("compiles", "failures", "alone", "compile_seconds")
-
-
-def of_worker(delivery: Deliver) -> Deliver:
-    """A worker's delivery, without what it looked up, loaded or waited for: no rank did."""
-    counters = {name: value for name, value in delivery.counters.items() if str(name).partition("@")[0] in _COUNTED}
-    compiles = [span for span in delivery.spans if isinstance(span, list) and span[:1] == ["compile"]]
-    return dataclasses.replace(delivery, counters=counters, spans=compiles)
 
 
 @dataclass
@@ -87,10 +78,7 @@ class _Pool:
 
 
 class Pools:
-    """`most` workers at a time, of all pools.
-
-    ``learn(recipes)`` takes what else a profile recorded; ``count(job, counters)`` adds to the job's statistics.
-    """
+    """`most` workers at a time, of all pools. ``learn(recipes)`` takes what else a profile recorded."""
 
     def __init__(
         self,
@@ -98,11 +86,10 @@ class Pools:
         connections: Connections,
         profiles: Profiles,
         learn: Callable[[Collection[Recipe]], object],
-        count: Callable[[str, dict[str, float]], object],
         notices: Notices,
     ) -> None:
         self._most, self._connections, self._profiles, self._notices = most, connections, profiles, notices
-        self._learn, self._count = learn, count
+        self._learn = learn
         self._permits = Permits(most)
         self._pools: dict[str, _Pool] = {}
         self._given = 0  # recipes
@@ -226,7 +213,6 @@ class Pools:
         """`key` was compiled by this client, which may be a worker."""
         recipe = self.compiling(connection)
         if recipe is not None and recipe.backend == key.backend:  # else it is something aside, as a launcher
-            self._count(connection.who.job, {"ahead": 1})
             made = recipe.measured(seconds, recipe.order)
             self._pools[connection.who.job].published[key.digest[:KEY_DIGITS]] = made
 
@@ -238,7 +224,6 @@ class Pools:
         pool = self._pools.get(job)
         if pool is not None and (found := pool.published.keys() & set(digests)):
             pool.used += len(found)
-            self._count(job, {"ahead_used": len(found)})
             recipes = [pool.published.pop(digest).to_wire() for digest in found]
             for profile in list(pool.profiles)[:1]:
                 for first in range(0, len(recipes), MOST_AT_ONCE):

@@ -264,16 +264,13 @@ class Record(Request, op="record"):
 
 @dataclass(frozen=True)
 class Deliver(Request, op="deliver"):
-    """Counters and spans of one process. Spans are as `Span.to_wire` gives them: what is none is left out later, and counted.
+    """Spans of one process, as `Span.to_wire` gives them. The agent leaves malformed ones out, and counts them.
 
-    `dropped`: spans that the process could not keep. `process` and `number` tell a delivery from one that is sent again.
+    `dropped`: spans that the process could not keep.
     """
 
-    counters: dict[Any, Any]
     spans: Annotated[list[Any], fields.items_or_none] = dataclasses.field(default_factory=list)
     dropped: Annotated[int, fields.count_or_zero] = 0
-    process: Annotated[str | None, fields.process] = None
-    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -326,7 +323,7 @@ class Status(Request, op="status"):
 
 @dataclass(frozen=True)
 class Stats(Request, op="stats"):
-    """Ask for the counters of one job, or of all that the node knows."""
+    """Ask for the figures of one job on this node; by default of the job that delivered spans last."""
 
     job: Annotated[str | None, fields.job] = None
 

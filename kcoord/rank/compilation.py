@@ -25,7 +25,6 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.device import GPUTarget
 from kcoord.rank.client import AgentClient, Failed, Lead
 from kcoord.rank.staging import StagingDirectories, directory_held
-from kcoord.telemetry.counters import Counters
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ def is_running(digest: str) -> bool:
 
 @dataclass(frozen=True)
 class CompilationContext:
-    """Parts that the compilations of a process share. ``ended(compilation, amounts)`` is called once for each, with counts.
+    """Parts that the compilations of a process share. ``ended(compilation, seconds)`` is called once for each.
 
     `find` is `Coordinator.find`.
     """
@@ -72,7 +71,7 @@ class CompilationContext:
     notices: Notices
     directories: StagingDirectories
     find: Callable[..., Artifact | None]
-    ended: Callable[[Compilation, dict[str, float]], None]
+    ended: Callable[[Compilation, float], None]
 
 
 @dataclass
@@ -81,7 +80,7 @@ class Compilation:
 
     `run` does all of that for a compile that is one function. `failed` is set if another rank's compile of the key failed a
     moment ago, as somebody says: compile anyway. `target` is the GPU that was asked for, if it is known. If it is not `shared`,
-    end it with `keep`. `outcome`, once it has ended, and `note`, the reason why nobody coordinates it, are for the time line
+    end it with `keep`. `outcome`, once it has ended, `note`, the reason why nobody coordinates it, and `aside` are for its span
     (`kcoord.telemetry.spans`). In a child that was forked from `process`, ending it has no effect for other ranks. `lost`:
     `publish` failed, for somebody had removed the staged files.
     """
@@ -91,7 +90,7 @@ class Compilation:
     home: Path
     staging: Path
     device: str
-    counters: Counters
+    aside: bool
     target: GPUTarget | None = None
     lead: Lead | None = None
     failed: Failed | None = None
@@ -180,7 +179,7 @@ class Compilation:
                 self.context.client.give_up(self.lead, self.key)
             raise
         finally:
-            self.context.ended(self, {"compiles": 1, "compile_seconds": took})
+            self.context.ended(self, took)
 
     def keep(self, why: str = "") -> None:
         """Use the staged files where they are, for this process alone, until it ends. `why` they are not shared is for people."""
@@ -190,12 +189,11 @@ class Compilation:
         self.context.directories.keep(self.staging)
         if self.lead is not None:
             self.context.client.give_up(self.lead, self.key, why or _PRIVATE)
-        self.context.ended(self, {"compiles": 1, "compile_seconds": took})
+        self.context.ended(self, took)
 
     def withhold(self, why: str) -> None:
         """Nothing of this compile is shared, though it did not fail: waiting ranks compile for themselves, at once."""
-        compiled = {"compiles": 1, "compile_seconds": time.perf_counter() - self.started}
-        self._end("private", lambda lead: self.context.client.fail(lead, self.key, why), compiled)
+        self._end("private", lambda lead: self.context.client.fail(lead, self.key, why))
 
     def adopted(self) -> Artifact:
         """The files that `keep` kept, as an artifact of this process. Raises `ArtifactInvalid` if there are none."""
@@ -209,17 +207,18 @@ class Compilation:
         """Nothing was compiled, and nothing failed."""
         self._end("given up", lambda lead: self.context.client.give_up(lead, self.key))
 
-    def _end(self, outcome: str, answer: Callable[[Lead], None], amounts: dict[str, float] | None = None) -> None:
+    def _end(self, outcome: str, answer: Callable[[Lead], None]) -> None:
         if self.ended:
             return
         self.ended, self.outcome = True, outcome
+        took = time.perf_counter() - self.started
         if self.process != os.getpid():
             return  # the parent still compiles
         if self.lead is not None:
             answer(self.lead)  # first: others wait
         shutil.rmtree(self.staging, ignore_errors=True)
         if outcome != "overtaken":  # that request goes on, and is counted when it ends
-            self.context.ended(self, amounts or {"failures": 1})
+            self.context.ended(self, took)
 
     def _astray(self) -> str:
         """The contradiction between `target` and the staged files; empty if there is none."""

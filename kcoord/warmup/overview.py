@@ -12,8 +12,7 @@ from kcoord.telemetry.progress import Look
 class Overview:
     """Look once before the walk: earlier compiles of the job do not count. A look may take seconds.
 
-    Not guaranteed: exact figures. Counters arrive after each compile, from other nodes about a second later and only through
-    Redis; flights are this node's.
+    Not guaranteed: exact figures. Figures arrive after each compile, and are this node's, as flights are.
     """
 
     def __init__(self, coordinator: Coordinator, keys: int) -> None:
@@ -39,4 +38,4 @@ class Overview:
 
     def _compiles(self) -> int:
         reply: dict[str, Any] = self._coordinator.stats(self._job) or {}
-        return int(reply.get("counters", {}).get("compiles", 0))
+        return int(reply.get("figures", {}).get("compiles", 0))

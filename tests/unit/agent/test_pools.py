@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kcoord.agent import pools as pools_module
-from kcoord.agent.pools import Pools, of_worker
+from kcoord.agent.pools import Pools
 from kcoord.errors import ProtocolError, StoreError
 from kcoord.profiles.recipe import Recipe
 from kcoord.protocol.identity import Identity
-from kcoord.protocol.messages import Announce, Deliver, Granted, Join, Joined, Take, Work
+from kcoord.protocol.messages import Announce, Granted, Join, Joined, Take, Work
 from kcoord.telemetry.events import Notices
 
 MUCH = 64 << 30
@@ -84,11 +84,10 @@ class World:
 
     def __init__(self, most: int = 2) -> None:
         self.connections, self.profiles = Connections(), Profiles()
-        self.counted: list[tuple[str, dict[str, float]]] = []
         self.learned: list[Recipe] = []
         self.pools = Pools(
             most, self.connections, self.profiles, self.learned.extend,  # type: ignore[arg-type]
-            lambda job, counters: self.counted.append((job, counters)), Notices(),
+            Notices(),
         )  # fmt: skip
 
     def announce(self, client: Client, *recipes: Recipe, **how: Any) -> Granted:
@@ -262,16 +261,6 @@ def test_a_pool_that_ended_before_there_was_work_is_no_start() -> None:
     assert world.join(process) == Joined(2, ["kernels"])
 
 
-def test_of_a_workers_delivery_its_compiles_count_and_no_requests_which_are_the_ranks() -> None:
-    def span(kind: str) -> list[Any]:
-        return [kind, "ok", "triton", "f", "a" * 16, 1.0, 1.0, 0.0, False, ""]
-
-    counters = {"requests": 3, "compiles": 1, "compiles@triton": 1, "local_hits": 2, "saved_seconds": 5.0, 7: 1}
-    found = of_worker(Deliver(counters, [span("compile"), span("load"), "x", []]))
-    assert found.counters == {"compiles": 1, "compiles@triton": 1}
-    assert found.spans == [span("compile")]
-
-
 def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
     world, worker, rank = World(), Client(), Client()
     world.announce(rank, recipe("f"), profile="mine")
@@ -282,7 +271,7 @@ def test_what_the_pool_compiled_and_a_rank_used_is_counted() -> None:
         world.pools.published(client, SimpleNamespace(backend=backend, digest=digest * 64), 2.5)  # type: ignore[arg-type]
     for _ in range(2):
         world.pools.used("job", ["a" * 16, "b" * 16, "c" * 16, "d" * 16])
-    assert world.counted == [("job", {"ahead": 1}), ("job", {"ahead_used": 1})]
+    assert world.pools.status()["job"]["used"] == 1
     assert world.profiles.added == [("mine", [recipe("f").measured(2.5, 0).to_wire()])], "no rank has asked for it"
 
 

@@ -24,8 +24,6 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.agent.metrics.observed import metered_store
-from kcoord.agent.metrics.prometheus import Tally
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
 from kcoord.artifacts.manifest import HOME_PLACEHOLDER, FileEntry, Origin
@@ -52,10 +50,6 @@ def opened(tmp_path: Path) -> Store:
 
 class TestStore(StoreConformance):
     make_store = Store
-
-
-class TestMeteredStore(StoreConformance):
-    make_store = metered_store(Tally())
 
 
 # --- opening ---
@@ -463,8 +457,6 @@ def test_lookups_never_list_a_directory(opened: Store, tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
-from kcoord.agent.metrics.observed import metered_store
-from kcoord.agent.metrics.prometheus import Tally
 from kcoord.artifacts import local
 from kcoord.artifacts import store as store_module
 from kcoord.artifacts.store import Store

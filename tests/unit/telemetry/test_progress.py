@@ -142,7 +142,7 @@ def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
 
     def stats(job: str) -> dict[str, Any]:
         asked.append(threading.current_thread().name)
-        return {"counters": {"compiles": next(counters)}}
+        return {"figures": {"compiles": next(counters)}}
 
     overview = Overview(SimpleNamespace(settings=Settings(), status=status, stats=stats), 4)  # type: ignore[arg-type]
     log = io.StringIO()
