@@ -89,8 +89,8 @@ class Parts:
             self.expectations, self.sweeper,
         )  # fmt: skip
         stalls = StallWatch(
-            settings.stall, self.claims.compiling, self.claims.stalled, notices,
-            works=self.claims.works, every=min(settings.stall, settings.max_wait) / 4,
+            settings.stall_seconds, self.claims.compiling, self.claims.stalled, notices,
+            works=self.claims.works, every=min(settings.stall_seconds, settings.max_wait) / 4,
         )  # fmt: skip
         self.choices = Choices(self.tiers, settings.local_dir, settings.agent_timeout, notices)
         self.measurements = SharedMeasurements()
@@ -110,7 +110,7 @@ class Parts:
                        self.use_notes, in_store, on_node, keys, self.late)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
         self.pools = Pools(
-            settings.ahead, self.connections, self.profiles, self.take_in, self.statistics.add, notices
+            settings.pool_workers, self.connections, self.profiles, self.take_in, self.statistics.add, notices
         )  # fmt: skip
         self.cold_starts = ColdStarts()
         self.deliveries = Deliveries()

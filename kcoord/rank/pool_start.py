@@ -66,7 +66,7 @@ class PoolStart:
 
     def __init__(self, settings: Settings, notices: Notices, client: AgentClient) -> None:
         self._settings, self._notices, self._client = settings, notices, client
-        self._wanted = settings.ahead > 0 and not settings.disable
+        self._wanted = settings.pool_workers > 0 and not settings.disable
         self._lock, self._threads = threading.Lock(), 0  # the lock is held while a thread asks, and starts the pool
         self._asked = -_ASK_AGAIN
         self._control: OwnSocket | None = None  # the pool ends when this closes
@@ -228,7 +228,7 @@ def _environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
         **kept,
         **settings.to_environ(),
         **_NO_GPU,
-        variable("ahead"): "0",
+        variable("pool_workers"): "0",
         variable("spawn"): "0",  # an agent that a worker started would have its low priority, and these settings
         variable("profile"): NO_PROFILE,
     }

@@ -165,8 +165,8 @@ def test_a_pool_with_nothing_to_do_ends_and_new_work_starts_another(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"KCOORD_PROFILE": "off"}, {"KCOORD_PROFILE": "six", "KCOORD_AHEAD": "0"}],
-    ids=["no profile", "ahead=0"],
+    [{"KCOORD_PROFILE": "off"}, {"KCOORD_PROFILE": "six", "KCOORD_POOL_WORKERS": "0"}],
+    ids=["no profile", "no workers"],
 )
 def test_there_is_no_pool_where_none_is_wanted(
     sandbox: Sandbox, recorded: tuple[list[Recipe], Manifest], settings: dict[str, str | None]
@@ -515,7 +515,7 @@ def test_a_pool_joins_nothing_that_its_rank_is_in_and_has_the_ranks_settings(tmp
     assert (found["RANK"], found["PATH"], found["CUDA_VISIBLE_DEVICES"]) == ("3", "/bin", "")
     again = Settings.from_environ(found)
     assert (again.local_dir, again.spawn, again.max_wait) == (tmp_path, False, 7.0)
-    assert (again.recorded_as, again.ahead) == (None, 0)
+    assert (again.recorded_as, again.pool_workers) == (None, 0)
 
 
 TORCHRUN_ON_MANY_CORES = """

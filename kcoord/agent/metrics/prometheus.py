@@ -56,7 +56,7 @@ METRICS = (
     Metric("kcoord_compile_seconds", "histogram", "Compiles that this node's ranks handed in.", ("backend",)),
     _counter("kcoord_refused_publishes_total", "Compiles that could not be kept: the log says why."),
     _counter("kcoord_hedges_total", "Ranks that went ahead beside a slow one."),
-    _counter("kcoord_stalls_total", "Compiles whose processes did not use the CPU for KCOORD_STALL seconds."),
+    _counter("kcoord_stalls_total", "Compiles whose processes did not use the CPU for KCOORD_STALL_SECONDS seconds."),
     Metric("kcoord_flights", "gauge", "Keys that are under way, by state; elsewhere: another node compiles it.", ("state",)),
     Metric("kcoord_waiting_claims", "gauge", "Claims of this node's ranks that have no answer yet."),
     Metric("kcoord_leases_held", "gauge", "Leases that this agent holds and renews."),
