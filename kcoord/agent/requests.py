@@ -51,6 +51,7 @@ class Requests:
             messages.Announce: self._announce,
             messages.Join: self._parts.pools.join,
             messages.Take: self._parts.pools.take,
+            messages.Next: self._parts.pools.next,
             messages.Status: lambda _, __, ___: messages.Facts(status()),
             messages.Stats: self._stats,
             messages.Stop: self._stop,

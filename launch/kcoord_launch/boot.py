@@ -62,8 +62,8 @@ def _replay() -> None:
     from kcoord.profiles.automatic import is_automatic
     from kcoord.rank.connect import connect
     from kcoord.rank.pool_start import has_cores_to_spare
+    from kcoord.replay.warmup import replay
     from kcoord.telemetry.events import plain
-    from kcoord.warmup.runner import replay
 
     settings = connect().settings
     if is_automatic(settings.profile):

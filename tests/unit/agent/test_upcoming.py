@@ -41,12 +41,6 @@ def test_each_node_begins_with_a_share_of_its_own_and_goes_on_with_the_others() 
     assert all(sorted(order) == sorted("abcdef") for order in orders)
 
 
-def test_recipes_of_the_current_device_are_left_to_the_ranks() -> None:
-    queue = Upcoming()
-    queue.later([recipe("a", target="")], 0, 1, cores=1)
-    assert not queue
-
-
 def test_what_a_rank_is_about_to_use_comes_before_a_profile() -> None:
     queue = Upcoming()
     queue.later([recipe("a", order=0), recipe("b", order=1)], 0, 1, cores=1)

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from kcoord.settings import Settings
+from kcoord.replay.warmup import Walk
 from kcoord.telemetry import progress
 from kcoord.telemetry.progress import Look, line_of, seconds_left, shown
-from kcoord.warmup.overview import Overview
 from tests.support.profiles import PROGRAM, give, record
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 
@@ -132,31 +131,18 @@ def test_what_keeps_stderr_while_a_bar_is_shown_keeps_the_real_one(
 
 
 def test_an_agent_that_does_not_answer_holds_up_no_warm_up() -> None:
-    """It is asked in the thread that shows, and first of all for what the job had compiled before."""
+    """It is asked in the thread that shows."""
     asked: list[str] = []
-    counters = iter([5, 7])
 
     def status() -> dict[str, Any]:
         asked.append(threading.current_thread().name)
-        return {}
+        return {"flights": [{"state": "compiling", "leader": "rank 3", "name": "triton:jsd", "seconds": 2.14}]}
 
-    def stats(job: str) -> dict[str, Any]:
-        asked.append(threading.current_thread().name)
-        return {"counters": {"compiles": next(counters)}}
-
-    overview = Overview(SimpleNamespace(settings=Settings(), status=status, stats=stats), 4)  # type: ignore[arg-type]
-    log = io.StringIO()
-    looks: list[Look] = []
-
-    def look() -> Look:
-        if len(looks) < 2:
-            looks.append(overview.look())
-        return looks[-1]
-
-    with shown("warm-up", SECONDS, 1, look, log):
-        eventually(lambda: len(looks) == 2)
+    walk, log = Walk(SimpleNamespace(status=status), 4), io.StringIO()  # type: ignore[arg-type]
+    with shown("warm-up", SECONDS, 1, walk.look, log):
+        assert walk.passes("f", lambda waits: ("compiled", ""))
+        eventually(lambda: "1 of 4 keys, 1 compiled, about 4 s left, rank 3: jsd 2.1 s" in log.getvalue())
     assert threading.current_thread().name not in asked
-    assert [look.compiled for look in looks] == [0, 2]
 
 
 def test_rank_0_shows_the_whole_job_and_the_others_nothing(sandbox: Sandbox) -> None:
@@ -165,7 +151,7 @@ def test_rank_0_shows_the_whole_job_and_the_others_nothing(sandbox: Sandbox) -> 
     program = f"{often}sys.argv[:] = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     ranks = [
         sandbox.fork_kcoord("-c", program, PROGRAM, "warm", "6", PROFILE="job", SECONDS_EACH="0.8", RANK=str(n),
-                            LOCAL_RANK=str(n), WORLD_SIZE="2", PYTHONPATH=str(PROGRAM.parent))
+                            LOCAL_RANK=str(n), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", PYTHONPATH=str(PROGRAM.parent))
         for n in range(2)
     ]  # fmt: skip
     done = [finish(r) for r in ranks]
