@@ -101,7 +101,12 @@ class Rank:
         ]
         if not announced(client, recipes, self.part.node, self.part.world // self.part.ranks, 0):
             raise RuntimeError("the agent does not answer")
-        walk.queue(client, len(recipes), lambda recipe, waits: settled(lambda: self._tasks[recipe.order](waits)))
+
+        def own(recipe: Recipe) -> tuple[str, Callable[[bool], tuple[str, str]]]:
+            return recipe.qualname, lambda waits: settled(lambda: self._tasks[recipe.order](waits))
+
+        walk.queue(client, len(recipes), own)
+        walk.report.loaded += walk.others
         client.close()
         self.report = walk.report
 

@@ -73,8 +73,7 @@ class _Caller:
     unsettled: dict[str, Recipe] = field(default_factory=dict)  # by digest
     rest: deque[str] | None = None  # digests that it has not waited for
     at: Recipe | None = None
-    compiled: int = 0  # keys of its list, by processes of this node
-    pooled: int = 0  # of these, by workers of the pool
+    pooled: int = 0  # keys of its list that workers of the pool compiled
 
 
 @dataclass
@@ -251,14 +250,13 @@ class Pools:
                 recipe, waits = caller.unsettled.get(caller.rest.popleft()), True
         caller.at = recipe
         wire = None if recipe is None else recipe.to_wire()
-        return Work(wire, waits=waits, left=len(caller.unsettled), compiled=caller.compiled, pooled=caller.pooled)
+        return Work(wire, waits=waits, left=len(caller.unsettled), pooled=caller.pooled)
 
     def _settled(self, pool: _Pool, recipe: Recipe, how: str, *, by_pool: bool = False) -> None:
         if how in ("compiled", "loaded"):
             for caller in pool.callers.values():
-                if caller.unsettled.pop(recipe.digest, None) is not None and how == "compiled":
-                    caller.compiled += 1
-                    caller.pooled += by_pool
+                if caller.unsettled.pop(recipe.digest, None) is not None:
+                    caller.pooled += by_pool and how == "compiled"
 
     # The workers.
 

@@ -140,8 +140,7 @@ class Work(Answer, op="work"):
     another GPU.
 
     To a worker, None: ask again; `over`: there is nothing left to do. To a caller, None: there is nothing left for it; `waits`:
-    others compile it, wait for them. `left` of the caller's keys are not settled; processes of this node `compiled` so many of
-    them, of which workers of the pool `pooled`.
+    others compile it, wait for them. `left` of the caller's keys are not settled; workers of the pool compiled `pooled` of them.
     """
 
     recipe: dict[str, Any] | None = None
@@ -149,7 +148,6 @@ class Work(Answer, op="work"):
     moved: bool = False
     waits: bool = False
     left: int = 0
-    compiled: int = 0
     pooled: int = 0
 
 

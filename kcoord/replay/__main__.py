@@ -13,7 +13,7 @@ import sys
 from kcoord.backends.registry import install
 from kcoord.errors import KcoordError
 from kcoord.rank.connect import connect
-from kcoord.replay.warmup import warm_up
+from kcoord.replay.warmup import warmup
 
 
 def main(name: str, workers: str, shows: str, *targets: str) -> int:
@@ -22,7 +22,9 @@ def main(name: str, workers: str, shows: str, *targets: str) -> int:
     sys.path.insert(0, "")  # modules of the project, as under `python -m`
     install()
     try:
-        report = warm_up(name, targets, shows == "1", int(workers), tell=str)  # the command tells them all
+        report = warmup(
+            name, targets=targets, progress=shows == "1", workers=int(workers), tell=str
+        )  # the command tells all
     except (KcoordError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

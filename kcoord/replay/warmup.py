@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kcoord.backends.fail_open import notices
 from kcoord.backends.python.recipes import recipe_of, replay_call
@@ -29,18 +29,16 @@ from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.choices import KIND
-from kcoord.profiles.parts import profile_names
 from kcoord.profiles.recipe import MOST_AT_ONCE, Recipe
 from kcoord.protocol.messages import Announce, Granted, Next, Work
 from kcoord.rank.client import AgentClient
 from kcoord.rank.connect import connect
 from kcoord.rank.coordinator import Coordinator
 from kcoord.ranks import nodes_of, ranks_of
-from kcoord.replay.profile_access import readable, recorded
+from kcoord.replay.profile_access import recorded
 from kcoord.replay.recipes import name_of, replayable, replayed, settled
 from kcoord.telemetry.progress import Look, shown
 
-T = TypeVar("T")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A `kcoord.compile_once` function and the arguments to compile it for."""
 _Own = tuple[str, Callable[[bool], tuple[str, str]]]
@@ -75,101 +73,69 @@ def warmup(
     *,
     targets: Sequence[str] = (),
     progress: Callable[[int, int], None] | bool = True,
+    workers: int | None = None,
+    tell: Callable[[str], object] = notices.tell,
 ) -> Report:
     """Compile, with the other ranks and on idle cores, a profile by name, or recipes, or ``(function, arguments)`` pairs.
 
     All ranks may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace the recorded
     ones, and need no GPU. Rank 0 shows its node's progress on stderr, unless ``progress=False``; with a function ``progress(done,
-    total)`` each rank calls that for each key instead. The pool has as many workers as cores are left by the node's ranks,
-    whatever KCOORD_POOL_WORKERS says. A recipe that does not import or compile here is skipped with a notice, and so is a profile
-    that does not exist yet or cannot be read: nothing of it can fail a job. Hooks the compilers of its recipes; does nothing
-    where kcoord is off; without an agent each process compiles all of it. Raises ValueError for a malformed target. Not
-    guaranteed: that everything is compiled when it returns; the rest is compiled when it is used.
+    total)`` each rank calls that for each key instead. The pool has `workers` at most; by default as many as cores are left by
+    the node's ranks, whatever KCOORD_POOL_WORKERS says. A recipe that does not import or compile here is skipped, which
+    ``tell(line)`` says, and so is a profile that does not exist yet or cannot be read: nothing of it can fail a job. Hooks the
+    compilers of its recipes; does nothing where kcoord is off; without an agent each process compiles all of it. Raises
+    ValueError for a malformed target. Not guaranteed: that everything is compiled when it returns; the rest is compiled when it
+    is used.
     """
-    return warm_up(profile_or_recipes, targets, progress)
-
-
-def warm_up(
-    profile_or_recipes: str | Iterable[Recipe | Call],
-    targets: Sequence[str],
-    progress: Callable[[int, int], None] | bool,
-    workers: int | None = None,
-    tell: Callable[[str], object] = notices.tell,
-) -> Report:
-    """As `warmup`, with a pool of `workers`, and ``tell(line)`` for each recipe that is skipped."""
-    begun = time.perf_counter()
+    begun, coordinator = time.perf_counter(), connect()
     parsed = [str(GPUTarget.parse(target)) for target in targets]
-    if not connect().usable:
+    if not coordinator.usable:
         return Report()  # nothing would keep the artifacts
-    if not isinstance(profile_or_recipes, str):
-        return _warm_up("warm-up", list(profile_or_recipes), begun, parsed, progress, workers, tell)
-    name = profile_or_recipes
-    return _warm_up(f"warm-up {name}", _recipes(name), begun, parsed, progress, workers, tell)
-
-
-def replay(gpu_files: Sequence[str] = GPU_FILES) -> Report | None:
-    """Warm up the profile that this job records, before its script begins; None if nothing was recorded yet.
-
-    On a machine with GPUs it skips recipes for the current device: the script has yet to choose one, and a look initializes CUDA,
-    after which the script sets ``CUDA_VISIBLE_DEVICES`` too late.
-    """
-    begun = time.perf_counter()
-    settings = connect().settings
-    name = settings.recorded_as
-    if name is None or not connect().usable:
-        return None
-    try:
-        if not _read(lambda: name in profile_names(readable(settings, name))):
-            return None
-    except KcoordError as error:
-        notices.tell(f"nothing is warmed up: {error}")
-        return None
-    recipes = _recipes(name)
-    if _has_gpu(gpu_files):
-        recipes = [recipe for recipe in recipes if recipe.target]
-    return _warm_up(f"warm-up {name}", recipes, begun)
-
-
-def _warm_up(
-    title: str,
-    items: Sequence[Recipe | Call],
-    begun: float,
-    targets: Sequence[str] = (),
-    progress: Callable[[int, int], None] | bool = True,
-    workers: int | None = None,
-    tell: Callable[[str], object] = notices.tell,
-) -> Report:
-    coordinator = connect()
-    shared, own = _divided(items, targets)
-    walk = Walk(coordinator, len(shared) + len(own), progress if callable(progress) else None, tell)
+    name = profile_or_recipes if isinstance(profile_or_recipes, str) else ""
+    shared, own = _divided(_recipes(name, tell) if name else list(profile_or_recipes), parsed)  # type: ignore[arg-type]
     ranks, nodes = ranks_of(), nodes_of()
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
     callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     workers = max(0, int(cores()) - callers) if workers is None else workers
+    walk = Walk(coordinator, len(shared) + len(own), progress if callable(progress) else None, tell)
     shows = progress is True and ranks.rank in (None, 0)
     seconds = [recipe.seconds for recipe in shared] + [0.0] * len(own) if shows else []
     with (
         closing(AgentClient(coordinator.settings, coordinator.notices)) as client,
         coordinator.pool.warms_up(workers) as pool,
-        shown(title, seconds, callers + workers, walk.look),
+        shown(f"warm-up {name}".strip(), seconds, callers + workers, walk.look),
     ):
         if shared and not announced(client, shared, node, nodes, workers):
             own, shared = [*own, *map(_own, shared)], []
-        busy = [each for each in own if not walk.passes(*each)]
-        pooled = walk.queue(client, len(shared))
-        if pool.has_started:  # else another caller counts them
-            walk.report.compiled, walk.report.loaded = walk.report.compiled + pooled, walk.report.loaded - pooled
-        walk.end(busy)
-    walk.report.seconds = time.perf_counter() - begun
-    return walk.report
+        busy = [each for each in own if walk.settle(*each) == "busy"]
+        walk.queue(client, len(shared), _own)
+        for each in busy:
+            walk.report.left += walk.is_late() or walk.settle(*each, waits=True) == "busy"
+    found = walk.report
+    pooled = walk.pooled if pool.has_started else 0  # else another caller counts them
+    return replace(
+        found,
+        compiled=found.compiled + pooled,
+        loaded=found.loaded + walk.others - pooled,
+        seconds=time.perf_counter() - begun,
+    )
 
 
-def _replayed(recipe: Recipe, waits: bool) -> tuple[str, str]:
-    return replayed(recipe, waits=waits)
+def replay(gpu_files: Sequence[str] = GPU_FILES) -> Report | None:
+    """Warm up the profile that this job records, before its script begins; None if there is none yet, or it cannot be read.
+
+    On a machine with GPUs it skips recipes for the current device: the script has yet to choose one, and a look initializes CUDA,
+    after which the script sets ``CUDA_VISIBLE_DEVICES`` too late.
+    """
+    name = connect().settings.recorded_as
+    recipes = _recipes(name, str) if name is not None and connect().usable else []
+    has_gpu = _has_gpu(gpu_files)
+    return warmup([recipe for recipe in recipes if recipe.target or not has_gpu]) if recipes else None
 
 
 class Walk:
-    """One caller's way through `total` keys, and how far it is."""
+    """One caller's way through `total` keys. `others`: keys that other processes of this node settled, of which the pool compiled
+    `pooled`."""
 
     def __init__(
         self,
@@ -178,73 +144,59 @@ class Walk:
         progress: Callable[[int, int], None] | None = None,
         tell: Callable[[str], object] = notices.tell,
     ) -> None:
-        self.report = Report()
+        self.report, self.others, self.pooled = Report(), 0, 0
         self._coordinator, self._total, self._progress, self._tell = coordinator, total, progress, tell
-        self._own = self._own_compiled = 0  # keys that are not in the queue
-        self._done = self._compiled = 0  # of all keys: that are settled, and that processes of this node compiled
         self._deadline: float | None = None
+        self._told = 0
 
-    def passes(self, name: str, run: Callable[[bool], tuple[str, str]], waits: bool = False) -> bool:
-        """Run one that is not in the queue. False if another process is at it."""
-        how = self._settled(name, *run(waits))
-        if how == "busy":
-            return False
+    @property
+    def done(self) -> int:
+        """The number of keys that are settled."""
+        return self.report.compiled + self.report.loaded + len(self.report.failed) + self.others
+
+    def settle(self, name: str, run: Callable[[bool], tuple[str, str]], waits: bool = False) -> str:
+        """Run one, and return how it ended."""
+        how, why = run(waits)
+        if how == "failed":
+            self.report.failed.append((name, why))
+            self._tell(f"warm-up skips {name}: {why}")
+        self.report.compiled += how == "compiled"
         self.report.loaded += how == "loaded"
-        self._own, self._own_compiled = self._own + 1, self._own_compiled + (how == "compiled")
-        self._reached(self._done + 1, self._compiled + (how == "compiled"))
-        return True
+        self._say()
+        return how
 
-    def queue(
-        self, client: AgentClient, count: int, replay: Callable[[Recipe, bool], tuple[str, str]] = _replayed
-    ) -> int:
-        """Take what is left of the `count` keys in the queue. Returns the number that workers of the pool compiled."""
-        ended, left, pooled, here = "", count, 0, 0
+    def queue(self, client: AgentClient, count: int, own: Callable[[Recipe], _Own]) -> None:
+        """Take what is left of the `count` keys in the queue. ``own(recipe)`` gives what `settle` takes."""
+        ended, mine = "", 0
         while count:
             given = client.ask(Next(ended), Work, quietly=True, start=False)
-            if given is None:  # the agent has gone, or is another one
-                left -= ended in ("compiled", "loaded", "failed")
+            if given is None:
+                break  # the agent has gone, or is another one
+            self.others, self.pooled = count - given.left - mine, given.pooled
+            self._say()
+            if given.recipe is None or (given.waits and self.is_late()):
                 break
-            left, pooled = given.left, given.pooled
-            self._reached(self._own + count - left, self._own_compiled + given.compiled)
-            if given.recipe is None or (given.waits and self._is_late()):
-                break
-            recipe = Recipe.from_wire(given.recipe)
-            ended = self._settled(name_of(recipe), *replay(recipe, given.waits))
-            here += ended in ("compiled", "failed")
-        self.report.left += left
-        self.report.loaded += count - left - here
-        return pooled
-
-    def end(self, busy: Iterable[_Own]) -> None:
-        """Wait for those of `passes` that others were at."""
-        for name, run in busy:
-            self.report.left += self._is_late() or not self.passes(name, run, True)
+            ended = self.settle(*own(Recipe.from_wire(given.recipe)), waits=given.waits)
+            mine += ended != "busy"
+        self.report.left += count - mine - self.others
 
     def look(self) -> Look:
         """How far this node is. Asks the agent for its flights."""
         flights = [f for f in (self._coordinator.status() or {}).get("flights", ()) if f.get("state") == "compiling"]
         at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)
-        return Look(self._done, self._compiled, tuple(at))
+        return Look(self.done, self.report.compiled + self.pooled, tuple(at))
 
-    def _settled(self, name: str, how: str, why: str) -> str:
-        if how == "failed":
-            self.report.failed.append((name, why))
-            self._tell(f"warm-up skips {name}: {why}")
-        self.report.compiled += how == "compiled"
-        return how
-
-    def _reached(self, done: int, compiled: int) -> None:
-        if self._progress is not None:
-            for each in range(self._done + 1, done + 1):
-                self._progress(each, self._total)
-        self._done, self._compiled = max(self._done, done), compiled
-
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         """True `max_wait` seconds after the first wait; each wait has the bounds of a claim."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._coordinator.settings.max_wait
         return now > self._deadline
+
+    def _say(self) -> None:
+        while self._progress is not None and self._told < self.done:
+            self._told += 1
+            self._progress(self._told, self._total)
 
 
 def _divided(items: Sequence[Recipe | Call], targets: Sequence[str]) -> tuple[list[Recipe], list[_Own]]:
@@ -311,18 +263,13 @@ def _has_gpu(files: Sequence[str]) -> bool:
     return any(Path(file).exists() for file in files)
 
 
-def _recipes(name: str) -> list[Recipe]:
+def _recipes(name: str, tell: Callable[[str], object]) -> list[Recipe]:
     settings = connect().settings
+    reading = in_daemon(lambda: recorded(settings, name, notices))
     try:
-        return _read(lambda: recorded(settings, name, notices))
+        if not wait({reading}, timeout=_LONGEST_READ).done:
+            raise StoreError(f"{name} could not be read within {_LONGEST_READ:g} s: does the file system hang?")
+        return reading.result()
     except KcoordError as error:
-        notices.tell(f"nothing is warmed up: {error}")
+        tell(f"nothing is warmed up: {error}")
         return []
-
-
-def _read(read: Callable[[], T]) -> T:
-    """The result of `read`, or the `KcoordError` that it raises. Raises `StoreError` if it takes too long, and lets go of it."""
-    reading = in_daemon(read)
-    if not wait({reading}, timeout=_LONGEST_READ).done:
-        raise StoreError(f"profiles could not be read within {_LONGEST_READ:g} s: does the file system hang?")
-    return reading.result()

@@ -20,6 +20,7 @@ from kcoord.profiles.recipe import Recipe
 from kcoord.replay.recipes import replayable
 from kcoord.replay.warmup import warmup
 from tests.support.command import KCOORD
+from tests.support.living import words_of
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, eventually
 
@@ -442,15 +443,20 @@ def test_a_command_that_is_told_to_end_ends_its_processes_and_itself(sandbox: Sa
         pytest.skip("this user may not make pid namespaces")
     give(sandbox, record(sandbox, count=4))
     begun = sandbox.root / "begun"
+
+    def compilers() -> list[psutil.Process]:
+        return [p for p in sandbox.processes() if any("kcoord.replay" in word for word in words_of(p))]
+
     environment = sandbox.env(PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600", BEGUN=str(begun))
     command = [*apart, sys.executable, *KCOORD, "warmup", "job", "--workers", "2"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         eventually(begun.exists, what="one compiles")
         (told,) = psutil.Process(started.pid).children() if apart else [psutil.Process(started.pid)]
+        assert compilers()
         told.terminate()
         started.communicate(timeout=60)
     assert started.returncode == 143
-    eventually(lambda: not sandbox.processes(), what="neither its processes nor the pool are left")
+    eventually(lambda: not compilers(), what="neither its processes nor the pool are left")
 
 
 def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: Sandbox) -> None:
@@ -461,7 +467,8 @@ def test_where_no_more_processes_can_be_started_those_that_were_end(sandbox: San
     few += "subprocess.Popen = two\n"
     few += "import atexit; atexit.register(lambda: print('ended', *(each.poll() for each in made)))\n"
     code = f"{few}from kcoord.cli import main; main()"
-    done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", PYTHONPATH=path(PROGRAMS), SECONDS_EACH="600")
+    how = {"PYTHONPATH": path(PROGRAMS), "SECONDS_EACH": "600", "CUDA_VISIBLE_DEVICES": "0,1"}  # a process for each
+    done = sandbox.run("-c", code, "warmup", "job", "--workers", "2", **how)
     assert done.returncode == 1
     assert (
         done.stderr
