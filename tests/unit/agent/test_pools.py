@@ -397,7 +397,7 @@ def test_a_caller_that_ends_leaves_its_recipe_to_the_others() -> None:
 
 def test_kernels_of_a_script_are_left_to_the_pool_at_first() -> None:
     world, caller, worker = World(), Client(), Client()
-    world.announce(caller, recipe("a", "__main__"), recipe("b"), waits=True)
+    world.announce(caller, recipe("a", "__main__"), replace(recipe("b"), order=1), waits=True)
     assert [world.next(caller), world.taken(worker), world.next(caller, "compiled")] == ["b", "a", "a?"]
 
 
@@ -407,8 +407,9 @@ def test_a_warm_up_has_workers_where_others_have_none() -> None:
     assert world.announce(caller).granted
     assert world.join(process) == Joined(3, ["kernels"])
     assert world.taken(Client()) == "a"
-    world.pools.gone(caller.id)
-    assert not world.announce(Client(), recipe("b")).granted
+    for each in (caller, process):
+        world.pools.gone(each.id)
+    assert not world.announce(Client(), recipe("b")).granted, "nobody waits"
 
 
 def test_a_caller_that_this_agent_does_not_know_is_told_nothing() -> None:
