@@ -62,7 +62,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         return
     recipes = recorded(settings, name)
     most = workers or int(cores())
-    gpus = _gpus() if not targets and any(not r.target and r.backend != KIND for r in recipes) else [{}]
+    one_each = gpus() if not targets and any(not r.target and r.backend != KIND for r in recipes) else [{}]
     begun = time.perf_counter()
     processes: list[subprocess.Popen[str]] = []
     with _interrupted_by_signals(), supervised(settings, job_name(settings), sums_up=False) as beside:
@@ -71,10 +71,10 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         environment = with_variables(beside, environ_with(flags))
         environment[variable("profile")] = NO_PROFILE  # a warm-up records nothing
         try:
-            for rank, gpu in enumerate(gpus[:most]):
-                ours = {**environment, **gpu, "RANK": str(rank), "WORLD_SIZE": str(len(gpus[:most]))}
+            for rank, gpu in enumerate(one_each[:most]):
+                ours = {**environment, **gpu, "RANK": str(rank), "WORLD_SIZE": str(len(one_each[:most]))}
                 shows = str(int(not as_json and not rank))
-                processes.append(_started([name, str(max(0, most - len(gpus))), shows, *targets], ours))
+                processes.append(_started([name, str(max(0, most - len(one_each))), shows, *targets], ours))
             said = [process.stdout.read() for process in processes if process.stdout is not None]
             codes = [process.wait() for process in processes]
         finally:
@@ -110,7 +110,7 @@ def command(name: str, targets: tuple[str, ...], workers: int | None, as_json: b
         raise KcoordError(f"{left} kernels did not get into the store, which takes too long: run this again")
 
 
-def _gpus() -> list[dict[str, str]]:
+def gpus() -> list[dict[str, str]]:
     """For each GPU that this process may use, the variables that show that one alone; without a GPU, one without any."""
     for variable_of_maker in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable_of_maker in os.environ:

@@ -92,7 +92,7 @@ def warmup(
     if not coordinator.usable:
         return Report()  # nothing would keep the artifacts
     name = profile_or_recipes if isinstance(profile_or_recipes, str) else ""
-    shared, own = _divided(_recipes(name, tell) if name else list(profile_or_recipes), parsed)  # type: ignore[arg-type]
+    shared, own = divided(_recipes(name, tell) if name else list(profile_or_recipes), parsed)  # type: ignore[arg-type]
     ranks, nodes = ranks_of(), nodes_of()
     node = (ranks.rank or 0) * nodes // max(1, ranks.world or 1)
     callers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -199,7 +199,9 @@ class Walk:
             self._progress(self._told, self._total)
 
 
-def _divided(items: Sequence[Recipe | Call], targets: Sequence[str]) -> tuple[list[Recipe], list[_Own]]:
+def divided(
+    items: Sequence[Recipe | Call], targets: Sequence[str], gpu_files: Sequence[str] = GPU_FILES
+) -> tuple[list[Recipe], list[_Own]]:
     """Recipes for the queue, longest first; and what each caller walks: choices, and where there is a GPU, what is for it."""
     recipes: list[Recipe] = []
     own: list[_Own] = []
@@ -209,7 +211,7 @@ def _divided(items: Sequence[Recipe | Call], targets: Sequence[str]) -> tuple[li
             recipes.append(recipe)
         elif not isinstance(item, Recipe):
             own += [_own_call(*item, target) for target in targets or [""]]
-    has_gpu = _has_gpu(GPU_FILES)
+    has_gpu = _has_gpu(gpu_files)
     ready = sorted(replayable(recipes, targets), key=lambda recipe: (-recipe.seconds, recipe.order))
     shared = [recipe for recipe in ready if recipe.backend != KIND and (recipe.target or not has_gpu)]
     queued = {recipe.digest for recipe in shared}

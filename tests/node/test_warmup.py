@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 import kcoord
+from kcoord.cli.warmup import gpus
 from kcoord.profiles.parts import load_profile
 from kcoord.profiles.recipe import Recipe
 from kcoord.replay.recipes import replayable
-from kcoord.replay.warmup import warmup
+from kcoord.replay.warmup import divided, warmup
 from tests.support.command import KCOORD
 from tests.support.living import words_of
 from tests.support.profiles import PROGRAM, give, rank, record, said, settings_of
@@ -245,7 +246,7 @@ torch = types.ModuleType("torch")  # one that says when it is asked for a GPU, w
 torch.version = types.SimpleNamespace(cuda="13", hip=None)
 torch.cuda = types.SimpleNamespace(is_available=lambda: print("asked"))
 sys.modules["torch"] = torch
-from kcoord.replay import warmup
+from kcoord.replay import divided, warmup
 report = warmup.replay(sys.argv[1:])
 print(report.compiled, report.failed)
 """
@@ -257,6 +258,30 @@ def test_before_the_script_begins_no_gpu_is_asked_for(sandbox: Sandbox, gpu: str
     give(sandbox, record(sandbox, count=2))
     done = sandbox.run("-c", ASKS_THE_GPU, gpu, KCOORD_PROFILE="job", PYTHONPATH=path(PROGRAMS))
     assert done.stdout == said, done.stderr
+
+
+@pytest.mark.parametrize(("gpu", "queued"), [(os.devnull, ["make_for"]), ("/no/gpu", ["make", "make_for"])])
+def test_each_rank_compiles_for_its_own_gpu_and_the_rest_is_shared(
+    gpu: str, queued: list[str], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiled = profiled_module(monkeypatch, sandbox)
+
+    @kcoord.compile_once(scope=kcoord.Scope.TARGET)
+    def local(n: int, *, staging: Path) -> None:
+        (staging / "kernel").write_text(f"{n}")
+
+    for_sm90 = Recipe("python", "profiled", "make_for", {"args": (5,), "kwargs": {}}, "cuda:90", 0.0, 1 << 60)
+    shared, own = divided([(profiled.make, (5,)), for_sm90, (local, (5,))], [], [gpu])
+    assert sorted(recipe.qualname for recipe in shared) == queued
+    assert len(shared) + len(own) == 3, "what no recipe can hold is in no queue"
+    assert [run(False) for _, run in own] == [("compiled", "")] * len(own)
+
+
+def test_a_process_of_the_command_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert gpus() == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == [{}]
 
 
 def test_an_empty_list_is_done_at_once(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
