@@ -181,7 +181,7 @@ class Walk:
         self.report.left += count - mine - self.others
 
     def look(self) -> Look:
-        """How far this node is. Asks the agent for its flights."""
+        """The state of this node. Asks the agent for its flights."""
         flights = [f for f in (self._coordinator.status() or {}).get("flights", ()) if f.get("state") == "compiling"]
         at = (f"{f['leader']}: {f['name'].partition(':')[2]} {f['seconds']:.1f} s" for f in flights)
         return Look(self.done, self.report.compiled + self.pooled, tuple(at))
