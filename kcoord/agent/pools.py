@@ -366,9 +366,10 @@ class Pools:
                 self._joined(pool, Joined(self._workers(pool), modules))
             for owner, idle in list(pool.idle.items()):
                 take = idle.take
-                if not pool.upcoming.ready or not self._permits.ask(
-                    owner, self._workers(pool), take.memory, take.idle, take.left
-                ):
+                here = (
+                    (math.inf, math.inf) if pool.callers else (take.idle, take.left)
+                )  # callers wait: their cores are free
+                if not pool.upcoming.ready or not self._permits.ask(owner, self._workers(pool), take.memory, *here):
                     break
                 recipe = pool.upcoming.take()
                 assert recipe is not None

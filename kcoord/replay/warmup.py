@@ -76,7 +76,7 @@ def warmup(
     workers: int | None = None,
     tell: Callable[[str], object] = notices.tell,
 ) -> Report:
-    """Compile, with the other ranks and on idle cores, a profile by name, or recipes, or ``(function, arguments)`` pairs.
+    """Compile, with the other ranks and on all cores, a profile by name, or recipes, or ``(function, arguments)`` pairs.
 
     All ranks may call it, or some, or one; the lists may differ. `targets` (``cuda:90``, ``hip:gfx942``) replace the recorded
     ones, and need no GPU. Rank 0 shows its node's progress on stderr, unless ``progress=False``; with a function ``progress(done,
