@@ -1,7 +1,7 @@
 """The agent's side of the node's pools, one for each job: what is upcoming, who starts the pool, and how much it may do.
 
 A pool's worker asks for its next recipe, and waits for the answer until there is one and a core idles. A caller of
-`kcoord.warmup` takes recipes of its list from the same queue, without a wait, whatever the cores do.
+`kcoord.warmup` takes recipes of its list from the same queue, without a wait; meanwhile workers need no idle core.
 """
 
 from __future__ import annotations
@@ -366,9 +366,8 @@ class Pools:
                 self._joined(pool, Joined(self._workers(pool), modules))
             for owner, idle in list(pool.idle.items()):
                 take = idle.take
-                here = (
-                    (math.inf, math.inf) if pool.callers else (take.idle, take.left)
-                )  # callers wait: their cores are free
+                # a warm-up asks for as many workers as it leaves cores
+                here = (math.inf, math.inf) if pool.callers else (take.idle, take.left)
                 if not pool.upcoming.ready or not self._permits.ask(owner, self._workers(pool), take.memory, *here):
                     break
                 recipe = pool.upcoming.take()
