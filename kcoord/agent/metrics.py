@@ -56,7 +56,7 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "kcoord_compile_seconds": (("backend",), "Compiles of this node's ranks and pool; one within another counts its time once."),
     "kcoord_refused_publishes_total": ((), "Compiles that could not be kept: the log says why."),
     "kcoord_hedges_total": ((), "Ranks that went ahead beside a slow one."),
-    "kcoord_stalls_total": ((), "Compiles whose processes did not use the CPU for KCOORD_STALL seconds."),
+    "kcoord_stalls_total": ((), "Compiles whose processes did not use the CPU for KCOORD_STALL_SECONDS seconds."),
     "kcoord_flights": (("state",), "Keys that are under way, by state; elsewhere: another node compiles it."),
     "kcoord_waiting_claims": ((), "Claims of this node's ranks that have no answer yet."),
     "kcoord_leases_held": ((), "Leases that this agent holds and renews."),

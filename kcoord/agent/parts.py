@@ -81,8 +81,8 @@ class Parts:
             self.expectations, self.sweeper,
         )  # fmt: skip
         stalls = StallWatch(
-            settings.stall, self.claims.compiling, self.claims.stalled, notices,
-            works=self.claims.works, every=min(settings.stall, settings.max_wait) / 4,
+            settings.stall_seconds, self.claims.compiling, self.claims.stalled, notices,
+            works=self.claims.works, every=min(settings.stall_seconds, settings.max_wait) / 4,
         )  # fmt: skip
         self.choices = Choices(self.tiers, settings.local_dir, settings.agent_timeout, notices)
         self.measurements = SharedMeasurements()
@@ -100,7 +100,7 @@ class Parts:
         with_chores = (stalls, self.profiles, self.requested, packing, self.timelines, self.sweeper,
                        self.use_notes, in_store, on_node, keys)  # fmt: skip
         self.chores = Chores(*(part.chores for part in with_chores))
-        self.pools = Pools(settings.ahead, self.connections, self.profiles, self.take_in, notices)
+        self.pools = Pools(settings.pool_workers, self.connections, self.profiles, self.take_in, notices)
         self._retention = in_store, on_node
         self.launchers = Launchers(owned, stop)
 

@@ -49,6 +49,7 @@ class Requests:
             messages.Announce: self._announce,
             messages.Join: self._parts.pools.join,
             messages.Take: self._parts.pools.take,
+            messages.Next: self._parts.pools.next,
             messages.Status: lambda _, __, ___: messages.Facts(status()),
             messages.Stats: lambda _, __, message: messages.Facts(self._parts.timelines.stats(message.job)),
             messages.Stop: self._stop,

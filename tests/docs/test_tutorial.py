@@ -88,7 +88,7 @@ def test_two_nodes_over_redis_compile_each_kernel_once_and_are_taken_down(sandbo
 def walk(sandbox: Sandbox, script: str, *into: str, first: Path) -> str:
     """The output of the page's commands, in the sandbox's directory. `first`: searched for programs before all others."""
     path = os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_AHEAD": "0"}
+    variables = {"TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "KCOORD_POOL_WORKERS": "0"}
     forks = dict.fromkeys(("FORKS_RANKS", "FORKS_WARMUPS"), fork_server((WITH_TORCH,)).address)
     environment = with_agents_forked(sandbox.env(PATH=path, KCOORD=str(ROOT), **variables, **forks))
     command, pipe = [*into, "bash", "-c", script], subprocess.PIPE

@@ -57,7 +57,7 @@ Facts = dict[str, Any]
 def job(sandbox: Sandbox, node: int, **settings: str) -> tuple[Facts, Facts, Facts, Facts]:
     """Run two ranks on a node; the last line, the metrics, the stats of the living agent, and the node's settings."""
     local = {"KCOORD_LOCAL_DIR": str(sandbox.root / f"local{node}"), **settings}
-    metrics = {"KCOORD_METRICS": f"127.0.0.1:{reserve_port()}", "RANK_CODE": RANK, "KCOORD_AHEAD": "0"}
+    metrics = {"KCOORD_METRICS": f"127.0.0.1:{reserve_port()}", "RANK_CODE": RANK, "KCOORD_POOL_WORKERS": "0"}
     done = finish(
         sandbox.start(*KCOORD, "exec", "--job", "j", "--", sys.executable, "-c", NODE, *KCOORD, **local, **metrics)
     )

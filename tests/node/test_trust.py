@@ -24,11 +24,11 @@ from kcoord.profiles.parts import load_profile, parts, save_part
 from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.rank.client import Lead, Ready
 from kcoord.rank.coordinator import Compilation, Coordinator, Request
+from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
 from kcoord.testing.stores import FILES, KEY, OTHER_KEY, manifest_of, quarantined
 from kcoord.transfer.prefetch import prefetch
-from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, key_of, until
 from tests.support.command import KCOORD
 from tests.support.objects import parts_of, payload_of, put_together

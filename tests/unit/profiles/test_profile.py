@@ -29,9 +29,9 @@ from kcoord.profiles.profile_files import FileFormat
 from kcoord.profiles.recipe import LARGEST_RECIPE, Known, Recipe, merge
 from kcoord.protocol import endpoint, frames
 from kcoord.rank.coordinator import Coordinator
+from kcoord.replay.profile_access import readable
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
-from kcoord.warmup.profile_access import readable
 from tests.support.agents import Node, end_agent, in_thread, until
 from tests.support.artifacts import older
 from tests.support.cluster import start_agent
@@ -517,7 +517,7 @@ def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store
         assert [future.result(30) for future in found] == [[recipe(1)]] * 4
         assert (tmp_path / "reads").read_text() == "x"
         (tmp_path / "let-go").unlink()
-        monkeypatch.setattr("kcoord.warmup.profile_access._PATIENCE", 0.1)
+        monkeypatch.setattr("kcoord.replay.profile_access._PATIENCE", 0.1)
         with pytest.raises(StoreError, match=r"within 0\.1 s: does the store hang"):
             readable(ranks, "p")
         (tmp_path / "let-go").touch()
