@@ -67,8 +67,8 @@ def _filled(root: Path) -> tuple[Store, list[str]]:
         entries = [FileEntry(file, len(text), hashlib.sha256(text).hexdigest()) for file, text in contents.items()]
         key = key_of(name)
         store.publish(Manifest(key, tuple(sorted(entries, key=lambda e: e.name)), 1.0, Origin("node", 1, 0)), contents)
-    save_part(root / "v1" / "profiles" / "job", [recipe_of(name) for name in names])
-    (root / "v1" / "swept").touch()
+    save_part(root / "v2" / "profiles" / "job", [recipe_of(name) for name in names])
+    (root / "v2" / "swept").touch()
     return store, names
 
 

@@ -20,7 +20,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
     from kcoord.agent import hedges, lease_tasks, packs, store_access
-    from kcoord.agent.chores import late_publishes, packing, profiles, store_retention, sweeping, timelines
+    from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
@@ -30,7 +30,6 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (lease_tasks, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
-        (late_publishes, ("FIRST", "EVERY")),
         (profiles, ("_EVERY",)),
         (store_retention, ("READ_FIRST", "READ_EVERY")),
         (sweeping, ("FIRST_IN_STORE",)),

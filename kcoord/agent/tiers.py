@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from kcoord.agent.connections import Observer
 from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
@@ -34,8 +35,8 @@ _ONE_IN = 16  # agents that fetch an artifact tells retention
 
 class Tiers:
     """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``in_store(digest)`` each artifact that
-    was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's
-    place is looked at each time that it is used: it must be this user's alone.
+    was published or fetched. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used:
+    it must be this user's alone.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class Tiers:
         notices: Notices,
         *,
         learn: Callable[[str, float], None],
-        in_store: Callable[[str], None],
+        in_store: Callable[[str], object],
+        observer: Observer | None = None,
     ) -> None:
         self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
@@ -149,10 +152,11 @@ class Tiers:
             return found
 
         try:
-            fetched = await self.store.use(fetch)
+            fetched = await self.store.use(self._observed("fetch", fetch))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
+            self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self.looks.landed(digest, home)
@@ -185,10 +189,12 @@ class Tiers:
             if not manifest.made_here:
                 stated = store.stated(digest)
                 return None if stated is None else (stated[1], stated[0])
-            return store.publish(manifest, found[1]), manifest
+            announced = store.publish(manifest, found[1])
+            self._observer.carried("published", manifest)
+            return announced, manifest
 
         try:
-            published = await self.store.use(publish, publishes=True)
+            published = await self.store.use(self._observed("publish", publish), publishes=True)
             if published is None:
                 return None
             self._tell_in_store(digest)
@@ -198,3 +204,15 @@ class Tiers:
         except ArtifactInvalid as error:
             self._notices.tell(f"not published: {error}")
         return None
+
+    def _observed(self, operation: str, work: Callable[[Store], T]) -> Callable[[Store], T]:
+        """`work`, whose failures the observer hears of."""
+
+        def run(store: Store) -> T:
+            try:
+                return work(store)
+            except (StoreError, ArtifactInvalid) as error:
+                self._observer.store_failed(operation, error)
+                raise
+
+        return run

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgpack
 
+from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import MANIFEST, Trust, split
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
@@ -18,7 +19,6 @@ from kcoord.files.naming import staging_name
 from kcoord.files.packed import unpack
 from kcoord.files.sweep import sweep_beside
 from kcoord.packs.index import MOST_LISTED, Use
-from kcoord.packs.objects import StoredObject, object_in, publish_object
 from kcoord.packs.pack import Pack, Progress, write
 from kcoord.packs.recipe import Recipe, merge
 from kcoord.packs.recipe_files import decode_part, encode_part
@@ -88,7 +88,7 @@ def _found(
 ) -> Iterator[tuple[Use, StoredObject]]:
     for number, use in enumerate(uses, 1):
         try:
-            found = object_in(store, use.digest)
+            found = store.object(use.digest)
             if found is None:
                 left_out[use.digest] = "it is not in the store"
             elif store.trust.keys and not store.trust.verifies(MANIFEST, found.encoded):
@@ -124,13 +124,13 @@ def import_artifacts(
             continue
         done.published += 1
         if not dry_run:
-            publish_object(store, _resealed(store.trust, found) if pack.vouched else found)
+            store.publish_object(_resealed(store.trust, found) if pack.vouched else found)
     return done
 
 
 def _is_there(store: Store, digest: str) -> bool:
     try:
-        return object_in(store, digest) is not None
+        return store.object(digest) is not None
     except ArtifactDistrusted as error:
         return error.unknown_key  # not ours to replace
     except ArtifactInvalid:

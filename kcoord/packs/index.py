@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from kcoord.artifacts.object import LARGEST_OBJECT
 from kcoord.errors import KcoordError
-from kcoord.packs.objects import LARGEST_OBJECT
 from kcoord.settings import profile_name
 
 T = TypeVar("T")

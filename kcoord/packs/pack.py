@@ -2,7 +2,7 @@
 
 ======================================== =============================================================
 ``kcoord-pack-1\\n``                      14 bytes
-the objects                              in the index's order (`kcoord.packs.objects`)
+the objects                              in the index's order (`kcoord.artifacts.object`)
 the documents of profiles                in the index's order
 the index, signed if there is a key      `kcoord.packs.index`
 the length of the index                  8 bytes, big-endian
@@ -27,13 +27,13 @@ from typing import BinaryIO
 
 from kcoord.artifacts.local import has_room
 from kcoord.artifacts.manifest import Manifest
+from kcoord.artifacts.object import StoredObject, read_object
 from kcoord.artifacts.signing import OVERHEAD, PACK, Trust, split
 from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.reading import open_unwaiting
 from kcoord.packs.index import ANY_NUMBER, MOST_LISTED, Index, Packed, PackInvalid, Use, sha256
-from kcoord.packs.objects import StoredObject, read_object
 from kcoord.packs.pack_files import LARGEST_PACK, newest_pack, touch_pack
 
 LARGEST_INDEX = 40 << 20  # bytes, of a profile's pack: `MOST_LISTED` entries with long places

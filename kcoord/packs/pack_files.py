@@ -1,6 +1,6 @@
 """The packs of profiles in a store, by name, and notes on a node's disk of those that it has had.
 
-A pack is ``<store>/v1/packs/<profile>/<number>-<content>.<key id>.pack``, or without the key id if it is not signed
+A pack is ``<store>/v2/packs/<profile>/<number>-<content>.<key id>.pack``, or without the key id if it is not signed
 (`kcoord.packs.pack`). It is never changed. Its name has a number that grows with each pack of the profile, the beginning of its
 index's SHA-256, and its signer. Of a profile's packs by one signer the newest, that with the highest number, counts; its writer
 moves the others to the trash. A pack holds copies only: a node without one, or with a damaged one, looks each artifact up.
@@ -21,6 +21,7 @@ from pathlib import Path
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import StoreError
 from kcoord.files import beneath
+from kcoord.files.naming import LAYOUT
 from kcoord.files.private import make_own
 from kcoord.files.shared_directory import paths_of
 from kcoord.packs.automatic import is_automatic, nearest
@@ -36,7 +37,7 @@ _NAME = re.compile(r"(\d{1,12})-[0-9a-f]{16}(?:\.([A-Za-z0-9._-]{1,64}))?\.pack"
 
 
 def packs_directory(store: Path, profile: str) -> Path:
-    return store / "v1" / "packs" / profile
+    return store / LAYOUT / "packs" / profile
 
 
 def pack_name(number: int, content: str, signer: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kcoord.artifacts import local
-from kcoord.artifacts.payload import memory_of
+from kcoord.artifacts.object import memory_of
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.cgroups import free_memory

@@ -1,6 +1,6 @@
 """Profiles: the recipes of what jobs compiled, in a directory of parts.
 
-A profile is ``<store>/v1/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
+A profile is ``<store>/v2/profiles/<name>/``. Without a store or an agent, or while the store refuses writes, recipes go to
 ``<local_dir>/profiles/<name>/``, which is this node's alone. Each writer adds a *part*, one file that is renamed into place and
 named after the set of its recipes, so that equal nodes write one file. A reader merges the newest `MOST_PARTS`, without a lock or
 a wait; retention removes the others. So an agent's part holds what the agent read as its job began, besides what its ranks
@@ -27,6 +27,7 @@ from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
 from kcoord.files.checked import body_of, with_check
 from kcoord.files.faults import fault_of, store_error, store_errors
+from kcoord.files.naming import LAYOUT
 from kcoord.files.packed import unpack
 from kcoord.files.private import check_tier, make_own
 from kcoord.files.reading import read_plain
@@ -97,7 +98,7 @@ PARTS = FileFormat(b"kcoord-profile-1\n", ".recipes", largest=256 << 20, most=MO
 
 def roots(store: Path | None, local_dir: Path) -> list[Path]:
     """The directories of profiles; the first is where new parts go, if it can be written."""
-    return [*([store / "v1" / "profiles"] if store else []), local_dir / "profiles"]
+    return [*([store / LAYOUT / "profiles"] if store else []), local_dir / "profiles"]
 
 
 def unvouched(local_dir: Path) -> Path:
@@ -150,7 +151,7 @@ def forget_superfluous(root: Path) -> None:
     Nothing is removed through a link in the place of a store's directory. Raises OSError, `StoreError`.
     """
     # the user chose the store's root, or the local directory, and no link below it
-    chosen = root.parents[1] if root.parent.name == "v1" else root.parent
+    chosen = root.parents[1] if root.parent.name == LAYOUT else root.parent
     for name in superfluous(times_of_profiles(root)):
         beneath.remove(root / name, chosen)
         beneath.remove(root.parent / "packs" / name, chosen)

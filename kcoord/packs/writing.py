@@ -10,17 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from kcoord.artifacts.object import StoredObject
 from kcoord.artifacts.signing import MANIFEST, VERIFIES_ONLY
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_error
-from kcoord.files.naming import staging_name
+from kcoord.files.naming import LAYOUT, staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.packs.automatic import is_automatic
 from kcoord.packs.index import MOST_LISTED, Index, PackInvalid, Use
-from kcoord.packs.objects import StoredObject, object_in
 from kcoord.packs.pack import LARGEST_INDEX, Pack, look_at_pack, write
 from kcoord.packs.pack_files import LARGEST_PACK, next_number, pack_name, packs_directory, packs_of, signer_of
 from kcoord.packs.recipe_files import forget_superfluous
@@ -82,7 +82,7 @@ def write_pack(
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     directory = packs_directory(store.root, profile)
-    staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
+    staged = store.root / LAYOUT / "staging" / f"{staging_name()}.part"
     try:
         beneath.check(staged.parent, store.root)
         with staged.open("wb", buffering=_CHUNK) as file:
@@ -99,7 +99,7 @@ def write_pack(
         ours = [other for other in packs_of(store.root, profile) if signer_of(other) == trust.signer]
         # none that is newer: of several writers at once one pack stays
         for older in list(itertools.dropwhile(lambda other: other != path, ours))[1:]:
-            Trash(store.root / "v1" / "trash", store.root).take(older)
+            Trash(store.root / LAYOUT / "trash", store.root).take(older)
         if is_automatic(profile):
             forget_superfluous(directory.parent)
     except OSError as error:
@@ -132,7 +132,7 @@ def _fitting(store: Store, uses: Iterable[Use], largest: int, room: int) -> Iter
 def _packable(store: Store, digest: str, largest: int) -> StoredObject | None:
     """None: it is missing, does not verify, is too large, or nobody vouches for it where others are vouched for."""
     try:
-        found = object_in(store, digest, largest)
+        found = store.object(digest, largest)
     except ArtifactInvalid:
         return None
     vouched = not store.trust.keys or (found is not None and store.trust.verifies(MANIFEST, found.encoded))

@@ -44,7 +44,7 @@ class Entry:
     clock, `made` by that or, if manifests were read, by the clock of the host that compiled it.
 
     `name` is the digest of its key in the store, a path in the local tier. `toolchain` is empty if nobody looked, or can tell.
-    `touched` is its modification time. `is_pack`: it is the pack of a profile, and `name` its path below ``v1``.
+    `touched` is its modification time. `is_pack`: it is the pack of a profile, and `name` its path below ``v2``.
     """
 
     name: str

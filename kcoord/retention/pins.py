@@ -1,6 +1,6 @@
 """Pins: profiles whose artifacts are never removed from the store, nor from nodes.
 
-A pin is the file ``<store>/v1/pins/<profile>.pin``. It keeps the profile's packs and all that their indexes list; a writer of
+A pin is the file ``<store>/v2/pins/<profile>.pin``. It keeps the profile's packs and all that their indexes list; a writer of
 the next pack drops nothing of a pinned profile. Fails closed: while the pins, or the pack of one, cannot be read, nothing is
 removed.
 """
@@ -17,6 +17,7 @@ from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
+from kcoord.files.naming import LAYOUT
 from kcoord.files.replace import replace_file
 from kcoord.packs.index import PackInvalid
 from kcoord.packs.pack import look_at_pack
@@ -32,7 +33,7 @@ _SUFFIX = ".pin"
 
 @dataclass
 class Kept:
-    """Digests of artifacts, their places in the local tier, and the directories of packs below ``v1``."""
+    """Digests of artifacts, their places in the local tier, and the directories of packs below ``v2``."""
 
     digests: set[str] = field(default_factory=set)
     places: set[str] = field(default_factory=set)
@@ -50,7 +51,7 @@ def pin(store: Path, profile: str) -> None:
     with store_errors(path.parent):
         with suppress(FileExistsError):
             path.parent.mkdir()
-        replace_file(path, _CONTENT, store / "v1" / "staging", store, durable=True)
+        replace_file(path, _CONTENT, store / LAYOUT / "staging", store, durable=True)
 
 
 def unpin(store: Path, profile: str) -> bool:
@@ -69,7 +70,7 @@ def is_pinned(store: Path, profile: str) -> bool:
 
 def pinned_profiles(store: Path) -> list[str]:
     """Sorted. Raises `StoreError`."""
-    directory = store / "v1" / "pins"
+    directory = store / LAYOUT / "pins"
     names: list[str] = []
     with store_errors(directory), suppress(FileNotFoundError):
         names = [path.name for path in directory.iterdir() if path.suffix == _SUFFIX]
@@ -96,7 +97,7 @@ def add_kept(found: Kept, store: Path, profile: str, trust: Trust) -> None:
     refuses.
     """
     opened = Store(store, trust)
-    found.packs.add(packs_directory(store, profile).relative_to(store / "v1").as_posix())
+    found.packs.add(packs_directory(store, profile).relative_to(store / LAYOUT).as_posix())
     with store_errors(store):
         for _ in range(_ATTEMPTS):
             paths = [path for path in packs_of(store, profile) if not trust.required or signer_of(path) in trust.keys]
@@ -131,4 +132,4 @@ def uses_by_packs(store: Path, trust: Trust) -> dict[str, float]:
 
 
 def _path(store: Path, profile: str) -> Path:
-    return store / "v1" / "pins" / f"{profile_name(profile)}{_SUFFIX}"
+    return store / LAYOUT / "pins" / f"{profile_name(profile)}{_SUFFIX}"

@@ -11,23 +11,22 @@ The 256 directories of ``objects`` stay, also when they are empty: a publisher m
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kcoord.artifacts.catalog import homes_of
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.errors import ArtifactInvalid, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
+from kcoord.files.naming import LAYOUT
 from kcoord.files.trash import Trash
 from kcoord.packs.pack_files import all_packs
-from kcoord.retention.collected import BLOCK, Collected, blocks
+from kcoord.retention.collected import Collected, blocks
 from kcoord.retention.holdings import note_holdings
 from kcoord.retention.limits import Doomed, Entry, Limits, choose
 from kcoord.retention.pins import uses_by_packs
@@ -41,7 +40,7 @@ _TOOLCHAIN = ("torch", "compilers")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 
 Pinned = Callable[[], Collection[str]]
-"""The digests, and directories of packs below ``v1``, that must stay, looked up anew at each call. Raises `StoreError`: then
+"""The digests, and directories of packs below ``v2``, that must stay, looked up anew at each call. Raises `StoreError`: then
 nothing is removed.
 """
 
@@ -66,7 +65,7 @@ def collect(
     tidying = tidying or Tidying()
     check_is_store(store)
     with store_errors(store):
-        now = time.time() if dry_run else beneath.touched(store / "v1", store)
+        now = time.time() if dry_run else beneath.touched(store / LAYOUT, store)
         found = Collected()
         if not dry_run:
             tidy_store(store, tidying, now, found)
@@ -113,7 +112,7 @@ def _collect(
     if dry_run:
         found.removed = plan.doomed[:most]
         return
-    trash, objects = Trash(store / "v1" / "trash", store), store / "v1" / "objects"
+    trash, objects = Trash(store / LAYOUT / "trash", store), store / LAYOUT / "objects"
     taken: list[tuple[Doomed, Path]] = []
     for number, doomed in enumerate(plan.doomed[:most]):
         if number % _PINS_AGAIN == 0:
@@ -131,11 +130,11 @@ def _collect(
         for doomed, in_trash in taken:
             if doomed.entry.is_pack != packs:
                 continue
-            if not _is_kept(doomed.entry, keep) or not trash.put_back(in_trash, _home(objects, doomed.entry)):
+            if not _is_kept(doomed.entry, keep) or not trash.put_back(in_trash, _path(objects, doomed.entry)):
                 found.removed.append(doomed)
                 if packs:
                     with suppress(OSError):  # another pack is there
-                        beneath.rmdir(_home(objects, doomed.entry).parent, store)
+                        beneath.rmdir(_path(objects, doomed.entry).parent, store)
     left = len(plan.doomed) - len(plan.doomed[:most])
     if left:
         found.over = f"{left:,} more artifacts are left for the next pass"
@@ -146,17 +145,17 @@ def _is_kept(entry: Entry, keep: Collection[str]) -> bool:
 
 
 def _take(objects: Path, entry: Entry, trash: Trash) -> Path | None:
-    return trash.take(_home(objects, entry)) if _is_there(objects, entry) else None
+    return trash.take(_path(objects, entry)) if _is_there(objects, entry) else None
 
 
 def _is_there(objects: Path, entry: Entry) -> bool:
     try:
-        return _home(objects, entry).lstat().st_mtime == entry.touched  # else it was used or replaced a moment ago
+        return _path(objects, entry).lstat().st_mtime == entry.touched  # else it was used or replaced a moment ago
     except FileNotFoundError:
         return False  # another pass was faster
 
 
-def _home(objects: Path, entry: Entry) -> Path:
+def _path(objects: Path, entry: Entry) -> Path:
     if entry.is_pack:
         return objects.parent / entry.name
     return objects / entry.name[:2] / entry.name
@@ -168,25 +167,15 @@ def entries_of(store: Path, uses: Mapping[str, float], *, manifests: bool = Fals
     Without `manifests` no toolchain is known, nor when an artifact was made: it counts from its last use. Raises OSError.
     """
     opened = Store(store)
-    for number, (home, status) in enumerate(homes_of(store)):
+    for number, (path, status) in enumerate(opened.objects()):
         _rest(number)
-        try:
-            sizes = _sizes(home)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # it goes in this very moment
         touched = status.st_mtime
-        made, toolchain = _origin(opened, home.name, touched) if manifests else (touched, "")
-        used = max(touched, uses.get(home.name, 0.0))
-        yield Entry(home.name, sum(sizes) + BLOCK, len(sizes) + 1, made, used, toolchain, touched=touched)
+        made, toolchain = _origin(opened, path.name, touched) if manifests else (touched, "")
+        used = max(touched, uses.get(path.name, 0.0))
+        yield Entry(path.name, blocks(status.st_size), 1, made, used, toolchain, touched=touched)
     for path, status in all_packs(store):
-        name, touched = path.relative_to(store / "v1").as_posix(), status.st_mtime
+        name, touched = path.relative_to(store / LAYOUT).as_posix(), status.st_mtime
         yield Entry(name, blocks(status.st_size), 1, touched, touched, is_pack=True, touched=touched)
-
-
-def _sizes(home: Path) -> list[int]:
-    """Bytes of its files, in whole blocks."""
-    with os.scandir(home) as files:
-        return [blocks(entry.stat(follow_symlinks=False).st_size) for entry in files]
 
 
 def _origin(store: Store, digest: str, touched: float) -> tuple[float, str]:

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import shutil
+import struct
 import sysconfig
 import time
 import tracemalloc
@@ -18,7 +19,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Payload
+from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.artifacts.store_root import StoreRoot
@@ -132,7 +133,7 @@ def test_a_forged_pack_puts_no_signed_artifact_at_anothers_place(
 ) -> None:
     a, b = (module(sandbox, text, "first", **job) for text in "AB")
     store = opened(Path(job["KCOORD_STORE"]), *keys)
-    shutil.rmtree(store.root / "v1" / "packs")
+    shutil.rmtree(store.root / "v2" / "packs")
     write_pack(store, "job", [Use(key_of_module(a["path"]), f"triton/{b['stock']}")])
     fetched = sandbox.run(*KCOORD, "agent", "--prefetch", **hooked(sandbox, 0, "second", **job))
     assert "0 artifacts" in fetched.stderr
@@ -204,7 +205,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_tidied_leads_nowhere(
     root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, place: str, entry: str
 ) -> None:
     """The writer exchanges it between the moment in which it is listed and the one in which an entry is removed."""
-    directory, before = root / "v1" / place, files_of(victim)
+    directory, before = root / "v2" / place, files_of(victim)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / entry).mkdir() if entry == "documents" else (directory / entry).write_text("bait")
     os.utime(directory / entry, (1e9, 1e9))
@@ -233,8 +234,8 @@ def test_a_link_in_the_place_of_v1_leads_nowhere(root: Path, victim: Path, place
     (victim / place).mkdir()
     (victim / "documents").rename(victim / place / "documents")
     before = files_of(victim)
-    shutil.rmtree(root / "v1")
-    (root / "v1").symlink_to(victim)
+    shutil.rmtree(root / "v2")
+    (root / "v2").symlink_to(victim)
     for _ in range(2):
         with contextlib.suppress(StoreError):
             collect(root, Limits(), tidying=AT_ONCE)
@@ -245,7 +246,7 @@ def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere
     root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{os.uname().nodename}-1-{'0' * 20}"
-    for directory in (root / "v1" / "staging", victim):
+    for directory in (root / "v2" / "staging", victim):
         (directory / name).mkdir()
         (directory / name / "file").write_text("mine")
     before = files_of(victim)
@@ -253,20 +254,20 @@ def test_a_staging_directory_that_becomes_a_link_while_it_is_swept_leads_nowhere
 
     def listed(*arguments: Any) -> Any:
         found = list(real(*arguments))
-        (root / "v1" / "staging").rename(root / "aside")
-        (root / "v1" / "staging").symlink_to(victim)
+        (root / "v2" / "staging").rename(root / "aside")
+        (root / "v2" / "staging").symlink_to(victim)
         return found
 
     monkeypatch.setattr(sweep_module, "_owned", listed)
-    sweep_module.sweep(root / "v1" / "staging", elsewhere_after=-1.0, here_after=-1.0)
+    sweep_module.sweep(root / "v2" / "staging", elsewhere_after=-1.0, here_after=-1.0)
     assert files_of(victim) == before
 
 
 def test_a_torn_artifact_is_not_moved_out_of_the_store(root: Path, victim: Path) -> None:
     store = opened(root)
     digest = publish(store, "torn")
-    (store.home(digest) / "payload.tar.zst").write_bytes(b"torn")
-    (root / "v1" / "quarantine").symlink_to(victim)
+    store.home(digest).write_bytes(b"torn")
+    (root / "v2" / "quarantine").symlink_to(victim)
     before = sorted(victim.iterdir())
     with pytest.raises((ArtifactInvalid, StoreError)):
         store.fetch(digest)
@@ -279,14 +280,14 @@ BIG = 256 << 20  # bytes
 
 
 def forged(store: Store, payload: int, *names: str, size: int = 1) -> str:
-    """An artifact without a signature, whose manifest and whose sparse payload both have `payload` bytes."""
+    """An artifact without a signature, with a sparse payload of `payload` bytes."""
     files = tuple(FileEntry(name, size, "0" * 64) for name in sorted(names or ("kernel",)))
-    manifest = Manifest(CacheKey.of("test", "forged"), files, 1.0, ORIGIN, Payload(payload, "0" * 64))
-    home = store.home(manifest.key.digest)
-    home.mkdir(parents=True)
-    (home / "manifest.msgpack").write_bytes(manifest.encode())
-    with (home / "payload.tar.zst").open("wb") as file:
-        file.truncate(payload)
+    encoded = Manifest(key := CacheKey.of("test", "forged"), files, 1.0, ORIGIN).encode()
+    home = store.home(key.digest)
+    home.parent.mkdir(exist_ok=True)
+    with home.open("wb") as file:
+        file.write(b"kcoord-object-1\n" + struct.pack(">IQ", len(encoded), payload) + encoded)
+        file.truncate(file.tell() + payload)
     return home.name
 
 
@@ -304,7 +305,7 @@ def little_memory(most: int) -> Iterator[None]:
 def test_the_payload_of_an_artifact_that_is_not_trusted_is_not_read(root: Path) -> None:
     store = opened(root, OURS)
     digest = forged(store, BIG)
-    for ask in (store.files, store.fetch):  # the latter moves it aside
+    for ask in (store.object, store.fetch):  # the latter moves it aside
         with little_memory(16 << 20), pytest.raises(ArtifactDistrusted):
             ask(digest)
     assert not store.home(digest).exists()
@@ -327,10 +328,16 @@ def test_an_artifact_that_needs_more_memory_than_is_free_is_left_where_it_is(
     """Also where no signature is required: neither the payload is read, nor the artifact taken from nodes with more memory."""
     store = opened(root, policy="off")
     digest = forged(store, BIG, size=BIG)
-    monkeypatch.setattr("kcoord.artifacts.payload.free_memory", lambda: BIG)
+    monkeypatch.setattr("kcoord.artifacts.object.free_memory", lambda: BIG)
     with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="of memory"):
         store.fetch(digest)
     assert store.home(digest).exists()
+
+
+def test_a_payload_that_is_far_larger_than_its_files_is_not_read(root: Path) -> None:
+    store = opened(root, policy="off")
+    with little_memory(16 << 20), pytest.raises(ArtifactInvalid, match="too large for files of 1"):
+        store.fetch(forged(store, BIG))
 
 
 def test_a_payload_that_would_unpack_to_far_more_is_not_read(root: Path) -> None:
@@ -376,7 +383,7 @@ def tree(values: int) -> bytes:
 
 
 def test_a_part_of_a_profile_that_nobody_signed_takes_no_more_memory_than_its_bytes(root: Path) -> None:
-    directory, content = root / "v1" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
+    directory, content = root / "v2" / "profiles" / "job", with_check(PARTS.head, tree(4 << 20))
     save_part(directory, [recipe("kernel", 1.0)])
     (directory / f"{'f' * 64}.recipes").write_bytes(content)
     notices = Notices()
@@ -435,7 +442,7 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
     sandbox: Sandbox, root: Path, policy: str
 ) -> None:
     """A part names functions that ranks import and call."""
-    profile = root / "v1" / "profiles" / "p"
+    profile = root / "v2" / "profiles" / "p"
     save_part(profile, [recipe(1)], trust=trust(OURS))
     save_part(profile, [recipe(66)])
     key, bundle = {"KCOORD_SIGNING_KEY": OURS}, str(sandbox.root / "b.kcb")
@@ -443,7 +450,7 @@ def test_a_profiles_part_without_a_signature_is_not_signed_by_moving_it(
     there = sandbox.root / "there"
     for importing in ("require", policy):
         kcoord(sandbox, "import", bundle, KCOORD_STORE=str(there), KCOORD_TRUST=importing, **key)
-    found = parts(there / "v1" / "profiles" / "p", Notices(), trust(OURS))
+    found = parts(there / "v2" / "profiles" / "p", Notices(), trust(OURS))
     assert [r.digest for r in found] == [recipe(1).digest]
 
 
@@ -464,7 +471,7 @@ def lead(place: Path, outside: Path) -> None:
     place.symlink_to(outside)
 
 
-@pytest.mark.parametrize("name", ["v1/staging", "v1"])
+@pytest.mark.parametrize("name", ["v2/staging", "v2"])
 def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: Path, outside: Path, name: str) -> None:
     store = opened(root, OURS)
     publish(store, "before")
@@ -477,18 +484,18 @@ def test_nothing_is_published_through_a_link_in_the_place_of_a_directory(root: P
     assert list(outside.rglob("*")) == [outside / "staging"]
 
 
-@pytest.mark.parametrize("name", ["v1/profiles/job", "v1/profiles", "v1/packs/job", "v1/packs"])
+@pytest.mark.parametrize("name", ["v2/profiles/job", "v2/profiles", "v2/packs/job", "v2/packs"])
 def test_no_part_of_a_profile_and_no_pack_is_written_through_a_link(root: Path, outside: Path, name: str) -> None:
     store = opened(root, OURS)
     lead(root / name, outside)
-    part = functools.partial(save_part, root / "v1" / "profiles" / "job", [recipe("kernel", 1.0)])
+    part = functools.partial(save_part, root / "v2" / "profiles" / "job", [recipe("kernel", 1.0)])
     pack = functools.partial(write_pack, store, "job", uses(["a" * 64]))
     with pytest.raises(StoreError):
         (pack if "packs" in name else part)()
     assert list(outside.rglob("*")) == []
 
 
-@pytest.mark.parametrize("name", ["v1/leases", "v1/staging"])
+@pytest.mark.parametrize("name", ["v2/leases", "v2/staging"])
 def test_no_lease_file_is_made_through_a_link(root: Path, outside: Path, name: str) -> None:
     opened(root, OURS)
     lead(root / name, outside)

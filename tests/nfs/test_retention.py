@@ -107,7 +107,7 @@ def test_what_a_pass_costs_and_what_it_counted_is_seen_on_every_host(
         settings = f"KCOORD_STORE={here.on_server} KCOORD_LOCAL_DIR={here.local('S')} PYTHONPATH={PROJECT}"
         line = f"cd {PROJECT} && {settings} {PYTHON} -c"
         here.rig.run(f"{line} 'from tests.nfs.guest.rank import fill; fill({_MANY})'")
-        here.rig.run(f"chown -R --reference={here.on_server}/v1/staging {here.on_server}/v1/objects")
+        here.rig.run(f"chown -R --reference={here.on_server}/v2/staging {here.on_server}/v2/objects")
         assert a.do("holdings") is None
         before = c.do("rpcs", mount=here.mount)
         found = c.do("collect_once", within=5 * SOON, max_size=1 << 40)
@@ -127,5 +127,5 @@ def _nothing_is_left(here: Job, last: Rank) -> None:
         pass
     last.do("collect_all", seconds=0.1, grace=-1.0)
     for name in ("staging", "trash", "quarantine"):
-        left = here.rig.run(f"ls -A {here.on_server}/v1/{name} 2>/dev/null || true").split()
+        left = here.rig.run(f"ls -A {here.on_server}/v2/{name} 2>/dev/null || true").split()
         assert left == [], (name, left)

@@ -12,7 +12,6 @@ killed before its ranks have been quiet for half a minute leaves none.
 from __future__ import annotations
 
 import functools
-import math
 import time
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
@@ -47,6 +46,7 @@ class PackWriter:
         self._token, self._ttl = f"{agent}.pack", ttl
         self._considered = self._state(profile)  # when a pack was enough
         self._asks, self._since = 0, time.monotonic()  # `used.asks`, and when it last grew
+        self._ended = False
         lane = self._lane = Lane("packing")
         self._chore: Chore | None = None
         self.chores: list[Chore] = []
@@ -63,8 +63,8 @@ class PackWriter:
             self.chores.append(self._chore)
 
     def job_ended(self) -> None:
-        """No rank is there any more: what they used is written now."""
-        self._asks, self._since = self._used.asks, -math.inf
+        """No rank is there any more: what they used is written as soon as the store has it."""
+        self._asks, self._ended = self._used.asks, True
         if self._chore is not None:
             self._chore.hasten()
 
@@ -76,8 +76,9 @@ class PackWriter:
     def _is_wanted(self, profile: str) -> bool:
         asks, now = self._used.asks, time.monotonic()
         if asks != self._asks:
-            self._asks, self._since = asks, now
-        return now > self._since + self._quiet and self._state(profile) != self._considered
+            self._asks, self._since, self._ended = asks, now, False
+        quiet = now > self._since + self._quiet or (self._ended and self._used.count == asks)
+        return quiet and self._state(profile) != self._considered
 
     async def _write(self, store: Store, profile: str) -> float | None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""

@@ -16,6 +16,7 @@ from kcoord.agent.chores.sweeping import is_turn
 from kcoord.artifacts.signing import OFF, Trust
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files.faults import fault_of
+from kcoord.files.naming import LAYOUT
 from kcoord.files.trash import Trash
 from kcoord.leases.base import LeaseService, leased
 from kcoord.retention.collected import Collected
@@ -96,14 +97,14 @@ class StoreRetention:
             return
         with suppress(OSError):
             tidy_parts(store)
-            Trash(store / "v1" / "trash", store).empty()  # of `kcoord gc`
+            Trash(store / LAYOUT / "trash", store).empty()  # of `kcoord gc`
         if self._metered:
             count(store)
 
 
 def _is_turn(store: Path) -> bool:
     try:
-        return is_turn(store / "v1" / "collected", EVERY)
+        return is_turn(store / LAYOUT / "collected", EVERY)
     except OSError as error:
         log.info("garbage collection of the store failed: %s", error)
         return False

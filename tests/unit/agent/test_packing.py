@@ -122,9 +122,15 @@ def test_it_is_written_at_once_when_the_last_rank_has_left(store: Store) -> None
         world.use(*NAMES)
         world.chore.hasten()
         assert not world.chore.under_way, "the ranks have just asked"
+        world.used.asked(key_of("on its way").digest, "/nowhere/else")
         world.writer.job_ended()
+        world.chore.pulse(time.monotonic())
+        assert not world.chore.under_way, "one is on its way into the store"
+        world.used.stored(key_of("on its way").digest)
+        world.chore.pulse(time.monotonic())
         await world.chore.settled()
         assert world.held() == set(NAMES)
+        world.use("k0")
 
     played(store, scene)
 
@@ -253,7 +259,7 @@ def test_a_pack_that_is_found_damaged_is_written_anew(store: Store) -> None:
 
 
 def test_a_store_that_takes_nothing_is_tried_again(store: Store) -> None:
-    staging = store.root / "v1" / "staging"
+    staging = store.root / "v2" / "staging"
 
     async def scene(world: World) -> None:
         staging.rmdir()

@@ -76,7 +76,7 @@ def of_day(name: str, ago: int) -> Recipe:
 
 def recorded(store: Store, *names: str) -> set[str]:
     """The kernels in the part of an agent whose ranks use the kernels `names`."""
-    directory = store.root / "v1" / "profiles" / "job"
+    directory = store.root / "v2" / "profiles" / "job"
     others = set(directory.glob("*"))
 
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def recorded(store: Store, *names: str) -> set[str]:
 
 def test_an_agents_part_holds_what_others_recorded_and_no_job_has_passed_over_for_long(tmp_path: Path) -> None:
     store = opened(tmp_path / "store")
-    directory = store.root / "v1" / "profiles" / "job"
+    directory = store.root / "v2" / "profiles" / "job"
     save_part(directory, [of_day("of another stage", 3), of_day("edited since", 11)])
     save_part(directory, [of_day("of another rank", 9), recipe_of("of unknown days")])
     assert recorded(store, "ours") == {"of another stage", "of another rank", "ours"}
@@ -106,7 +106,7 @@ def test_an_agents_part_holds_what_others_recorded_and_no_job_has_passed_over_fo
 @pytest.mark.parametrize("policy", ["off", "require"])
 def test_an_agent_signs_nothing_for_others_that_nobody_has_vouched_for(tmp_path: Path, policy: str) -> None:
     store = opened(tmp_path / "store", OURS, policy=policy)
-    directory = store.root / "v1" / "profiles" / "job"
+    directory = store.root / "v2" / "profiles" / "job"
     for name, keys in (("signed", (OURS,)), ("by strangers", (THEIRS,)), ("not signed", ())):
         save_part(directory, [of_day(name, 0)], trust=trust(*keys) if keys else OFF)
     assert recorded(store, "ours") == {"signed", "ours"}

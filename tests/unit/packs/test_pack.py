@@ -23,7 +23,6 @@ from kcoord.packs import pack as pack_module
 from kcoord.packs import writing
 from kcoord.packs.automatic import automatic_name
 from kcoord.packs.index import MOST_LISTED, Index, PackInvalid, Use
-from kcoord.packs.objects import object_in
 from kcoord.packs.pack import Pack, look_at_pack, read_pack, write
 from kcoord.packs.pack_files import newest_pack, pack_name, packs_directory, packs_of, signer_of
 from kcoord.packs.recipe import today
@@ -157,7 +156,7 @@ def test_a_new_pack_takes_the_place_of_the_old_which_its_readers_keep(tmp_path: 
         new = packed(store)
         assert new != old
         assert packs_of(store.root, "job") == [new]
-        assert [path.name.startswith(old.name) for path in (store.root / "v1" / "trash").iterdir()] == [True]
+        assert [path.name.startswith(old.name) for path in (store.root / "v2" / "trash").iterdir()] == [True]
         assert all(pack.fetch(digest) for digest in DIGESTS[:2])
     assert packed_in(store, new) == set(DIGESTS)
 
@@ -175,7 +174,7 @@ def test_of_two_packs_the_newest_counts(tmp_path: Path) -> None:
 
 def test_what_is_missing_torn_or_too_large_is_listed_without_its_bytes(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    (store.home(DIGESTS[1]) / "payload.tar.zst").write_bytes(b"torn")
+    store.home(DIGESTS[1]).write_bytes(b"torn")
     large = CacheKey.of("test", "large")
     noise = {"noise": os.urandom(40_000)}
     store.publish(manifest_of(noise, large), noise)
@@ -188,7 +187,7 @@ def test_what_is_missing_torn_or_too_large_is_listed_without_its_bytes(tmp_path:
 def test_a_full_pack_holds_what_came_first_and_lists_all(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     order = [DIGESTS[2], DIGESTS[0], DIGESTS[3], DIGESTS[1]]
-    found = object_in(store, DIGESTS[2])
+    found = store.object(DIGESTS[2])
     assert found is not None
     index = write_pack(store, "job", uses(order), room=int(2.5 * found.size))
     assert [packed.use.digest for packed in index.packed] == order[:2]
@@ -242,11 +241,11 @@ def test_the_pack_of_a_forgotten_profile_is_forgotten_with_it(tmp_path: Path, mo
     store = filled(tmp_path / "store")
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
     for age, name in enumerate([*names, "named"]):
-        save_part(store.root / "v1" / "profiles" / name, [recipe(1)])
-        older(store.root / "v1" / "profiles" / name, 1000.0 * age)
+        save_part(store.root / "v2" / "profiles" / name, [recipe(1)])
+        older(store.root / "v2" / "profiles" / name, 1000.0 * age)
         packed(store, profile=name)
     monkeypatch.setattr("kcoord.packs.automatic.KEPT", 2)
-    forget_superfluous(store.root / "v1" / "profiles")
+    forget_superfluous(store.root / "v2" / "profiles")
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [True, True, False, True]
 
 
@@ -259,12 +258,12 @@ def test_nothing_is_forgotten_through_a_link_in_a_stores_directory(
     theirs = [tmp_path / "theirs" / automatic_name("train", ranks) for ranks in range(3)]
     for directory in theirs:
         directory.mkdir(parents=True)
-        (store.root / "v1" / "profiles" / directory.name).mkdir(parents=True)
+        (store.root / "v2" / "profiles" / directory.name).mkdir(parents=True)
     if linked == "profiles":
-        shutil.rmtree(store.root / "v1" / "profiles")
-    (store.root / "v1" / linked).symlink_to(tmp_path / "theirs")
+        shutil.rmtree(store.root / "v2" / "profiles")
+    (store.root / "v2" / linked).symlink_to(tmp_path / "theirs")
     for root in ("profiles", "packs"):
-        forget_superfluous(store.root / "v1" / root)
+        forget_superfluous(store.root / "v2" / root)
     assert all(directory.exists() for directory in theirs)
 
 
@@ -274,7 +273,7 @@ def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monke
     names = [automatic_name("train", 8, str(n).encode()) for n in range(3)]
     packed(store, profile="named")
     for name in names:
-        for earlier in (store.root / "v1" / "packs").iterdir():
+        for earlier in (store.root / "v2" / "packs").iterdir():
             older(earlier, 1000.0)
         packed(store, profile=name)
     assert [bool(packs_of(store.root, name)) for name in [*names, "named"]] == [False, True, True, True]
@@ -282,7 +281,7 @@ def test_of_profiles_without_recipes_the_latest_packs_stay(tmp_path: Path, monke
 
 def test_a_store_that_is_not_mounted_gets_no_pack(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
-    shutil.rmtree(store.root / "v1")
+    shutil.rmtree(store.root / "v2")
     with pytest.raises(StoreError):
         write_pack(store, "job", [])
     assert [path.name for path in store.root.iterdir()] == ["kcoord-store.msgpack"]
@@ -409,7 +408,7 @@ def test_an_unsigned_artifact_in_a_signed_pack_is_refused(tmp_path: Path) -> Non
     assert packs.pack(lax, DIGESTS) == set(DIGESTS[1:]), "our own writers leave its bytes out"
     path = packed(lax)
     with path.open("wb") as file:
-        write(file, store.trust, ((use, object_in(lax, use.digest)) for use in uses(DIGESTS)), {})
+        write(file, store.trust, ((use, lax.object(use.digest)) for use in uses(DIGESTS)), {})
     with read(store) as pack:
         with pytest.raises(ArtifactInvalid, match="not signed"):
             pack.fetch(DIGESTS[0])

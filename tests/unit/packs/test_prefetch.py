@@ -93,7 +93,7 @@ def test_a_node_has_what_the_job_needs_before_it_starts(sandbox: Sandbox, record
 
 
 def test_a_pack_brings_all_of_it_without_a_look_at_the_stores_artifacts(sandbox: Sandbox, recorded: Path) -> None:
-    shutil.rmtree(recorded / "v1" / "objects")
+    shutil.rmtree(recorded / "v2" / "objects")
     assert "5 artifacts" in fetch(sandbox).stderr
     done = sandbox.run_kcoord(PROGRAMS / "generic_rank.py", "5", "0", KCOORD_SPAWN="0")
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_what_is_there_is_not_fetched_again(sandbox: Sandbox, recorded: Path) ->
 
 def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: Path) -> None:
     without_bytes(recorded)
-    shutil.rmtree(Store(recorded).home(listed(recorded)[0].digest))
+    Store(recorded).home(listed(recorded)[0].digest).unlink()
     assert "4 artifacts" in (line := fetch(sandbox).stderr)
     assert "1 are not in the store" in line
 
@@ -130,7 +130,7 @@ def test_what_the_store_has_no_more_is_passed_over(sandbox: Sandbox, recorded: P
 def test_what_does_not_verify_is_not_installed(sandbox: Sandbox, recorded: Path) -> None:
     without_bytes(recorded)
     use = listed(recorded)[0]
-    payload = Store(recorded).home(use.digest) / "payload.tar.zst"
+    payload = Store(recorded).home(use.digest)
     payload.write_bytes(payload.read_bytes()[:-1] + b"x")
     found = prefetch(settings_of(sandbox, recorded), timeout=60, most=1 << 30, say=print)
     assert (found.fetched, found.missing, found.why) == (4, 1, "")
@@ -236,7 +236,7 @@ def test_a_warm_up_beside_the_agent_needs_no_store(sandbox: Sandbox, recorded: P
     from kcoord.packs.recipe import Recipe
     from kcoord.packs.recipe_files import load_profile, save_part
 
-    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    save_part(recorded / "v2" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
     fetch(sandbox)
     alone = Settings.from_environ({"KCOORD_LOCAL_DIR": str(sandbox.local)})
     assert [r.qualname for r in load_profile(alone, "job")] == ["f"]
@@ -249,7 +249,7 @@ def test_the_profile_comes_first_since_its_kernels_may_take_all_the_time_there_i
     from kcoord.packs.recipe import Recipe
     from kcoord.packs.recipe_files import load_profile, save_part
 
-    save_part(recorded / "v1" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
+    save_part(recorded / "v2" / "profiles" / "job", [Recipe("python", "m", "f", {}, "", 1.0, 1)])
     without_bytes(recorded)
     begun = threading.Event()
     monkeypatch.setattr(Store, "fetch", lambda self, digest, announced=None: begun.set() or time.sleep(3600))
