@@ -91,6 +91,7 @@ class _Pool:
     missed: int = 0  # keys that ranks asked for
     published: dict[str, Recipe] = field(default_factory=dict)  # by key: what was compiled, and no rank has used yet
     used: int = 0  # keys
+    made: set[str] = field(default_factory=set)  # recipes whose keys its workers have compiled
 
 
 class Pools:
@@ -228,7 +229,8 @@ class Pools:
             if message.ended == "failed":
                 caller.unsettled.pop(at.digest, None)  # others try for themselves
             else:
-                self._settled(pool, at, message.ended)
+                # a caller that waited for the pool's compile may tell us before the worker does
+                self._settled(pool, at, message.ended, by_pool=at.digest in pool.made)
         recipe, waits = None, False
         while recipe is None and caller.first:
             tried = caller.first.popleft()
@@ -246,7 +248,7 @@ class Pools:
         if how in ("compiled", "loaded"):
             for caller in pool.callers.values():
                 if caller.unsettled.pop(recipe.digest, None) is not None:
-                    caller.pooled += by_pool and how == "compiled"
+                    caller.pooled += by_pool
 
     # The workers.
 
@@ -277,7 +279,9 @@ class Pools:
         recipe = self.compiling(connection)
         if recipe is not None and recipe.backend == key.backend:  # else it is a by-product, such as Triton's launchers
             made = recipe.measured(seconds, recipe.order)
-            self._pools[connection.who.job].published[key.digest[:KEY_DIGITS]] = made
+            pool = self._pools[connection.who.job]
+            pool.published[key.digest[:KEY_DIGITS]] = made
+            pool.made.add(recipe.digest)
 
     def used(self, job: str, digests: Iterable[str]) -> None:
         """Ranks of the job have loaded the keys that begin with `digests`: the job's profile gets what it lacked.
@@ -381,7 +385,7 @@ class Pools:
         recipe = pool.busy.pop(owner, None)
         if recipe is None:
             return
-        self._settled(pool, recipe, how, by_pool=True)
+        self._settled(pool, recipe, how, by_pool=how == "compiled")
         if how == "busy":
             pool.upcoming.busy(recipe)
         elif how in _ENDS:

@@ -246,7 +246,7 @@ torch = types.ModuleType("torch")  # one that says when it is asked for a GPU, w
 torch.version = types.SimpleNamespace(cuda="13", hip=None)
 torch.cuda = types.SimpleNamespace(is_available=lambda: print("asked"))
 sys.modules["torch"] = torch
-from kcoord.replay import divided, warmup
+from kcoord.replay import warmup
 report = warmup.replay(sys.argv[1:])
 print(report.compiled, report.failed)
 """

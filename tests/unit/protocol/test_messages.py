@@ -35,6 +35,8 @@ REQUESTS: list[Request] = [
     messages.Join(),
     messages.Take(1 << 30, 8.0, 1e6),
     messages.Take(1 << 30, 0.5, 0.0, "failed", "why", last=True),
+    messages.Next(),
+    messages.Next("compiled"),
     messages.Status(),
     messages.Stats(),
     messages.Stats("job"),
