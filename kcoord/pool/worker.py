@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from kcoord.backends.fail_open import notices
-from kcoord.backends.registry import replayer
+from kcoord.backends.registry import compiler_of
 from kcoord.cgroups import IdleCores, free_memory
 from kcoord.interruption import let_through
 from kcoord.profiles.recipe import Recipe
@@ -71,8 +71,8 @@ def compiled(recipe: object, moved: bool = False) -> tuple[str, str]:
         parsed = Recipe.from_wire(recipe)
         if not parsed.target:
             return "failed", f"{parsed.qualname}: its GPU is the current one, and a pool has none"
-        backend = replayer(parsed.backend)
-        if moved and backend is not None and not backend.is_portable(parsed):
+        compiler = compiler_of(parsed.backend)
+        if moved and compiler is not None and not compiler.portable:
             return "failed", f"{parsed.qualname}: recorded on another GPU, for which alone it holds"
         (task,) = tasks_of(parsed) or (None,)
         return ("failed", f"no backend {parsed.backend!r}") if task is None else (task.run(False), "")

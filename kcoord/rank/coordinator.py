@@ -52,8 +52,8 @@ class Request(NamedTuple):
 
     `device` and, on a miss, the details that ``explain()`` returns are recorded with the compiled artifact. Files that record
     another GPU than `target` are neither loaded nor published. `counters`: not the job's, for artifacts that are no kernels of
-    it. On a miss ``recipe()`` is the digest of the key's recipe, or None. ``meanwhile()`` is called once if there is a wait; it
-    must return at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted
+    it. On a miss ``recipe()`` is the digest of the key's recipe, or None. ``while_waiting()`` is called once if there is a wait;
+    it must return at once, and not raise. `loads` is false for a warm-up, which wants the artifact to be there: it is not counted
     as loaded.
     """
 
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     explain: Callable[[], Mapping[str, Any]] | None = None
     counters: Counters | None = None
     recipe: Callable[[], str | None] = lambda: None
-    meanwhile: Callable[[], None] | None = None
+    while_waiting: Callable[[], None] | None = None
     loads: bool = True
 
 
@@ -151,7 +151,7 @@ class Coordinator:
             begun = time.perf_counter()
             self.pool.missed(asked.target)
             answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile, passing=self.throws_away(home)
+                key, home, wait=wait, recipe=recipe, while_waiting=asked.while_waiting, passing=self.throws_away(home)
             )
             if answer is BUSY and not wait:
                 return BUSY

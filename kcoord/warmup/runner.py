@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.backends.fail_open import notices
-from kcoord.backends.registry import install, replayer
+from kcoord.backends.registry import compiler_of, install
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.device import GPUTarget
@@ -186,11 +186,11 @@ def _read(read: Callable[[], T]) -> T:
 
 def _shareable(items: Sequence[Recipe | Call]) -> Sequence[Recipe | Call]:
     """Without the recipes of compilers that are not hooked, and so not shared: each rank would compile all of them."""
-    backends = [replayer(item.backend) if isinstance(item, Recipe) else None for item in items]
-    needed = {backend.name for backend in backends if backend is not None and backend.modules}
+    compilers = [compiler_of(item.backend) if isinstance(item, Recipe) else None for item in items]
+    needed = {compiler.name for compiler in compilers if compiler is not None and compiler.modules}
     unhooked = needed - set(install()) if needed else needed
-    pairs = zip(items, backends, strict=True)
-    return [item for item, backend in pairs if backend is None or backend.name not in unhooked]
+    pairs = zip(items, compilers, strict=True)
+    return [item for item, compiler in pairs if compiler is None or compiler.name not in unhooked]
 
 
 def _try(task: Task, waits: bool, report: Report) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kcoord.backends.fail_open import coordinator_in_use, notices
-from kcoord.backends.python.recipes import replay_call
-from kcoord.backends.registry import replayer
+from kcoord.backends.python.compile_once import replay_call
+from kcoord.backends.registry import compiler_of, replayer
 from kcoord.keys.device import GPUTarget
 from kcoord.profiles.choices import KIND, choice_in
 from kcoord.profiles.recipe import Recipe
@@ -52,13 +52,12 @@ def tasks_of(item: Recipe | Call, targets: Sequence[GPUTarget] = ()) -> list[Tas
             return _offered(choice)
     elif isinstance(item, Recipe):
         name, seconds, recorded, recipe = f"{item.module}.{item.qualname}", item.seconds, item.target, item
-        backend = replayer(recipe.backend)
-        if backend is None:
+        if compiler_of(recipe.backend) is None:
             notices.tell(f"{name}: this kcoord has no backend {recipe.backend!r}; its recipes are skipped")
             return []
 
         def replay(target: GPUTarget | None, waits: bool) -> str:
-            return backend.replay(recipe, target, waits)
+            return replayer(recipe.backend).replay(recipe, target, waits)
     else:
         function, arguments = item
         name, seconds, recorded = getattr(function, "__qualname__", repr(function)), 0.0, ""
@@ -87,5 +86,5 @@ def _offered(recipe: Recipe) -> str:
 
 
 def _is_portable(recipe: Recipe) -> bool:
-    backend = replayer(recipe.backend)
-    return backend is None or backend.is_portable(recipe)
+    compiler = compiler_of(recipe.backend)
+    return compiler is None or compiler.portable

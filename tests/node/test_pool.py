@@ -676,7 +676,7 @@ class Driver:
         return kernels.SM90
 triton.runtime.driver.set_active(Driver())
 kernel = kernels.build_scale(2)
-from kcoord.backends.triton.modules import _counters as _module_counters
+from kcoord.backends.triton.adapter import _counters as _module_counters
 print(_module_counters.read()["compiles"], Launcher(kernel.src, types.SimpleNamespace(tensordesc_meta=None)).file)
 print(_module_counters.read()["compiles"])
 """
