@@ -1,6 +1,6 @@
 """A rank's way of a request: memory → local tier → agent → compile → publish.
 
-`Coordinator.request` serves backends (`kcoord.backends.base.Backend.begin`); `get_or_compile` is the generic API on top of
+`Coordinator.request` serves backends (`kcoord.backends.Backend.begin`); `get_or_compile` is the generic API on top of
 it. No fault of the agent, Redis or the store comes through here: the worst answer is a `Compilation` that nobody coordinates.
 """
 

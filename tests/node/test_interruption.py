@@ -102,7 +102,7 @@ def test_a_script_that_bounds_a_step_by_an_alarm_hears_it_while_it_waits_for_ano
         assert isinstance(lead, Lead)
         timer = threading.Timer(0.2, alarm)
         with handled_by(raises), pytest.raises(TimeoutError, match="the step"):
-            waiter.claim(key, home, meanwhile=timer.start)
+            waiter.claim(key, home, while_waiting=timer.start)
         timer.join()
         assert waiter.status() is not None, "and the agent is not taken for dead"
         leader.give_up(lead, key)

@@ -158,8 +158,11 @@ def test_recipes_find_their_compiler_by_kind() -> None:
         registry.replayer("unknown")
 
 
-def test_installing_imports_no_compiler(sandbox: Sandbox) -> None:
-    program = "import sys, kcoord; print(kcoord.install()); print([n for n in ('triton', 'torch') if n in sys.modules])"
+def test_installing_imports_no_compiler_and_no_adapter(sandbox: Sandbox) -> None:
+    program = (
+        "import sys, kcoord; print(kcoord.install())\n"
+        "print([n for n in sys.modules if n in ('triton', 'torch') or n.endswith(('.adapter', '.hooks'))])"
+    )
     assert sandbox.run("-c", program).stdout == f"{HOOKED}\n[]\n"
 
 
