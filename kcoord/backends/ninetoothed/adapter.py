@@ -18,8 +18,7 @@ from kcoord.artifacts.local import Artifact
 from kcoord.backends.backend import Backend
 from kcoord.backends.ninetoothed import files
 from kcoord.backends.ninetoothed.gpus import gpu
-from kcoord.backends.ninetoothed.libraries import recipe_of, request_of
-from kcoord.backends.ninetoothed.request import Library
+from kcoord.backends.ninetoothed.request import Library, recipe_of, request_of
 from kcoord.backends.ninetoothed.traces import digest_of
 from kcoord.backends.triton.tools import triton_tools
 from kcoord.backends.triton.variables import VARIABLES

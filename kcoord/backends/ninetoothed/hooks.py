@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.ninetoothed import libraries, recording, traces
+from kcoord.backends.ninetoothed import recording, traces
 from kcoord.backends.ninetoothed.adapter import backend
+from kcoord.backends.ninetoothed.request import library_of, of_build
 from kcoord.backends.wrapping import is_wrapped, wraps
 
 
@@ -41,7 +42,7 @@ def _making(native: Any) -> Any:
             traces.record(given, records)
             return native(**{**given, "output_dir": directory})
 
-        request = libraries.library_of(given, lambda: [{"trace": traces.of_call(given)}], compile)
+        request = library_of(given, lambda: [{"trace": traces.of_call(given)}], compile)
         return native(**given) if request is None else backend.obtain(request, lambda: native(**given))
 
     return aot
@@ -59,7 +60,7 @@ def _building(module: Any) -> Any:
         def natively() -> Any:
             return native(premake, configs, **kwargs)
 
-        request = libraries.of_build(native, premake, configs, **kwargs)
+        request = of_build(native, premake, configs, **kwargs)
         return natively() if request is None else backend.obtain(request, natively)
 
     return build
