@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.backends.fail_open import notices
-from kcoord.backends.python.recipes import recipe_of, replay_call
+from kcoord.backends.python.compile_once import recipe_of, replay_call
 from kcoord.cgroups import cores
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.daemon import in_daemon

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.backends import abandoned
+from kcoord.backends import abandoned_frames
 from kcoord.rank.compilation import Overtaken
 
 
@@ -24,15 +24,15 @@ def test_a_compile_that_is_overtaken_begins_anew_once_and_then_goes_on_to_its_en
     def compile() -> str:
         compilation = hedge(ends)
         begun.append(compilation)
-        abandoned.register(compilation, sys._getframe())
+        abandoned_frames.register(compilation, sys._getframe())
         try:
-            abandoned.end_if_overtaken(compilation)
+            abandoned_frames.end_if_overtaken(compilation)
             return "compiled"
         finally:
             if len(begun) == 2:
-                abandoned.unregister(compilation)
+                abandoned_frames.unregister(compilation)
 
-    assert abandoned.wrap(compile)() == "compiled"
+    assert abandoned_frames.wrap(compile)() == "compiled"
     assert len(begun) == 2
     assert [type(end) for end in ends] == [Overtaken]
 
@@ -46,17 +46,17 @@ def test_a_compile_that_another_one_begins_may_be_overtaken_all_the_same() -> No
         inner_begun.append(compilation)
         if len(inner_begun) > 1:
             return "inner"
-        abandoned.register(compilation, sys._getframe())
-        abandoned.end_if_overtaken(compilation)
+        abandoned_frames.register(compilation, sys._getframe())
+        abandoned_frames.end_if_overtaken(compilation)
         raise AssertionError("it is overtaken")
 
     def outer() -> str:
         outer_begun.append(1)
         if len(outer_begun) == 1:
             raise Overtaken("another rank")
-        return abandoned.wrap(inner)() + " of outer"  # type: ignore[no-any-return]
+        return abandoned_frames.wrap(inner)() + " of outer"  # type: ignore[no-any-return]
 
-    assert abandoned.wrap(outer)() == "inner of outer"
+    assert abandoned_frames.wrap(outer)() == "inner of outer"
     assert len(inner_begun) == 2
 
 
@@ -65,4 +65,4 @@ def test_an_error_of_the_compiler_is_its_own() -> None:
         raise ValueError("no such layout")
 
     with pytest.raises(ValueError, match="no such layout"):
-        abandoned.wrap(compile)()
+        abandoned_frames.wrap(compile)()

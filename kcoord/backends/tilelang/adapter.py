@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
+from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
+from kcoord.backends.tilelang import callbacks, cubins, includes
+from kcoord.backends.tilelang.request import Kernel, recipe_of, request_of
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -27,33 +27,10 @@ _PACKAGES = ("tilelang", "tvm_ffi", "torch")
 _SHARED = {"tvm_ffi", "cython"}
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A traced kernel, and how it is to be compiled: TileLang's own arguments, resolved.
-
-    `cache` is TileLang's cache of this kind of kernel, whose methods write and read the files. `key` is known if the cache asks.
-    """
-
-    cache: Any = field(repr=False)
-    function: Any = field(repr=False)
-    execution: str
-    target: Any
-    host: Any
-    out_idx: Any
-    pass_configs: Mapping[str, Any]
-    flags: Any
-    context: Any = field(default=None, repr=False)
-    verbose: bool = False
-    key: CacheKey | None = None
-
-
 class TileLangBackend(Backend[Kernel, Any]):
     """A handle is TileLang's ``JITKernel``; its cache keeps that in memory, by our key."""
 
     name = "tilelang"
-    modules = ("tilelang.autotuner",)  # after torch, which may install kcoord, and after all that is hooked
-    packages = MappingProxyType({"tilelang": (0, 1, 14)})
-    recipes = ("tilelang",)
     variables = MappingProxyType(
         {
             **TOOLCHAIN_VARIABLES,
@@ -64,14 +41,7 @@ class TileLangBackend(Backend[Kernel, Any]):
     scope = Scope.TARGET
     keeps_handles = False
 
-    def hook(self) -> None:
-        from kcoord.backends.tilelang import hooks
-
-        hooks.hook(self)
-
     def bypass(self, request: Kernel) -> str:
-        from kcoord.backends.tilelang import callbacks, includes
-
         kind = request.target.kind.name
         if request.execution == "cutedsl":
             return "CuTe DSL compiles it at its first launch, into the directory that it was loaded from"
@@ -83,8 +53,6 @@ class TileLangBackend(Backend[Kernel, Any]):
         return str((request.function.attrs or {}).get("global_symbol", "kernel"))
 
     def factors(self, request: Kernel) -> Mapping[str, Any]:
-        from kcoord.backends.tilelang import callbacks
-
         return {
             "ir": str(request.function.script(show_meta=True)),
             "execution": request.execution,
@@ -114,8 +82,6 @@ class TileLangBackend(Backend[Kernel, Any]):
         import tilelang
         from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
-        from kcoord.backends.tilelang import includes
-
         cutlass = Path(CUTLASS_INCLUDE_DIR).resolve()
         is_own = cutlass.is_relative_to(Path(tilelang.__file__).resolve().parent)
         return (TILELANG_TEMPLATE_PATH, *(() if is_own else (str(cutlass),)), *includes.directories(request))
@@ -133,26 +99,22 @@ class TileLangBackend(Backend[Kernel, Any]):
     def key(self, request: Kernel) -> CacheKey:
         return request.key or super().key(request)
 
-    def lower_caches(self, key: CacheKey) -> AbstractContextManager[object]:
-        from kcoord.backends.tilelang import hooks
-
-        return hooks.without_cubins()
-
     def compile(self, request: Kernel, staging: Path) -> Any:
         from tilelang.jit import JITKernel
 
-        kernel = JITKernel(
-            request.function,
-            out_idx=request.out_idx,
-            execution_backend=request.execution,
-            target=request.target,
-            target_host=request.host,
-            verbose=request.verbose,
-            pass_configs=request.pass_configs,
-            compile_flags=request.flags,
-            backend_context=request.context,
-        )
-        self._save(request, kernel, staging)
+        with cubins.left_out():
+            kernel = JITKernel(
+                request.function,
+                out_idx=request.out_idx,
+                execution_backend=request.execution,
+                target=request.target,
+                target_host=request.host,
+                verbose=request.verbose,
+                pass_configs=request.pass_configs,
+                compile_flags=request.flags,
+                backend_context=request.context,
+            )
+            self._save(request, kernel, staging)
         return kernel
 
     def _save(self, request: Kernel, kernel: Any, staging: Path) -> None:
@@ -193,19 +155,13 @@ class TileLangBackend(Backend[Kernel, Any]):
         )
 
     def recipe(self, request: Kernel, seconds: float) -> Recipe | None:
-        from kcoord.backends.tilelang import recipes
-
-        return recipes.recipe_of(request, self.label(request), self.target(request), seconds)
-
-    def is_portable(self, recipe: Recipe) -> bool:
-        return False  # the IR may have been traced for this GPU
+        return recipe_of(request, self.label(request), self.target(request), seconds)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        import tilelang  # noqa: F401 - hooks it
+        return self.prepare(request_of(recipe), waits)
 
-        from kcoord.backends.tilelang import recipes
 
-        return self.prepare(recipes.request_of(recipe), waits)
+backend = TileLangBackend()
 
 
 def _packed(parameters: Any) -> bytes:

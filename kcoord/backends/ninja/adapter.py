@@ -7,67 +7,30 @@ ever if the builder is killed; others hold on one host only. Here every build ha
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
-from kcoord.backends.steps import UNLOADED
+from kcoord.backends.backend import UNLOADED, Backend
+from kcoord.backends.ninja import extensions
+from kcoord.backends.ninja.request import Library
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.environment import TOOLCHAIN_VARIABLES
 from kcoord.keys.host import cpu_features, host_abi
-from kcoord.keys.tools.commands import Inputs
 from kcoord.packs.recipe import Recipe
 
-
-@dataclass(frozen=True)
-class Library(ABC):
-    """A library to build. `file` is its name in the directory of the build, and in the artifact."""
-
-    name: str
-    file: str
-    inputs: Inputs = field(repr=False)
-
-    @abstractmethod
-    def build(self, directory: Path) -> None:
-        """Build `file` in the new `directory`. Raises the builder's own exceptions."""
-
-    @abstractmethod
-    def load(self, directory: Path) -> Any:
-        """The builder's answer to its caller, for the library in `directory`."""
-
-    def unchanged(self) -> bool:
-        """False if the build may have read other inputs than these."""
-        return self.inputs.unchanged()
-
-    def factors(self) -> Mapping[str, Any]:
-        """Everything that the library depends on beside `inputs`."""
-        return {}
+_MODULE = "torch.utils.cpp_extension"
 
 
 class NinjaBackend(Backend[Library, Any]):
     """A handle is what the builder returns: a module, or a path."""
 
     name = "ninja"
-    modules = ("torch.utils.cpp_extension", "flashinfer.jit.core", "tvm_ffi.cpp.extension")
-    packages = MappingProxyType({"torch": (2, 8)})
-    recipes = ("ninja",)
     variables = TOOLCHAIN_VARIABLES
     scope = Scope.TARGET
     keeps_handles = False  # each call imports a module anew, as without kcoord
-
-    def hook(self) -> None:
-        from kcoord.backends.ninja import directories, extensions
-
-        if "torch.utils.cpp_extension" in sys.modules:
-            extensions.hook(self)
-        directories.hook(self)
 
     def label(self, request: Library) -> str:
         return request.name
@@ -104,11 +67,35 @@ class NinjaBackend(Backend[Library, Any]):
         return request.load(artifact.path)
 
     def recipe(self, request: Library, seconds: float) -> Recipe | None:
-        from kcoord.backends.ninja import recipes
-
-        return recipes.recipe_of(request, seconds)
+        """None for a library that is no extension of torch, and for sources that are gone or too large."""
+        if not isinstance(request, extensions.Extension):
+            return None
+        call = {**request.arguments, "is_python_module": request.is_python_module}
+        try:
+            call["sources"] = [_source(Path(path), request.place) for path in request.arguments["sources"]]
+        except OSError:
+            return None
+        return Recipe.of(self.name, _MODULE, request.name, call, None, seconds)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        from kcoord.backends.ninja import recipes
+        """As `Backend.replay`. Raises ValueError for sources, headers or compilers that are not on this machine."""
+        with tempfile.TemporaryDirectory(prefix="kcoord-extension-") as place:
+            sources = []
+            for name, content in recipe.call["sources"]:
+                sources.append(name if content is None else str(Path(place, Path(name).name)))
+                if content is not None:
+                    Path(sources[-1]).write_bytes(content)
+            request = extensions.request_of({**recipe.call, "sources": sources, "build_directory": place})
+            if request is None:
+                raise ValueError(
+                    f"{recipe.qualname} cannot be built here: a source, a header, ninja or a compiler is missing"
+                )
+            return self.prepare(request, waits)
 
-        return recipes.replay(self, recipe, waits)
+
+def _source(path: Path, place: Path) -> tuple[str, bytes | None]:
+    """Its path; its name and content if it lies in `place`."""
+    return (path.name, path.read_bytes()) if path.parent == place else (str(path), None)
+
+
+backend = NinjaBackend()

@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 
 from torch._dynamo.exc import RestartAnalysis
 
-from kcoord.backends.inductor import hooks, scopes
-from kcoord.backends.inductor.backend import GRAPH, UNIT, Entry
-from kcoord.backends.inductor.scopes import Scope
+from kcoord.backends.inductor import compiles, hooks
+from kcoord.backends.inductor.compiles import OpenCompile
+from kcoord.backends.inductor.request import GRAPH, UNIT, Entry
 from kcoord.keys.cache_key import CacheKey
 
 
@@ -34,21 +34,21 @@ class _Compilation:
         self.ended = self.ended or "given up"
 
 
-def leading(kind: str) -> tuple[Scope, Any]:
+def leading(kind: str) -> tuple[OpenCompile, Any]:
     compilation: Any = _Compilation()
-    return Scope(kind, asked=Entry(kind, "asked"), compilation=compilation), compilation
+    return OpenCompile(kind, asked=Entry(kind, "asked"), compilation=compilation), compilation
 
 
 def test_a_lead_collects_what_torch_writes_and_nobody_else_does() -> None:
     unit, compilation = leading(UNIT)
-    other = Scope(UNIT)
+    other = OpenCompile(UNIT)
     with other, unit:
-        scopes.record(GRAPH, "forward", b"1")
-        scopes.record("pgo", "frame", {"not": "bytes"})
+        compiles.record(GRAPH, "forward", b"1")
+        compiles.record("pgo", "frame", {"not": "bytes"})
         compilation.ended = "ended"
     assert unit.made == {(GRAPH, "forward"): b"1"}
     assert not other.made
-    scopes.record(GRAPH, "later", b"2")
+    compiles.record(GRAPH, "later", b"2")
     assert unit.made == {(GRAPH, "forward"): b"1"}
 
 
@@ -59,7 +59,7 @@ def test_a_graph_that_torch_does_not_cache_lets_those_go_who_wait_for_its_unit()
         assert not compilation.ended
         hooks._keyed(lambda graph: (None, {"cache_bypass_reason": "it is frozen"}), "graph")
         assert "it is frozen" in compilation.ended
-        assert scopes.leading() is None
+        assert compiles.leading() is None
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_a_compile_that_torch_begins_anew_is_no_failure(error: Exception, how: s
     with pytest.raises(type(error)), unit:
         raise error
     assert compilation.ended.startswith(how)
-    assert scopes.innermost() is None
+    assert compiles.innermost() is None
 
 
 def test_a_lead_that_cannot_be_published_for_a_fault_of_ours_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> None:
         raise ValueError("a fault")
 
-    monkeypatch.setattr(scopes.backend, "finish", broken)
-    monkeypatch.setattr(scopes, "write_entries", broken)
+    monkeypatch.setattr(compiles.backend, "finish", broken)
+    monkeypatch.setattr(compiles, "write_entries", broken)
     unit, compilation = leading(UNIT)
     compilation.staging = Path("/nowhere")
     with unit:
-        scopes.record(UNIT, "asked", b"1")
+        compiles.record(UNIT, "asked", b"1")
     assert compilation.ended == "given up"

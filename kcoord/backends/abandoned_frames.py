@@ -3,6 +3,9 @@
 They are ended in two ways. `wrap` wraps the compiler's entry point: if it raises, the compilations that it began end. An entry
 point may have been imported before it was wrapped; so a thread watches the frame that asked, and ends its compilation once the
 frame has left its thread's stack. It looks once more at exit, because an exception may end the process sooner.
+
+The trade: while such a compilation is pending, a look every 20 ms walks one thread's stack; without it, other ranks would wait
+for the compile until the process ends.
 """
 
 from __future__ import annotations

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
-from kcoord.backends.ninetoothed import files, recipes
-from kcoord.backends.ninetoothed.gpus import Gpu, gpu
+from kcoord.backends.backend import Backend
+from kcoord.backends.ninetoothed import files
+from kcoord.backends.ninetoothed.gpus import gpu
+from kcoord.backends.ninetoothed.request import Library, recipe_of, request_of
 from kcoord.backends.ninetoothed.traces import digest_of
+from kcoord.backends.triton.tools import triton_tools
 from kcoord.backends.triton.variables import VARIABLES
 from kcoord.errors import KeyFactorError
 from kcoord.interruption import let_through
@@ -32,40 +33,14 @@ from kcoord.packs.recipe import Recipe
 _AOT = "ninetoothed.aot"
 
 
-@dataclass(eq=False)
-class Library:
-    """A library to build. `output` is the directory that the user named; `given` are the arguments of ``build`` or ``make``.
-
-    ``compile(directory, records)`` is NineToothed's, into another directory; it records in `records` what it traces. Steps note
-    `traces` and `gpu`, which are in the key, and `made`: digests of the traces that were compiled.
-    """
-
-    name: str
-    output: Path
-    given: Mapping[str, Any]
-    trace: Callable[[], list[dict[str, Any]]]
-    compile: Callable[[Path, Path], Any]
-    traces: list[dict[str, Any]] = field(default_factory=list)
-    gpu: Gpu | None = None
-    made: set[str] = field(default_factory=set)
-
-
 class NineToothedBackend(Backend[Library, Any]):
     """A handle is the function that launches the library's kernel."""
 
     name = "ninetoothed"
-    modules = ("ninetoothed.make",)  # after torch and Triton, which may install kcoord, and after all that is hooked
-    packages = MappingProxyType({"ninetoothed": (0, 25), "triton": (3, 4)})
-    recipes = ("ninetoothed",)
     variables = MappingProxyType(
         {**TOOLCHAIN_VARIABLES, **VARIABLES, "TRITON_DEFAULT_BACKEND": "which of Triton's drivers answers"}
     )
     keeps_handles = False  # each call loads anew, as without kcoord
-
-    def hook(self) -> None:
-        from kcoord.backends.ninetoothed import hooks
-
-        hooks.hook(self)
 
     def label(self, request: Library) -> str:
         return request.name
@@ -86,8 +61,6 @@ class NineToothedBackend(Backend[Library, Any]):
         }
 
     def tools(self, request: Library) -> Mapping[str, str]:
-        from kcoord.backends.triton.tools import triton_tools
-
         found = {"nvcc": "nvcc", "gcc": "gcc", "g++": "g++", "NVCC_CCBIN": os.environ.get("NVCC_CCBIN", "")}
         return {**{label: tool for label, tool in found.items() if tool}, **triton_tools("cuda")}
 
@@ -125,10 +98,11 @@ class NineToothedBackend(Backend[Library, Any]):
         return handle
 
     def recipe(self, request: Library, seconds: float) -> Recipe | None:
-        return recipes.recipe_of(request, self.target(request), seconds)
-
-    def is_portable(self, recipe: Recipe) -> bool:
-        return False  # NineToothed compiles for the GPU that it finds
+        return recipe_of(request, self.target(request), seconds)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        return recipes.replay(self, recipe, waits)
+        with request_of(recipe) as request:
+            return self.prepare(request, waits)
+
+
+backend = NineToothedBackend()

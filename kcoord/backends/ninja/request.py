@@ -1,17 +1,46 @@
-"""The inputs of a ninja file's build."""
+"""A library that ninja is to build, and the inputs of its build."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kcoord.keys.tools import commands
 from kcoord.keys.tools.commands import Inputs
 
 _DIRECTORIES = ("-I", "-L", "-isystem", "-iquote", "-idirafter")
 _LIBRARIES = (".a", ".o", ".so")
+
+
+@dataclass(frozen=True)
+class Library(ABC):
+    """A library to build. `file` is its name in the directory of the build, and in the artifact."""
+
+    name: str
+    file: str
+    inputs: Inputs = field(repr=False)
+
+    @abstractmethod
+    def build(self, directory: Path) -> None:
+        """Build `file` in the new `directory`. Raises the builder's own exceptions."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> Any:
+        """The builder's answer to its caller, for the library in `directory`."""
+
+    def unchanged(self) -> bool:
+        """False if the build may have read other inputs than these."""
+        return self.inputs.unchanged()
+
+    def factors(self) -> Mapping[str, Any]:
+        """Everything that the library depends on beside `inputs`."""
+        return {}
 
 
 def inputs_of(file: Path, directory: Path, local_dir: Path) -> tuple[Inputs, str]:

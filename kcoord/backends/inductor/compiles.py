@@ -15,48 +15,47 @@ from typing import Any
 
 from kcoord.artifacts.local import Artifact
 from kcoord.backends.fail_open import fails_open
-from kcoord.backends.inductor.backend import FILE, UNIT, Entries, Entry, InductorBackend, write_entries
+from kcoord.backends.inductor.adapter import backend
+from kcoord.backends.inductor.request import FILE, UNIT, Entries, Entry, write_entries
 from kcoord.interruption import let_through
 from kcoord.rank.coordinator import Busy, Compilation
-
-backend = InductorBackend()
 
 
 class Passed(BaseException):
     """Ends the compile of a unit that another rank is at. No guard of torch may catch it."""
 
 
-class _Scopes(threading.local):
+class _Open(threading.local):
     def __init__(self) -> None:
-        self.all: list[Scope] = []
+        self.all: list[OpenCompile] = []
         self.passes = False  # the next unit is passed over if another rank is at it
 
 
-_scopes = _Scopes()
+_open = _Open()
 
 
-def innermost() -> Scope | None:
-    return _scopes.all[-1] if _scopes.all else None
+def innermost() -> OpenCompile | None:
+    return _open.all[-1] if _open.all else None
 
 
 @contextlib.contextmanager
 def passing_over(passes: bool) -> Iterator[None]:
     """With `passes`, a unit in this block raises `Passed` if another rank compiles it now."""
-    before, _scopes.passes = _scopes.passes, passes
+    before, _open.passes = _open.passes, passes
     try:
         yield
     finally:
-        _scopes.passes = before
+        _open.passes = before
 
 
-def leading() -> Scope | None:
+def leading() -> OpenCompile | None:
     """The innermost unit or graph of this thread that this rank compiles for others; None if there is none."""
-    scope = innermost()
-    return scope if scope is not None and scope.leads else None
+    found = innermost()
+    return found if found is not None and found.leads else None
 
 
 @dataclass(eq=False)
-class Scope:
+class OpenCompile:
     """One unit or graph, while torch compiles or loads it. A context manager.
 
     `problem`: why it is not shared. `given`: the entries that a lookup may answer with. `made`: what torch has written since.
@@ -76,7 +75,7 @@ class Scope:
     def ask(self, entry: Entry) -> None:
         """Have the entry: `given` holds it, or this rank leads, or (if it is not shared) neither."""
         self.asked = entry
-        found = backend.begin(entry, waits=self.kind != UNIT or not _scopes.passes)
+        found = backend.begin(entry, waits=self.kind != UNIT or not _open.passes)
         if isinstance(found, Compilation):
             self.compilation = found
         elif isinstance(found, Artifact):
@@ -84,14 +83,14 @@ class Scope:
         elif isinstance(found, Busy):
             raise Passed
 
-    def __enter__(self) -> Scope:
-        _scopes.all.append(self)
+    def __enter__(self) -> OpenCompile:
+        _open.all.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _scopes.all.pop()
+        _open.all.pop()
         self._end(error)
 
     @fails_open(lambda self, error: None)
@@ -131,6 +130,6 @@ def _begins_anew(error: BaseException) -> bool:
 
 def record(kind: str, key: str, content: Any) -> None:
     """Torch writes an entry to one of its caches."""
-    for scope in _scopes.all:
-        if scope.leads and isinstance(content, bytes) and (scope.kind == UNIT or kind == scope.kind):
-            scope.made[kind, key] = content
+    for each in _open.all:
+        if each.leads and isinstance(content, bytes) and (each.kind == UNIT or kind == each.kind):
+            each.made[kind, key] = content

@@ -1,16 +1,36 @@
-"""A TileLang kernel's recipe: its traced IR, and how it was compiled. Enough to compile it without the script."""
+"""A traced kernel of TileLang, and its recipe: its IR, and how it was compiled. Enough to compile it without the script."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from kcoord.keys.cache_key import CacheKey
+from kcoord.keys.device import GPUTarget
 from kcoord.packs.recipe import Recipe
 
-if TYPE_CHECKING:
-    from kcoord.backends.tilelang.backend import Kernel
-    from kcoord.keys.device import GPUTarget
+
+@dataclass(frozen=True)
+class Kernel:
+    """A traced kernel, and how it is to be compiled: TileLang's own arguments, resolved.
+
+    `cache` is TileLang's cache of this kind of kernel, whose methods write and read the files. `key` is known if the cache asks.
+    """
+
+    cache: Any = field(repr=False)
+    function: Any = field(repr=False)
+    execution: str
+    target: Any
+    host: Any
+    out_idx: Any
+    pass_configs: Mapping[str, Any]
+    flags: Any
+    context: Any = field(default=None, repr=False)
+    verbose: bool = False
+    key: CacheKey | None = None
 
 
 def recipe_of(request: Kernel, label: str, target: GPUTarget | None, seconds: float) -> Recipe | None:
@@ -34,8 +54,6 @@ def request_of(recipe: Recipe) -> Kernel:
     import tvm
     from tilelang import cache
     from tilelang.transform.pass_config import normalize_pass_configs
-
-    from kcoord.backends.tilelang.backend import Kernel
 
     call = recipe.call
     target, host = (None if each is None else json.loads(each) for each in (call["target"], call["host"]))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
+from kcoord.backends.backend import Backend
 from kcoord.backends.fail_open import notices
+from kcoord.backends.flydsl import conditions, llvm_options, rocm
+from kcoord.backends.flydsl.request import Traced, recipe_of, request_of
 from kcoord.keys.device import DeviceKey, GPUTarget, Scope
 from kcoord.keys.host import host_abi
 from kcoord.keys.packages import Owner, identity_of, owner_of
@@ -20,31 +21,10 @@ _COMPILED = "compiled.mlir"
 _CODE_OBJECT = "code-object.elf"  # its header, which names the GPU
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A traced module, and how it is to be compiled.
-
-    `ir` is its text, without source lines unless these are compiled into the code. `fixed` is the GPU that the jit function found
-    at its first call, if it is known. `compile` is FlyDSL's compiler for this module.
-    """
-
-    module: Any = field(repr=False)
-    ir: str = field(repr=False)
-    arch: str
-    function: str
-    links: tuple[str, ...]
-    hints: Mapping[str, Any]
-    fixed: str
-    compile: Callable[[], Any] = field(repr=False)
-
-
 class FlyDSLBackend(Backend[Traced, Any]):
     """A handle is a compiled module of the MLIR context that asks."""
 
     name = "flydsl"
-    modules = ("flydsl.compiler",)  # after torch, which may install kcoord and which `flydsl` imports
-    packages = MappingProxyType({"flydsl": (0, 2)})
-    recipes = ("flydsl",)
     variables = MappingProxyType(
         {
             "FLYDSL_COMPILE_OPT_LEVEL": "how much is optimized",
@@ -55,15 +35,8 @@ class FlyDSLBackend(Backend[Traced, Any]):
     scope = Scope.TARGET
     keeps_handles = False  # each belongs to the context of one compile; FlyDSL keeps what it makes of them
 
-    def hook(self) -> None:
-        from kcoord.backends.flydsl import hooks
-
-        hooks.hook(self)
-
     def bypass(self, request: Traced) -> str:
-        from kcoord.backends.flydsl import conditions
-
-        reason = conditions.against(request)
+        reason = conditions.reason_not_shared(request)
         if reason:
             notices.tell(f"{self.label(request)} is compiled by each rank for itself: {reason}", about=reason)
         return reason
@@ -73,8 +46,6 @@ class FlyDSLBackend(Backend[Traced, Any]):
 
     def factors(self, request: Traced) -> Mapping[str, Any]:
         from flydsl.compiler import backends
-
-        from kcoord.backends.flydsl import llvm_options
 
         passes = backends.get_backend(arch=request.arch).pipeline_fragments(compile_hints=dict(request.hints))
         return {
@@ -89,15 +60,11 @@ class FlyDSLBackend(Backend[Traced, Any]):
         }
 
     def tools(self, request: Traced) -> tuple[str, ...]:
-        from kcoord.backends.flydsl import rocm
-
         return (str(rocm.linker()),)
 
     def trees(self, request: Traced) -> tuple[str, ...]:
         """ROCm's functions; FlyDSL itself if it is a checkout."""
         import flydsl
-
-        from kcoord.backends.flydsl import rocm
 
         checkout = (Path(flydsl.__file__).parent,) if owner_of("flydsl") is Owner.PROJECT else ()
         return tuple(map(str, (*rocm.device_libraries(), *checkout)))
@@ -109,8 +76,6 @@ class FlyDSLBackend(Backend[Traced, Any]):
         return None  # a process that only compiles does not open its GPU, and may fork later
 
     def compile(self, request: Traced, staging: Path) -> Any:
-        from kcoord.backends.flydsl import rocm
-
         compiled = request.compile()
         text = str(compiled)
         (staging / _COMPILED).write_text(text, encoding="utf-8")
@@ -126,17 +91,11 @@ class FlyDSLBackend(Backend[Traced, Any]):
         return type(request.module).parse(text, context=request.module.context)
 
     def recipe(self, request: Traced, seconds: float) -> Recipe | None:
-        from kcoord.backends.flydsl import recipes
-
-        return recipes.recipe_of(request, self.target(request), seconds)
-
-    def is_portable(self, recipe: Recipe) -> bool:
-        return False  # it was traced for this GPU
+        return recipe_of(request, self.target(request), seconds)
 
     def replay(self, recipe: Recipe, target: GPUTarget | None, waits: bool) -> str:
-        import flydsl.compiler  # noqa: F401 - hooks it
-
-        from kcoord.backends.flydsl import recipes
-
-        with recipes.request_of(recipe) as request:
+        with request_of(recipe) as request:
             return self.prepare(request, waits)
+
+
+backend = FlyDSLBackend()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.local import Artifact
-from kcoord.backends.base import Backend
+from kcoord.backends.backend import Backend
 from kcoord.backends.cc.command import Command, Dependencies
 from kcoord.files.replace import replace_file
 from kcoord.keys.device import DeviceKey
@@ -98,6 +98,9 @@ class CompilerBackend(Backend[Compile, int]):
         if (said := artifact.path / _MESSAGES).exists():
             sys.stderr.buffer.write(said.read_bytes())
         return 0
+
+
+backend = CompilerBackend()
 
 
 def status_of(returncode: int) -> int:
