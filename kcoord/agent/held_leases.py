@@ -1,4 +1,4 @@
-"""The leases of this agent's flights. A flight may hold two: that of its key, and the right to hedge (`kcoord.agent.hedges`)."""
+"""The leases of this agent's flights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ class HeldLeases:
 
     def __len__(self) -> int:
         return len(self._of_flights())
-
-    async def take(self, key: str, serial: int) -> Lease | Ready | Failed | Wait:
-        """Acquire, and renew from then on. Raises `LeaseUnavailable`."""
-        answer = await self.service.acquire(key, self._token(serial), platform.node())
-        return self._renewed(answer) if isinstance(answer, Lease) else answer
 
     async def await_turn(
         self,

@@ -1,4 +1,4 @@
-"""Carries out the actions of flights: the lease of a key, the right to hedge, and the artifact, which `tiers` brings."""
+"""Carries out the actions of flights: the lease of a key, and the artifact, which `tiers` brings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from kcoord.agent import actions as act
 from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
-from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.store import Store
@@ -55,7 +54,6 @@ class LeaseTasks:
         self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
         self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
-        self._hedges = Hedges(self._held, flights)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
             act.Look: self._look,
@@ -63,14 +61,11 @@ class LeaseTasks:
             act.EndLease: self._end,
             act.FailLease: self._fail,
             act.Announce: self._announce,
-            act.AskHedge: self._ask_hedge,
-            act.EndHedge: self._end_hedge,
         }
         self.passing: Latest[str, None] = Latest(_MOST_PASSING)
         """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
-        self._following: dict[int, asyncio.Task[None]] = {}  # likewise
         self._announcing: dict[str, asyncio.Task[None]] = {}  # by key, the latest
 
     def start(self, action: act.LeaseTask) -> None:
@@ -95,6 +90,11 @@ class LeaseTasks:
         return len(self._announcing)
 
     @property
+    def settled(self) -> bool:
+        """False for some seconds after this node changed its lease service."""
+        return self._held.service.settled
+
+    @property
     def held(self) -> int:
         """The number of leases that this agent keeps alive."""
         return len(self._held)
@@ -110,7 +110,7 @@ class LeaseTasks:
         """
         self.tiers.looks.close()
         self.early_packs.close()
-        for task in (*self._asking.values(), *self._following.values()):
+        for task in self._asking.values():
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
@@ -220,32 +220,6 @@ class LeaseTasks:
                 await self._held.give_back(key, serial)
         if manifest is not None:
             await self._held.ready(key, serial, manifest)
-
-    # The right to hedge.
-
-    async def _ask_hedge(self, action: act.AskHedge) -> None:
-        key, serial = action.key, action.serial
-        won = await self._hedges.take(key, serial)
-        self._report(self._flights.hedge_answered(key, serial, won, self._now()))
-        if not won and serial not in self._following:
-            self._following[serial] = self._run(serial, self._follow(key, serial))
-
-    async def _end_hedge(self, action: act.EndHedge) -> None:
-        announcing = self._announcing.get(action.key)
-        if announcing is not None:  # else another node hedges in the moment before it hears that the key is READY
-            await asyncio.wait({announcing})
-        await self._hedges.give_back(action.key, action.serial)
-
-    async def _follow(self, key: str, serial: int) -> None:
-        async def fetch(home: Path, manifest: str) -> bool:
-            return await self.tiers.from_store(key, home, manifest) is not None
-
-        try:
-            home = await self._hedges.follow(key, serial, fetch)
-            if home is not None:
-                self._report(self._flights.landed(key, str(home)))
-        finally:
-            del self._following[serial]
 
     # Artifacts.
 

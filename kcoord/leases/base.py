@@ -218,8 +218,8 @@ class LeaseService(abc.ABC):
         return []
 
     @property
-    def agreed(self) -> bool:
-        """False while another node may use another service than this one, so that a lease may be given to both."""
+    def settled(self) -> bool:
+        """False for some seconds after a change of services: nodes may be between the two."""
         return True
 
     async def ping(self) -> None:  # noqa: B027 - a service in memory always answers

@@ -29,7 +29,7 @@ from kcoord.telemetry.events import tell_bug
 _T = TypeVar("_T")
 
 _PROBE_EVERY = 2.0  # seconds
-_AGREED_AFTER = 10.0  # seconds; nodes learn within 7 of each other that a service is gone, or back
+_SETTLED_AFTER = 10.0  # seconds; nodes learn within 7 of each other that a service is gone, or back
 _MOST_OWED = 1000  # leases; the oldest have most likely ended by their TTL
 _RELEASED_AT_ONCE = 64
 
@@ -46,7 +46,7 @@ class Failover(LeaseService):
         self._owed: Latest[tuple[str, str], Lease] = Latest(_MOST_OWED)
         self._returning = False  # the first has answered, and has this agent's leases, but does not serve yet
         self._opened = self._closed = 0
-        self._agreed_at = -math.inf
+        self._settled_at = -math.inf
         self._ending = False
         self._why = ""
 
@@ -64,8 +64,8 @@ class Failover(LeaseService):
         return self._second if self.open else self._first
 
     @property
-    def agreed(self) -> bool:
-        return self.serving.reaches_nodes and monotonic() >= self._agreed_at and self.serving.agreed
+    def settled(self) -> bool:
+        return monotonic() >= self._settled_at and self.serving.settled
 
     def breakers(self) -> list[dict[str, Any]]:
         state = "open" if self.open else "closed"
@@ -168,7 +168,7 @@ class Failover(LeaseService):
         if self.open:
             return
         self._opened, self._why = self._opened + 1, str(error)
-        self._agreed_at = monotonic() + _AGREED_AFTER
+        self._settled_at = monotonic() + _SETTLED_AFTER
         self._handover = asyncio.create_task(self._hand_over(self._second))
         self._handover.add_done_callback(self._handed_over)
         self._begin_probe(self._handover)
@@ -212,7 +212,7 @@ class Failover(LeaseService):
                 break
         self._handover, self._returning = None, False
         self._probe, self._closed = None, self._closed + 1
-        self._agreed_at = monotonic() + _AGREED_AFTER
+        self._settled_at = monotonic() + _SETTLED_AFTER
         self._tell(f"coordination by {self._first.name} is back")
 
     def _owe(self, lease: Lease) -> None:

@@ -44,8 +44,6 @@ class Server:
     tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
     leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
     hedges: dict[str, str] = field(default_factory=dict)  # key → the token that hedges now
-    hedging: dict[int, str] = field(default_factory=dict)  # the right to hedge is asked for
-    rights: dict[int, str] = field(default_factory=dict)  # … was won and not ended
     publishing: list[tuple[str, str]] = field(default_factory=list)  # keys and tokens; "" hands in without leading
 
     # Events.
@@ -100,12 +98,6 @@ class Server:
     def fetched(self, serial: int, found: bool) -> None:
         key = self.fetching.pop(serial)
         self.do(self.flights.fetched(key, serial, "/found" if found else None))
-
-    def hedge(self, serial: int, won: bool) -> None:
-        key = self.hedging.pop(serial)
-        if won:
-            self.rights[serial] = key
-        self.do(self.flights.hedge_answered(key, serial, won, self.now))
 
     def works(self, key: str, token: str) -> None:
         self.flights.works(key, token)
@@ -193,12 +185,6 @@ class Server:
             elif isinstance(action, act.Fetch):
                 assert action.serial not in self.fetching
                 self.fetching[action.serial] = action.key
-            elif isinstance(action, act.AskHedge):
-                assert action.serial not in self.hedging, "the right to hedge is asked for twice"
-                assert action.serial not in self.rights, "a right that is held is asked for"
-                self.hedging[action.serial] = action.key
-            elif isinstance(action, act.EndHedge):
-                self.rights.pop(action.serial, None)  # one that went ahead since the leader was overdue has none
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
                 if action.serial in self.asking and not isinstance(action, act.FailLease):
@@ -224,7 +210,7 @@ class Server:
         flights = list(self.flights)
         assert len({f.key for f in flights}) == len(flights)
         self.leads, self.hedges = {}, {}
-        waiting, hedged = list[int](), set[int]()
+        waiting = list[int]()
         for flight in flights:
             for number, waiter in flight.waiters.items():
                 assert number == waiter.id
@@ -234,15 +220,11 @@ class Server:
                 self.leads[flight.key] = flight.leader.token
             if flight.hedge is not None:
                 self.hedges[flight.key] = flight.hedge.token
-                hedged.add(flight.serial)
         assert sorted(waiting) == sorted(self.unanswered), "a claim is lost, or in two places"
         for flight in flights:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
         assert self.held.keys() <= alive, "a lease that was won is held by no flight"
-        assert self.rights.keys() <= hedged, "a right without a hedge"
-        due = {f.serial for f in flights if f.overdue is not None}
-        assert hedged <= self.rights.keys() | due, "a hedge without the right to it"
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
@@ -295,8 +277,6 @@ class Server:
         while ticks >= 0:
             if self.looking_here:
                 self.looked_here(next(iter(self.looking_here)), found=False)
-            elif self.hedging:
-                self.hedge(next(iter(self.hedging)), won=True)
             elif self.asking or self.cancelled:
                 self.lease(next(iter(self.asking or self.cancelled)), Won(1))
             elif self.looking:
@@ -305,7 +285,7 @@ class Server:
                 self.fetched(next(iter(self.fetching)), found=False)
             elif self.publishing:
                 self.published(0, well=False)
-            elif self.unanswered or self.held or self.rights or list(self.flights):
+            elif self.unanswered or self.held or list(self.flights):
                 self.tick(max(LIMIT, 2 * PATIENCE * MAX_WAIT) + 1)
                 ticks -= 1
             else:
@@ -313,7 +293,6 @@ class Server:
             yield
         assert not self.unanswered, "a claim is never answered"
         assert not self.held, "a lease is held for ever"
-        assert not self.rights, "the right to hedge is held for ever"
         raise AssertionError("a flight never ends")
 
 
@@ -383,18 +362,11 @@ class RandomServer(RuleBasedStateMachine):
         for serial in [s for s, k in self.server.looking.items() if k == key]:
             self.server.looked(serial, found=False)
 
-    @rule(data=st.data(), won=st.booleans())
-    def hedge(self, data: st.DataObject, won: bool) -> None:
-        if self.server.hedging:
-            self.server.hedge(data.draw(st.sampled_from(list(self.server.hedging))), won)
-
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def slow(self, key: str, owners: list[int]) -> None:
         """A leader, here or on another node, who takes long, and a waiter who goes ahead."""
         self.take_off(key, owners)
         self.server.tick(SLOW + 1)
-        for serial in [s for s, k in self.server.hedging.items() if k == key]:
-            self.server.hedge(serial, won=True)
 
     @rule(data=st.data(), key=st.sampled_from(KEYS))
     def works(self, data: st.DataObject, key: str) -> None:
@@ -481,8 +453,6 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events.append(("landing", ("a", "foreign")))
     for index in range(len(server.publishing)):
         events += [("published", (index, True)), ("published", (index, False))]
-    for serial in server.hedging:
-        events += [("hedge", (serial, True)), ("hedge", (serial, False))]
     events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
     if server.now < 80:
         events += [("tick", (20.0,))]
@@ -503,8 +473,7 @@ def fingerprint(server: Server) -> int:
             flight.manifest,
             flight.waited,
             flight.remote,
-            flight.hedge_due,
-            flight.hedge_asked,
+            flight.hedge_from,
             flight.overdue,
             flight.landed,
         ),
@@ -522,8 +491,6 @@ def fingerprint(server: Server) -> int:
         tuple(server.fetching),
         tuple(server.tokens),
         tuple(server.publishing),
-        tuple(server.hedging),
-        tuple(server.rights),
     )  # fmt: skip
     return hash(state)
 

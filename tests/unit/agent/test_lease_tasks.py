@@ -27,7 +27,7 @@ from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
 
-KEY, SLOW = "key", 0.05
+KEY = "key"
 
 
 def tasks_of(
@@ -52,16 +52,6 @@ def tasks_of(
         leases, store, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
     )
     return tasks
-
-
-def slow_flight(flights: Flights, now: float) -> list[act.Action]:
-    """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
-    for n in (1, 2):
-        flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, slow_after=lambda: SLOW), now)
-    flights.looked_here(KEY, 1, None)
-    flights.lease_answered(KEY, 1, Won(0), now)
-    flights.looked(KEY, 1, "/home/1", None, now)
-    return flights.tick(now + SLOW)
 
 
 def claimant(n: int = 1, *, waits: bool = True, slow_after: float = math.inf) -> act.Claimant:
@@ -188,60 +178,6 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
     asyncio.run(scenario())
 
 
-def test_the_right_to_hedge_is_one_rank_s_of_all_nodes_and_is_given_back_when_the_hedge_ends() -> None:
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        flight = flights.get(KEY)
-        assert flight is not None
-        await until(lambda: not flight.waiters)
-        assert tasks.held == 1
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        tasks.start(act.EndHedge(KEY, 1))
-        await until(lambda: not tasks.busy)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_the_right_to_hedge_is_given_back_after_other_nodes_hear_that_the_key_is_ready() -> None:
-    """Else another node hedges in the moment between."""
-
-    async def scenario() -> None:
-        order: list[str] = []
-        announcing = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def ready(self, key: str, manifest: str, lease: Lease | None = None) -> None:
-                await announcing.wait()
-                order.append("ready")
-                await super().ready(key, manifest, lease)
-
-            async def release(self, lease: Lease) -> bool:
-                order.append(lease.key)
-                return await super().release(lease)
-
-        leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await until(lambda: tasks.held == 1 and not tasks.busy)
-        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
-        tasks.start(act.EndHedge(KEY, 1))
-        await asyncio.sleep(0.05)
-        announcing.set()
-        await until(lambda: not tasks.busy)
-        assert order == ["ready", f"{KEY}-hedge"]
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
 def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
     async def scenario() -> None:
         class Away(LocalLeases):
@@ -256,9 +192,6 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
         tasks = tasks_of(flights, leases, notices=notices)
         await leader_of(flights, tasks)
         assert tasks.held == 0
-        tasks.start(act.AskHedge(KEY, 1))
-        await until(lambda: not any("_ask_hedge" in repr(task.get_coro()) for task in tasks._tasks))
-        assert tasks.held == 0, "a compile that nobody limits"
         assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
         await tasks.drain(1.0)
 
@@ -353,31 +286,6 @@ def test_an_agent_that_ends_does_not_wait_for_other_nodes() -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_follows_a_hedge_of_another_one_for_as_long_as_its_flight_lasts() -> None:
-    async def scenario() -> None:
-        leases, flights, notices = (
-            LocalLeases(15.0, 900.0, 30.0),
-            Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
-            Notices(),
-        )
-        tasks = tasks_of(flights, leases, notices=notices)
-        (ask,) = slow_flight(flights, time.monotonic() - SLOW)
-        assert isinstance(ask, act.AskHedge)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        tasks.start(ask)
-        await until(lambda: leases._watchers)
-        flight = flights.get(KEY)
-        assert flight is not None
-        assert flight.leader is not None
-        flights.failed(KEY, flight.leader.token, "log", "where", time.monotonic())
-        await leases.ready(KEY, "another node's manifest")
-        await until(lambda: not tasks.busy)
-        assert not notices.since(0)[0]
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
 def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
     async def scenario() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
@@ -387,111 +295,6 @@ def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
         await tasks.drain(1.0)
         assert list(leases.held) == [("collection", "us.gc")]
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-
-    asyncio.run(scenario())
-
-
-def test_who_hears_of_another_node_s_hedge_takes_no_lease_that_its_flight_does_not_have() -> None:
-    """A node whose store is full compiles without the lease, so that no other node waits for what it cannot publish."""
-
-    async def scenario() -> None:
-        asked = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def look(self, key: str) -> Ready | Failed | Wait | None:
-                answer = await super().look(key)
-                if key == KEY:
-                    asked.set()
-                return answer
-
-        leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-        tasks.start(ask)
-        await within(10.0, asked.wait())
-        assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        assert isinstance(await leases.acquire(KEY, "ours", "us"), Wait)
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_the_right_to_hedge_is_given_back_by_an_agent_that_ends_before_it_hears_that_it_has_it() -> None:
-    async def scenario() -> None:
-        granted = asyncio.Event()
-
-        class Leases(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-                answer = await super().take(lease, void)
-                if lease.holder != "another node":
-                    granted.set()
-                    await asyncio.sleep(600)  # the answer is on its way
-                return answer
-
-        leases = Leases(15.0, 900.0, 30.0)
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        (ask,) = slow_flight(flights, time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await within(10.0, granted.wait())
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Wait)
-        await tasks.drain(0.05)
-        assert isinstance(await leases.acquire(f"{KEY}-hedge", "theirs", "another node"), Lease)
-
-    asyncio.run(scenario())
-
-
-def test_nobody_goes_ahead_of_a_leader_on_another_node_that_has_just_landed() -> None:
-    """Who waits by polling hears of it later than the right to a hedge is free."""
-
-    async def scenario() -> None:
-        given_back = asyncio.Event()
-
-        class Deaf(Watch):
-            async def changed(self, timeout: float) -> bool:
-                await asyncio.sleep(600)
-                return True
-
-            async def __aenter__(self) -> Watch:
-                return self
-
-            async def __aexit__(self, *exc: object) -> None:
-                pass
-
-        class Leases(LocalLeases):
-            def watch(self, key: str) -> Watch:
-                return Deaf()
-
-            async def release(self, lease: Lease) -> bool:
-                released = await super().release(lease)
-                if lease.key == f"{KEY}-hedge":
-                    given_back.set()
-                return released
-
-        leases, answered = Leases(15.0, 900.0, 30.0), []
-        flights = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases, answered)
-        theirs = await leases.acquire(KEY, "theirs", "another node")
-        assert isinstance(theirs, Lease)
-        now = time.monotonic()
-        (ask,) = flights.claim(act.Claimant(1, 1, KEY, "/home/1", "rank 1", now + 60, slow_after=lambda: SLOW), now)
-        tasks.start(ask)
-        flight = flights.get(KEY)
-        assert flight is not None
-        while not flight.remote:
-            await asyncio.sleep(0.01)
-        await theirs.ready("a manifest")
-        await asyncio.sleep(SLOW)
-        (ask,) = flights.tick(time.monotonic())
-        assert isinstance(ask, act.AskHedge)
-        tasks.start(ask)
-        await within(10.0, given_back.wait())
-        await tasks.drain(0.05)
-        assert answered == []
 
     asyncio.run(scenario())
 
