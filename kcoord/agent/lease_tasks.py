@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcoord.agent import actions as act
-from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.flights import Flights
 from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.tiers import Tiers
@@ -29,8 +28,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`; `profile` is the one that this agent's
-    jobs record.
+    `learn`, `in_store`, `used` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
     """
 
     def __init__(
@@ -48,11 +46,9 @@ class LeaseTasks:
         in_store: Callable[[str], None] = lambda digest: None,
         used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
-        profile: str | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
         self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, used=used)
-        self.early_packs = EarlyPacks(leases, profile, self.tiers.packs)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
@@ -109,7 +105,6 @@ class LeaseTasks:
         `giving_back` seconds.
         """
         self.tiers.looks.close()
-        self.early_packs.close()
         for task in self._asking.values():
             task.cancel()
         if self._tasks:
@@ -241,9 +236,6 @@ class LeaseTasks:
     async def _fetch(self, action: act.Fetch) -> None:
         key, home = action.key, Path(action.home)
         found = packed = await self.tiers.from_pack(key, home, action.manifest)
-        if not found and await self.early_packs.came(key):
-            found = packed = await self.tiers.from_pack(key, home, action.manifest)
         if not found:
-            with self.early_packs.fetching():
-                found = await self.tiers.from_store(key, home, action.manifest) is not None
+            found = await self.tiers.from_store(key, home, action.manifest) is not None
         self._report(self._flights.fetched(key, action.serial, action.home if found else None, packed=packed))

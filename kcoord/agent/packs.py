@@ -96,41 +96,6 @@ class Packs:
             await asyncio.wait(reading, timeout=max(0.0, self._patient_until - time.monotonic()))
         return next((found for pack in self._packs() if (found := pack.announced(digest))), None)
 
-    def states(self, digest: str) -> bool:
-        """True if a pack that serves has the artifact of the key `digest`."""
-        return any(pack.announced(digest) for pack in self._packs())
-
-    async def renew(self, profile: str) -> None:
-        """Read the profile's newest pack, unless it serves already. The one that serves does so until then."""
-        before, begins = self._reads.get(profile), profile not in self._reads
-        if begins:
-            self.begin(profile, asked=True)
-            before = self._reads.get(profile)
-        if before is not None and not before.done():
-            await asyncio.wait({before})
-        if before is None or begins:
-            return
-        old = _result(before)
-
-        def read(store: Store) -> Pack | None:
-            assert self._local_dir is not None
-            return read_pack(store, profile, self._local_dir, unless=old.place if old is not None else None)
-
-        try:
-            pack = await self._store.use(read)
-        except PackUnused as error:
-            self._notices.tell(f"the pack of {profile} is not used: {error}; its artifacts are looked up")
-            return
-        if pack is None:
-            return
-        if self._reads.get(profile) is not before:  # it has served its time meanwhile
-            in_daemon(pack.close)
-            return
-        self._put_off.discard(profile)
-        self._reads[profile] = _done(pack)
-        if old is not None:
-            in_daemon(old.close)
-
     async def bring(self, digest: str, home: Path, announced: str) -> Manifest | None:
         """Bring the artifact of the key `digest` whose manifest has the SHA-256 `announced` to `home`, and return its manifest.
 
@@ -213,12 +178,6 @@ class Packs:
             in_daemon(pack.close)  # a thread may be reading it, from a disk that hangs
         elif read is not None:
             read.cancel()
-
-
-def _done(pack: Pack) -> asyncio.Future[Pack | None]:
-    read: asyncio.Future[Pack | None] = asyncio.get_running_loop().create_future()
-    read.set_result(pack)
-    return read
 
 
 def _result(read: asyncio.Future[Pack | None] | None) -> Pack | None:

@@ -78,7 +78,7 @@ class Parts:
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic,
             report=lambda actions: self.claims.carry_out(actions),
             local_dir=settings.local_dir, learn=self.expectations.learn, in_store=self.late.published,
-            used=lambda pack: self.use_notes.used([pack], os.getpid()), profile=settings.recorded_as,
+            used=lambda pack: self.use_notes.used([pack], os.getpid()),
         )  # fmt: skip
         self.tiers = self.lease_tasks.tiers
         root, trust = (store.root, store.trust) if store is not None else (None, OFF)
@@ -99,8 +99,7 @@ class Parts:
         named = None if is_automatic(settings.profile) else settings.recorded_as
         self.requested = RequestedRecorder(root, settings.local_dir, named, notices)
         packing = PackWriter(
-            store, settings.recorded_as, self.tiers.packs, self.lease_tasks.early_packs, leases, agent_id,
-            settings.lease_ttl, notices,
+            store, settings.recorded_as, self.tiers.packs, leases, agent_id, settings.lease_ttl, notices,
         )  # fmt: skip
         self.use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import os
 import stat
 import tempfile
@@ -36,7 +35,7 @@ from kcoord.profiles.packs import LARGEST_PACK, newest_pack, pack_name, packs_di
 from kcoord.profiles.parts import forget_superfluous
 from kcoord.transfer.bundle import Bundle, contents_of, gather, head_of
 from kcoord.transfer.bundle_index import BundleInvalid, Index, Packed
-from kcoord.transfer.reads import Files, Reads
+from kcoord.transfer.reads import Reads
 
 MOST_PACKED = 20_000  # artifacts
 LARGEST_PACKED = 8 << 20  # bytes of one artifact; a larger one is a long read in any case
@@ -56,13 +55,11 @@ class PackUnused(KcoordError):
 # Writing.
 
 
-def write_pack(
-    store: Store, profile: str, digests: Iterable[str], *, earlier: Pack | None = None, within: float = math.inf
-) -> frozenset[str]:
+def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[str]:
     """Write a pack of the artifacts `digests` of `store`, and move the profile's older packs of the same signer to the trash.
 
     Returns the digests of its artifacts: without those that are missing, do not verify, are too large, or find no room, the last
-    ones first. What `earlier` has comes first, and from there; the store is read for `within` seconds, or one artifact.
+    ones first.
 
     Equal artifacts make one file (with one key). Those beyond 64 MiB are read twice. It is signed if the store's `trust` has
     a key; it then holds what known keys have signed. Of automatic profiles the oldest packs beyond a hundred are removed. Raises
@@ -70,14 +67,8 @@ def write_pack(
     """
     if not store.trust.publishes:
         raise StoreError(f"{store.root}: {VERIFIES_ONLY}", VERIFIES_ONLY)
-    files, here = (earlier.files, earlier.digests) if earlier is not None else (None, frozenset[str]())
-    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY, here=files)
-    wanted = list(dict.fromkeys(digests))
-    entries = itertools.chain(
-        gather(store, (digest for digest in wanted if digest in here), {}, reads=reads),
-        _in_time(gather(store, (digest for digest in wanted if digest not in here), {}, reads=reads), within),
-    )
-    found = _fitting(entries)
+    reads = Reads(store, abreast=_ABREAST, largest=LARGEST_PACKED, room=_IN_MEMORY)
+    found = _fitting(gather(store, dict.fromkeys(digests), {}, reads=reads))
     index = Index(tuple(sorted(found, key=lambda entry: entry.digest)))
     trust = replace(store.trust)  # its keys may be exchanged meanwhile
     head = head_of(index, trust)
@@ -109,15 +100,6 @@ def write_pack(
         with suppress(OSError):
             beneath.unlink(staged, store.root)
     return frozenset(entry.digest for entry in index.artifacts)
-
-
-def _in_time(entries: Iterable[Packed], seconds: float) -> Iterator[Packed]:
-    """Those that come within so many seconds of the first demand, and one more."""
-    until = time.monotonic() + seconds
-    for entry in entries:
-        yield entry
-        if time.monotonic() > until:
-            break
 
 
 def _fitting(entries: Iterable[Packed]) -> list[Packed]:
@@ -174,12 +156,6 @@ class Pack:
             files = self._files(digest)
             return files and self._store.checked(self.place / digest, *files)
 
-    def files(self, digest: str) -> Files | None:
-        """As `Store.files`; None if the pack lacks it. Raises `ArtifactInvalid` as `stated` does."""
-        with self._dropping(digest):
-            files = self._files(digest)
-            return files and (self._store.checked(self.place / digest, *files)[0], *files)
-
     @contextmanager
     def _dropping(self, digest: str) -> Iterator[None]:
         try:
@@ -205,16 +181,16 @@ class Pack:
             self._bundle.close()
 
 
-def read_pack(store: Store, profile: str, local_dir: Path, unless: Path | None = None) -> Pack | None:
+def read_pack(store: Store, profile: str, local_dir: Path) -> Pack | None:
     """Copy the pack to read for `profile` to the disk of `local_dir`, into a file without a name, which ends with this process.
 
-    None if there is none, or if it is the file `unless`. Raises `PackUnused` for a pack that cannot be used, and where there is
+    None if there is none. Raises `PackUnused` for a pack that cannot be used, and where there is
     no room for it. Takes about half a minute at most, unless the store hangs.
     """
     for _ in range(2):  # it may be replaced between its listing and its opening
         try:
             path = newest_pack(store.root, profile, store.trust)
-            if path is None or path == unless:
+            if path is None:
                 return None
             copy, written = _copied(path, local_dir)
         except (FileNotFoundError, NotADirectoryError):

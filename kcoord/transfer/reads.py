@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -20,7 +19,6 @@ class Reads:
     """Reads of `store`. An NFS server takes its time for a request, and has time for many: so `abreast` are read at a time.
 
     An artifact of more than `largest` bytes is not read. Memory holds twice `abreast` of them, and `room` bytes for another read.
-    ``here(digest)`` is asked first: an artifact of which this node has a copy, verified; it raises `ArtifactInvalid`.
     """
 
     def __init__(
@@ -30,10 +28,8 @@ class Reads:
         abreast: int = 1,
         largest: int | None = None,
         room: int = 0,
-        here: Callable[[str], Files | None] | None = None,
     ) -> None:
         self._store, self._abreast, self._largest = store, abreast, largest
-        self._here = here if here is not None else lambda digest: None
         self._kept: dict[str, Files] = {}
         self._room, self._counting = room, threading.Lock()
 
@@ -55,10 +51,8 @@ class Reads:
         found = self._kept.pop(digest, None)
         if found is not None:
             return digest, found, ""
-        with suppress(ArtifactInvalid):  # the store's own may be whole
-            found = self._here(digest)
         try:
-            found = found or self._store.files(digest, self._largest)
+            found = self._store.files(digest, self._largest)
         except ArtifactInvalid as error:
             return digest, None, str(error)
         if found is not None:

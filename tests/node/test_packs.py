@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +22,11 @@ from kcoord.profiles.parts import save_part
 from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.rank.client import AgentClient, Answer, Lead, Ready
 from kcoord.transfer.pack import look_at_pack, write_pack
-from tests.support.agents import Node, end_agent, in_thread, key_of, recipe_of, stage, until
+from tests.support.agents import Node, end_agent, key_of, recipe_of, stage, until
 from tests.support.artifacts import publish
 from tests.support.cluster import start_agent
 from tests.support.command import KCOORD
 from tests.support.interpose import CALLS, Interposer
-from tests.support.redis_server import RedisServer
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually, finish
 from tests.support.signing import OURS, THEIRS, opened
 
@@ -391,68 +386,3 @@ def test_a_local_disk_without_room_costs_the_look_ups(tmp_path: Path) -> None:
         start_agent(node, "import kcoord.transfer.pack as pack\npack.has_room = lambda *_: False\n")
         assert_loads(node, NAMES, "store")
         assert "too little room" in log_of(node)
-
-
-# --- while the job still compiles ---
-
-EAGER = """
-import kcoord.agent.early_packs as early
-early._FEWEST_AGENTS, early._WAITS, early._WORTH, early._COUNTS_EVERY = 3, 0.05, 0.1, 0.01
-"""
-"""For an agent: a pack is worth its writing as it is for one of hundreds of nodes."""
-
-
-@contextlib.contextmanager
-def cold_job(store: Path, slow: Interposer) -> Iterator[tuple[Node, Node]]:
-    """Two nodes of a job whose store is slow, both of which follow the news; a third one has just compiled `NAMES`."""
-    slow.stall("open", below=store / "v1" / "objects", seconds=0.05)
-    with RedisServer() as redis, contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(job(store, redis_url=redis.url)) for _ in range(3)]
-        for number, node in enumerate(nodes):
-            node.start(prelude=NO_SWEEP + EAGER, environ=slow.environ if number else {})
-            compile_there(node, f"own {number}")
-        for name in NAMES:
-            compile_there(nodes[0], name)
-        until(lambda: nodes[0].status()["uploads"] == 0)
-        yield nodes[1], nodes[2]
-
-
-def compile_there(node: Node, name: str) -> None:
-    client = node.client()
-    lead = claim(node, client, name)
-    assert isinstance(lead, Lead)
-    staging = stage(home_of(node, name))
-    (staging / "k").write_bytes(name.encode())
-    assert client.publish(lead, key_of(name), staging, home_of(node, name), 0.5, "no device")
-
-
-def claim_all(node: Node, names: Iterable[str] = NAMES) -> list[Future[Answer]]:
-    return [in_thread(functools.partial(claim, node, node.client(), name)) for name in names]
-
-
-def test_what_the_job_has_compiled_reaches_the_other_nodes_as_a_pack_if_the_store_is_slow(
-    tmp_path: Path, interposer: Interposer
-) -> None:
-    store = tmp_path / "store"
-    with cold_job(store, interposer) as (second, third):
-        assert {answer.result() for answer in claim_all(second)} <= {Ready("store"), Ready("pack")}
-        until(lambda: packs_of(store, "job"))
-        until(lambda: second.status()["leases"] == 0)
-        lose_objects(opened(store))
-        assert_loads(third, NAMES, "pack")
-        assert log_of(third) == ""
-
-
-def test_nobody_waits_long_for_the_pack_of_a_writer_that_hangs_or_dies(tmp_path: Path, interposer: Interposer) -> None:
-    store = tmp_path / "store"
-    with cold_job(store, interposer) as (second, third):
-        hung = interposer.stall("rename", below=store / "v1" / "packs", seconds=HANGS)
-        answers = claim_all(second)
-        until(lambda: hung.hits)
-        assert {answer.result() for answer in answers} == {Ready("store")}
-        assert {answer.result() for answer in claim_all(third, NAMES[:8])} == {Ready("store")}
-        for pid in second.agent_pids():
-            os.kill(pid, signal.SIGKILL)
-        assert_loads(third, NAMES[8:], "store")
-        assert packs_of(store, "job") == []
-        assert log_of(third) == ""

@@ -4,22 +4,18 @@ One agent at a time writes, by a lease. The next one finds that pack, and adds w
 the pack of a job whose nodes run different stages holds the kernels of all. An artifact that no job has used for some days is not
 in the next pack. An agent therefore notes the uses of its ranks before it writes.
 
-In a large cluster the first packs are written while the job still compiles (`kcoord.agent.early_packs`).
-
 Not guaranteed: that a pack holds one job's artifacts alone. An agent of several jobs packs what all of them use.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from kcoord.agent.chores.chore import REST, Chore, Lane
-from kcoord.agent.early_packs import FEWEST, EarlyPacks, lease_of
 from kcoord.agent.packs import Packs
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
@@ -31,6 +27,7 @@ from kcoord.retention.uses import load_uses, note_uses, prefix_of
 from kcoord.telemetry.events import Notices, log
 from kcoord.transfer.pack import Pack, PackUnused, look_at_pack, write_pack
 
+FEWEST = 8  # artifacts; fewer are not worth a file
 _ENOUGH = 0.1  # of what the ranks have used; a pack that lacks more is replaced
 _QUIET = 30.0  # seconds without a new artifact: the job has what it needs
 _EVERY = 60.0  # seconds between two attempts
@@ -48,25 +45,20 @@ class _Newest:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """To write a pack of the artifacts `used`, unless the newest one lacks no more than `may_lack` of them.
-
-    `earlier` and `within` as `write_pack` takes them.
-    """
+    """To write a pack of the artifacts `used`, unless the newest one lacks no more than `may_lack` of them."""
 
     used: list[str]
     may_lack: int
-    earlier: Pack | None = None
-    within: float = math.inf
 
 
 class PackWriter:
     """Writes the pack of `profile`, which the agent's settings name. A loss harms no job: no method raises for a disk's sake."""
 
     def __init__(
-        self, store: Store | None, profile: str | None, packs: Packs, early: EarlyPacks, leases: LeaseService, agent: str,
+        self, store: Store | None, profile: str | None, packs: Packs, leases: LeaseService, agent: str,
         ttl: float, notices: Notices,
     ) -> None:  # fmt: skip
-        self._packs, self._early, self._leases = packs, early, leases
+        self._packs, self._leases = packs, leases
         self._token, self._ttl = f"{agent}.pack", ttl
         self._read: Pack | None = None  # as the job began; it may be damaged
         self._newest: _Newest | None = None  # written since, by this agent or another
@@ -80,45 +72,35 @@ class PackWriter:
             chore = Chore(
                 "the job's pack", self._lane, write, notices, every=_EVERY, rest=REST, wanted=wanted, last=write
             )
-            self.chores, early.write = [chore], chore.hasten
+            self.chores = [chore]
 
     def _is_wanted(self, profile: str) -> bool:
         self._read = self._read or self._packs.get(profile)
         count, now = self._packs.noted, time.monotonic()
         if count != self._count:
             self._count, self._since = count, now
-        return (count != self._considered and now > self._since + _QUIET) or bool(self._early.wanted())
+        return count != self._considered and now > self._since + _QUIET
 
     async def _write(self, store: Store, profile: str) -> None:
         """One attempt. If another agent writes, or a disk or a service fails, there is another one."""
-        early, noted = self._early.wanted(), self._packs.noted
-        if early:
-            attempt = _Attempt(early, FEWEST - 1, self._packs.get(profile), self._early.gathered_within)
-        else:
-            used = list(self._packs.seen)
-            attempt = _Attempt(used, int(_ENOUGH * len(used)))
+        noted, used = self._packs.noted, list(self._packs.seen)
+        attempt = _Attempt(used, int(_ENOUGH * len(used)))
         if not attempt.used or self._packs.is_unread(profile):
             return
-        begun = time.monotonic()
         self._read = self._read or self._packs.get(profile)
         try:
-            if not (early or _is_enough(attempt, self._known())):  # but another agent may have written
+            if not _is_enough(attempt, self._known()):  # but another agent may have written
                 self._newest = await self._lane.run(lambda: self._look(store, profile))
             if _is_enough(attempt, self._known()) or await self._replaced(store, profile, attempt):
-                if early:
-                    self._early.wrote(early, self._newest.digests if self._newest is not None else ())
-                else:
-                    self._considered = noted
+                self._considered = noted
                 if self._newest is not None:
                     self._packs.served(self._newest.place.stem)
         except (LeaseUnavailable, StoreError) as error:
-            if early:
-                self._early.failed(time.monotonic() - begun)
             log.info("the pack of %s is not written: %s", profile, error)
 
     async def _replaced(self, store: Store, profile: str, attempt: _Attempt) -> bool:
         """False: another agent writes. Raises `LeaseUnavailable`, `StoreError`."""
-        async with leased(self._leases, lease_of(profile), self._token, self._ttl) as writes:
+        async with leased(self._leases, f"pack {profile}", self._token, self._ttl) as writes:
             if writes:
                 self._newest = await self._lane.run(lambda: self._replace(store, profile, attempt))
         return writes
@@ -135,7 +117,7 @@ class PackWriter:
             return newest
         note_uses(store.root, [prefix_of(digest) for digest in attempt.used])
         digests = [*attempt.used, *self._still_used(store, newest, set(attempt.used))]
-        written = write_pack(store, profile, digests, earlier=attempt.earlier, within=attempt.within)
+        written = write_pack(store, profile, digests)
         log.info("the pack of %s was written: %d artifacts", profile, len(written))
         return self._look(store, profile)
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kcoord.agent import early_packs
 from kcoord.agent import packs as packs_module
 from kcoord.agent.chores import packing
 from kcoord.agent.chores.packing import PackWriter
-from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts.manifest import Manifest
@@ -31,7 +27,7 @@ from kcoord.profiles.packs import newest_pack, packs_of
 from kcoord.retention.uses import note_uses, prefix_of
 from kcoord.telemetry.events import Notices
 from kcoord.transfer import pack as pack_module
-from kcoord.transfer.pack import Pack, look_at_pack, read_pack, write_pack
+from kcoord.transfer.pack import Pack, look_at_pack, write_pack
 from tests.support.agents import key_of
 from tests.support.artifacts import DAY, older, publish
 from tests.support.signing import OURS, trust
@@ -57,8 +53,7 @@ class World:
         self.served: list[str] = []
         here = store.root.parent
         self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
-        self.early = EarlyPacks(self.leases, "job", self.packs)
-        self.writer = PackWriter(store, "job", self.packs, self.early, self.leases, "us", 15.0, self.notices)
+        self.writer = PackWriter(store, "job", self.packs, self.leases, "us", 15.0, self.notices)
         (self.chore,) = self.writer.chores
 
     async def at(self, homes: tuple[Path, ...], work: Callable[[], Manifest | None]) -> Manifest | None:
@@ -261,169 +256,10 @@ def test_a_node_that_signs_nothing_writes_none_and_neither_does_one_without_a_pr
     async def scene(world: World) -> None:
         verifies = Store(store.root, Trust("require", {}))
         for where, profile in ((verifies, "job"), (store, None), (None, "job")):
-            writer = PackWriter(where, profile, world.packs, world.early, world.leases, "us", 15.0, world.notices)
+            writer = PackWriter(where, profile, world.packs, world.leases, "us", 15.0, world.notices)
             assert writer.chores == []
         with pytest.raises(StoreError, match="only verify"):
             write_pack(verifies, "job", DIGESTS.values())
-
-    played(store, scene)
-
-
-# --- while the job still compiles ---
-
-
-class Told(LocalLeases):
-    """All agents hear that all keys are READY."""
-
-    followers = 8
-
-    def ready_keys(self, before: float = 0.0) -> list[str]:
-        return list(DIGESTS.values())
-
-
-def test_while_a_slow_store_has_much_for_this_node_the_pack_of_what_the_job_compiled_is_written_at_once(
-    store: Store,
-) -> None:
-    async def scene(world: World) -> None:
-        leases = Told(15.0, 900.0, 30.0)
-        world.use("k0")
-        now = 0.0
-        early = EarlyPacks(leases, "job", world.packs, lambda: now)
-        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
-        with early.fetching():
-            now += 0.01
-        assert not chore.under_way
-        with early.fetching():
-            now += 60.0
-        await asyncio.sleep(0.15)  # until it counts
-        assert chore.under_way or world.held()
-        await chore.settled()
-        assert world.held() == set(NAMES)
-        assert not leases.held
-        await world.packs.renew("job")
-        assert early.wanted() == [], "the pack states all that is READY"
-
-    played(store, scene)
-
-
-def test_what_an_early_pack_had_no_time_for_is_in_the_next_one_beside_what_the_first_one_has(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(early_packs, "_GATHERED_WITHIN", 0.0)
-
-    async def scene(world: World) -> None:
-        now, leases = 0.0, Told(15.0, 900.0, 30.0)
-        early = EarlyPacks(leases, "job", world.packs, lambda: now)
-        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
-        with early.fetching():
-            now += 60.0
-        for count in (1, 2):
-            assert len(early.wanted()) == len(NAMES)
-            await asyncio.sleep(0.01)  # a pack that is written now is newer than the last one
-            chore.begin()
-            await chore.settled()
-            await world.packs.renew("job")
-            pack = world.packs.get("job")
-            assert pack is not None
-            assert len(pack.digests) == count
-            for digest in pack.digests:  # the next pack has them from this one
-                shutil.rmtree(store.home(digest), ignore_errors=True)
-
-    played(store, scene)
-
-
-def test_a_newer_pack_takes_the_place_of_the_one_that_serves(store: Store) -> None:
-    async def scene(world: World) -> None:
-        await world.packs.renew("job")
-        assert world.packs.get("job") is None
-        write_pack(store, "job", [DIGESTS["k0"]])
-        await world.packs.renew("job")
-        assert world.packs.states(DIGESTS["k0"])
-        assert not world.packs.states(DIGESTS["k1"])
-        old = world.packs.get("job")
-        await world.packs.renew("job")
-        assert world.packs.get("job") is old, "there is no newer one"
-        await asyncio.sleep(0.01)
-        write_pack(store, "job", [DIGESTS["k0"], DIGESTS["k1"]])
-        await world.packs.renew("job")
-        assert world.packs.states(DIGESTS["k1"])
-        announced = await world.packs.announced(DIGESTS["k1"])
-        assert announced is not None
-        assert await world.packs.bring(DIGESTS["k1"], store.root.parent / "home", announced) is not None
-        assert old is not None
-        while old.fetch(DIGESTS["k0"]) is not None:  # its copy gives its space back
-            await asyncio.sleep(0.005)
-
-    played(store, scene)
-
-
-def test_a_newer_pack_is_read_although_the_older_one_is_being_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_pack(store, "job", [DIGESTS["k0"]])
-    older = threading.Event()
-
-    def read_slowly(*given: Any, **named: Any) -> Pack | None:
-        found = read_pack(*given, **named)
-        older.wait(60)
-        return found
-
-    monkeypatch.setattr(packs_module, "read_pack", read_slowly)
-
-    async def scene(world: World) -> None:
-        world.packs.begin("job")
-        await asyncio.sleep(0.2)
-        write_pack(store, "job", [DIGESTS["k0"], DIGESTS["k1"]])
-        renewing = asyncio.create_task(world.packs.renew("job"))
-        await asyncio.sleep(0.01)
-        older.set()
-        await renewing
-        assert world.packs.states(DIGESTS["k1"])
-
-    played(store, scene)
-
-
-@pytest.mark.parametrize("refuses", [True, False])
-def test_what_no_pack_takes_is_offered_once_and_a_store_that_takes_none_is_left_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch, refuses: bool
-) -> None:
-    """Artifacts of more than 8 MiB are in no pack, say."""
-    tries: list[float] = []
-
-    def write_some(store: Store, profile: str, digests: Iterable[str], **how: Any) -> frozenset[str]:
-        tries.append(time.monotonic())
-        if refuses:
-            raise StoreError("read-only")
-        return write_pack(store, profile, list(digests)[-1:], **how)
-
-    monkeypatch.setattr(packing, "write_pack", write_some)
-
-    async def scene(world: World) -> None:
-        now = 0.0
-        leases = Told(15.0, 900.0, 30.0)
-        early = EarlyPacks(leases, "job", world.packs, lambda: now)
-        (chore,) = PackWriter(store, "job", world.packs, early, leases, "us", 15.0, world.notices).chores
-        with early.fetching():
-            now += 60.0
-        for _ in range(3):
-            chore.begin()
-            await chore.settled()
-        assert early.wanted() == []
-
-    played(store, scene)
-    assert len(tries) == 1
-
-
-def test_a_newer_pack_that_cannot_be_used_leaves_the_one_that_serves(store: Store) -> None:
-    write_pack(store, "job", [DIGESTS["k0"]])
-
-    async def scene(world: World) -> None:
-        old = await world.read()
-        await asyncio.sleep(0.01)
-        packs_of(store.root, "job")[0].with_name(f"{'f' * 64}.pack").write_bytes(b"torn")
-        await world.packs.renew("job")
-        assert world.packs.get("job") is old
-        assert [notice.partition(":")[0] for notice in world.notices.since(0)[0]] == ["the pack of job is not used"]
 
     played(store, scene)
 
@@ -522,8 +358,6 @@ def test_one_agent_has_the_packs_of_a_few_profiles_at_most(store: Store) -> None
             await asyncio.sleep(0.005)
         await asyncio.sleep(0)
         assert sum(world.packs.get(profile) is not None for profile in profiles) == 4
-        await world.packs.renew(profiles[-1])
-        assert world.packs.get(profiles[-1]) is None
 
     played(store, scene)
 

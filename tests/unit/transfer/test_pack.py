@@ -194,30 +194,6 @@ def test_a_full_pack_holds_what_was_asked_for_first(
     assert packed(store, order).stat().st_size <= 3000
 
 
-def test_what_an_earlier_pack_has_is_not_read_from_the_store_unless_its_copy_is_damaged(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    path = packed(store)
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the last artifact
-    with read(store) as earlier:
-        shutil.rmtree(store.home(DIGESTS[0]))
-        assert write_pack(store, "job", DIGESTS, earlier=earlier) == set(DIGESTS)
-        shutil.rmtree(store.home(DIGESTS[-1]))
-        assert write_pack(store, "job", DIGESTS, earlier=earlier) == set(DIGESTS[:-1])
-
-
-def test_a_pack_that_is_wanted_soon_holds_what_was_read_until_then_and_loses_nothing(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store")
-    held = write_pack(store, "job", DIGESTS[1:], within=0.0)
-    assert held == {DIGESTS[1]}, "each makes progress"
-    with read(store) as pack:
-        assert pack.digests == held
-        assert write_pack(store, "job", DIGESTS, earlier=pack, within=0.0) == {*DIGESTS[:2]}
-    packed(store, DIGESTS[1:])
-    with read(store) as pack:
-        assert write_pack(store, "job", DIGESTS, earlier=pack, within=0.0) == set(DIGESTS), "no cut in what is here"
-
-
 def test_a_job_without_a_name_takes_the_pack_of_the_nearest(tmp_path: Path) -> None:
     store = filled(tmp_path / "store")
     earlier, ours = automatic_name("train", 8, b"an earlier edit"), automatic_name("train", 8, b"now")
