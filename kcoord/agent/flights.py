@@ -6,8 +6,8 @@ order; the agent carries them out and reports their results as further events. A
     claim ──▶ LOOKING_HERE ──yes──▶ (gone; Ready)
                 │ no
                 ▼
-              ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
-                │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
+              ASKING ──may──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
+                │ ▲  compile    │ yes           │ failed / leader gone, stalled or over its limit
           Ready │ │ void        ▼               ▼
                 ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
               FETCHING ──ok──▶ (gone; Ready)
@@ -57,6 +57,7 @@ from kcoord.leases import base as leases
 from kcoord.protocol.messages import BUSY, Alone, ClaimAnswer, Failed, Lead, Ready
 
 _MOST_HOLDERS = 1000
+_MAY_COMPILE = (leases.Lease, leases.Unleased)
 
 
 @dataclass(frozen=True)
@@ -218,15 +219,16 @@ class Flights:
         return [*actions, *(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
 
     def lease_answered(
-        self, key: str, serial: int, answer: leases.Won | leases.Ready | leases.Failed, now: float
+        self, key: str, serial: int, answer: leases.Lease | leases.Unleased | leases.Ready | leases.Failed, now: float
     ) -> list[Action]:
+        """`Unleased`: this node may compile as the lease's holder may."""
         flight = self._current(key, serial, State.ASKING)
         if flight is None:
-            return [EndLease(key, serial)] if isinstance(answer, leases.Won) else []
+            return [EndLease(key, serial)] if isinstance(answer, _MAY_COMPILE) else []
         flight.remote = ""
         self._elsewhere.pop(key, None)
         home = flight.some_home
-        if isinstance(answer, leases.Won):
+        if isinstance(answer, _MAY_COMPILE):
             flight.step = State.LOOKING
             return [Look(key, serial, home)]
         if isinstance(answer, leases.Ready):

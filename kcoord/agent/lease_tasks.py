@@ -15,7 +15,7 @@ from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
@@ -145,40 +145,33 @@ class LeaseTasks:
             answer = await self._turn(action)
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): this node coordinates its own ranks only")
-            answer = Won(0)
+            answer = Unleased()
         finally:
             self._asking.pop(serial, None)
         if answer is not None:
             self._report(self._flights.lease_answered(key, serial, answer, self._now()))
 
-    async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
-        """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
+    async def _turn(self, action: act.AskLease) -> Lease | Unleased | Ready | Failed | None:
+        """None: another node compiles, and nobody waits for it."""
         key, serial = action.key, action.serial
         if action.void is None and (packed := await self.tiers.packs.announced(key)) is not None:
             return Ready(packed)
         flight = self._flights.get(key)
         if flight is not None and flight.waiters and all(w.home in self.passing for w in flight.waiters.values()):
-            return Won(0)
+            return Unleased()
         if action.void is not None and (self.tiers.store.faulty or self.tiers.distrusts(key)):
-            return Won(0)  # that READY may well be true for others
-        answer = await self._held.await_turn(
-            key, serial, action.void, on_wait=functools.partial(self._must_wait, key, serial),
-            stays=functools.partial(self._is_awaited, key, serial),
-        )  # fmt: skip
-        if not isinstance(answer, Lease):
-            return answer
-        if answer.fence and not await self._is_shared(key, serial):
+            return Unleased()  # that READY may well be true for others
+        stays = functools.partial(self._is_awaited, key, serial)
+        answer = await self._held.await_turn(key, serial, action.void, stays)
+        if isinstance(answer, Lease) and not await self._is_shared(key, serial):
             await self._held.give_back(key, serial)
-            return Won(0)
-        return Won(answer.fence)
-
-    def _must_wait(self, key: str, serial: int, wait: Wait) -> None:
-        until = self._now() + min(_BUSY_FOR, wait.ttl)
-        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
+            return Unleased()
+        return answer
 
     def _is_awaited(self, key: str, serial: int, wait: Wait) -> bool:
         """False: its flight has ended, since all its claims are of those that do not wait."""
-        self._must_wait(key, serial, wait)
+        until = self._now() + min(_BUSY_FOR, wait.ttl)
+        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
         flight = self._flights.get(key)
         return flight is not None and flight.serial == serial
 

@@ -22,10 +22,12 @@ from kcoord.agent.actions import (
 from kcoord.agent.flight import Attempt, State
 from kcoord.agent.flights import Flights
 from kcoord.leases import base as leases
-from kcoord.leases.base import Won
+from kcoord.leases.base import Lease
+from kcoord.leases.local import LocalLeases
 from kcoord.protocol.messages import BUSY, Alone, Failed, Lead, Ready
 
 KEY = "key"
+WON = Lease(LocalLeases(1, 1, 1), KEY, "token", "host", 1)
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
 A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
 
@@ -50,7 +52,7 @@ def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
     flights = new_flights(limit)
     for claimant in (A, *waiters):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     (reply,) = flights.looked(KEY, 1, A.home, None, 0.0)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
@@ -142,7 +144,7 @@ def test_a_failure_is_forgotten_after_its_time() -> None:
 def test_the_lease_s_winner_looks_before_it_leaps() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [Look(KEY, 1, A.home)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, A.home)]
 
 
 def test_an_artifact_that_is_announced_is_fetched() -> None:
@@ -177,7 +179,7 @@ def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
     assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
@@ -185,7 +187,7 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     claim(flights, A, 0.0)
     flights.gone(A.owner, 0.0)
     claim(flights, B, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
     assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
     (flight,) = flights
@@ -210,7 +212,7 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
 def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     flights = new_flights()
     assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, HURRIED.home)]
     assert claim(flights, B, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
     assert flights.landing(KEY, f"1.{HURRIED.id}")
@@ -222,7 +224,7 @@ def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does(
     busy = [Reply(HURRIED, BUSY)]
     claim(flights, A, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
@@ -245,7 +247,7 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_fli
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
@@ -263,14 +265,14 @@ def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> 
     claim(flights, HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     assert claim(flights, A, 1.0) == [AskLease(KEY, 2)]
-    assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
+    assert flights.lease_answered(KEY, 2, WON, 1.0) == [Look(KEY, 2, A.home)]
 
 
 @pytest.mark.parametrize(
-    "news", [Won(2), leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
+    "news", [WON, leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
 )
 def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
-    news: Won | leases.Ready | leases.Failed,
+    news: Lease | leases.Ready | leases.Failed,
 ) -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
@@ -307,7 +309,7 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
     claim(flights, B, 0.0)
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    flights.lease_answered(KEY, 1, Won(2), 1.0)
+    flights.lease_answered(KEY, 1, WON, 1.0)
     assert flights.looked(KEY, 1, A.home, None, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
@@ -336,7 +338,7 @@ def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest()
     flights = new_flights()
     claim(flights, A, 0.0)
     claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     ready = (Ready("store"), A.home)
     assert flights.looked(KEY, 1, A.home, "abc", 0.0) == [
         Reply(A, *ready),
@@ -356,7 +358,7 @@ def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
 def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     assert flights.gone(A.owner, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [EndLease(KEY, 1)]
     assert list(flights) == []
@@ -365,7 +367,7 @@ def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
 def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.gone(A.owner, 0.0)
     claim(flights, B, 0.0)
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
@@ -450,7 +452,7 @@ def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
         Reply(A, Ready("wait"), "/elsewhere"),
         Announce(KEY, 1, "/elsewhere"),
     ]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
@@ -700,7 +702,7 @@ def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
     flights.claim(A, 0.0)
     assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
     assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(1), MAX_WAIT) == [Look(KEY, 1, A.home)]
+    assert flights.lease_answered(KEY, 1, WON, MAX_WAIT) == [Look(KEY, 1, A.home)]
     assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == []
     assert flights.landing(KEY, "1.1")
 
@@ -747,7 +749,7 @@ def slow_flight() -> Flights:
     flights = new_flights()
     for claimant in (SLOW_A, SLOW_B, SLOW_C):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW - 0.1) == []
     return flights
@@ -782,7 +784,7 @@ def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
 def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     flights = new_flights()
     claim(flights, SLOW_A, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(2 * SLOW) == []
     claim(flights, SLOW_B, 2 * SLOW)
@@ -794,7 +796,7 @@ def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     flights = new_flights()
     claim(flights, replace(A, slow_after=lambda: known[0]), 0.0)
     claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
     known[0] = SLOW
@@ -805,7 +807,7 @@ def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
 

@@ -18,12 +18,14 @@ from kcoord.agent import actions as act
 from kcoord.agent.actions import Claimant
 from kcoord.agent.flight import Flight, State
 from kcoord.agent.flights import Flights
-from kcoord.leases.base import Failed, Ready, Won
+from kcoord.leases.base import Failed, Lease, Ready, Unleased
+from kcoord.leases.local import LocalLeases
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
+WON = Lease(LocalLeases(1, 1, 1), "key", "token", "host", 1)
 
 
 @dataclass
@@ -71,9 +73,9 @@ class Server:
         """The tokens whose files are being published."""
         return {attempt.token for flight in self.flights for attempt in flight.attempts() if attempt.lands}
 
-    def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
+    def lease(self, serial: int, answer: Lease | Unleased | Ready | Failed) -> None:
         key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
-        if isinstance(answer, Won):
+        if isinstance(answer, (Lease, Unleased)):
             self.held[serial] = key
         self.do(self.flights.lease_answered(key, serial, answer, self.now))
 
@@ -278,7 +280,7 @@ class Server:
             if self.looking_here:
                 self.looked_here(next(iter(self.looking_here)), found=False)
             elif self.asking or self.cancelled:
-                self.lease(next(iter(self.asking or self.cancelled)), Won(1))
+                self.lease(next(iter(self.asking or self.cancelled)), WON)
             elif self.looking:
                 self.looked(next(iter(self.looking)), found=False)
             elif self.fetching:
@@ -298,7 +300,7 @@ class Server:
 
 OWNERS = range(5)
 KEYS = ("a", "b")
-answers: st.SearchStrategy[Any] = st.sampled_from([Won(1), Won(2), Won(3), Ready("m"), Failed("log", "node 2")])
+answers: st.SearchStrategy[Any] = st.sampled_from([WON, Unleased(), Ready("m"), Failed("log", "node 2")])
 
 
 class RandomServer(RuleBasedStateMachine):
@@ -324,7 +326,7 @@ class RandomServer(RuleBasedStateMachine):
         self.server.gone.discard(owner)  # its number is used again, by a process that has claimed nothing yet
 
     @rule(data=st.data(), answer=answers)
-    def lease(self, data: st.DataObject, answer: Won | Ready | Failed) -> None:
+    def lease(self, data: st.DataObject, answer: Lease | Unleased | Ready | Failed) -> None:
         outstanding = [*self.server.asking, *self.server.cancelled]
         if outstanding:
             self.server.lease(data.draw(st.sampled_from(outstanding)), answer)
@@ -358,7 +360,7 @@ class RandomServer(RuleBasedStateMachine):
         for serial in [s for s, k in self.server.looking_here.items() if k == key]:
             self.server.looked_here(serial, found=False)
         for serial in [s for s, k in self.server.asking.items() if k == key]:
-            self.server.lease(serial, Won(1))
+            self.server.lease(serial, WON)
         for serial in [s for s, k in self.server.looking.items() if k == key]:
             self.server.looked(serial, found=False)
 
@@ -435,7 +437,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
     for serial in [*server.asking, *server.cancelled]:
-        events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
+        events += [("lease", (serial, a)) for a in (WON, Ready("m"), Failed("log"))]
         events.append(("wait", (serial,)))
     for serial in server.looking_here:
         events += [("looked_here", (serial, True)), ("looked_here", (serial, False))]

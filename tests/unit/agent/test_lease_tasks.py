@@ -20,7 +20,7 @@ from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
-from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
+from kcoord.leases.base import Answer, Failed, Lease, Ready, Wait, within
 from kcoord.leases.local import LocalLeases
 from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
@@ -148,21 +148,21 @@ def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_st
         await until(lambda: not tasks.busy)
         assert not leases._watchers
         await theirs.release()
-        assert not leases.held
+        assert not leases._held
         assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
 
 
-def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
+def test_a_claim_that_does_not_wait_asks_once() -> None:
     async def scenario() -> None:
-        subscribed: list[str] = []
+        asked: list[str] = []
 
         class Leases(LocalLeases):
-            def watch(self, key: str) -> Watch:
-                subscribed.append(key)
-                return super().watch(key)
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+                asked.append(token)
+                return await super().acquire(key, token, holder, void=void)
 
         leases, flights = Leases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         answered: list[act.Reply] = []
@@ -171,7 +171,8 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
         for action in flights.claim(claimant(waits=False), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
-        assert not subscribed
+        assert len(asked) == 2, "theirs, and ours once"
+        assert not leases._watchers
         assert flights.get(KEY) is None
         await tasks.drain(1.0)
 
@@ -181,7 +182,7 @@ def test_a_claim_that_does_not_wait_asks_once_and_does_not_subscribe() -> None:
 def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_once() -> None:
     async def scenario() -> None:
         class Away(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
                 raise LeaseUnavailable("it is away")
 
         leases, flights, notices = (
@@ -201,7 +202,7 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
 def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_path: Path) -> None:
     async def scenario() -> None:
         class Hangs(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
+            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
                 await asyncio.Event().wait()
                 raise AssertionError("unreachable")
 
@@ -240,7 +241,7 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
             tasks.start(action)  # type: ignore[arg-type]
         await until(lambda: answered and not tasks.busy)
         assert flights.get(KEY) is None
-        assert not leases.held
+        assert not leases._held
         assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
         await tasks.drain(1.0)
 
@@ -267,7 +268,8 @@ def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: P
         await until(lambda: not tasks.busy)
         stated = store.stated(key.digest)
         assert (stated and stated[1]) == before
-        assert await leases.look(key.digest) == (Ready(before) if before is not None else None)
+        answer = await leases.acquire(key.digest, "theirs", "another node")
+        assert answer == Ready(before) if before is not None else isinstance(answer, Lease)
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
@@ -293,7 +295,7 @@ def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
         await leader_of(flights, tasks)
         assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
         await tasks.drain(1.0)
-        assert list(leases.held) == [("collection", "us.gc")]
+        assert list(leases._held) == ["collection"]
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
 
     asyncio.run(scenario())
@@ -380,7 +382,8 @@ def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(
         await leases.ready(KEY, "a manifest")
         await leader_of(flights, tasks)
         assert tasks.held == (0 if full else 1)
-        assert await leases.look(KEY) == Ready("a manifest") if full else isinstance(await leases.look(KEY), Wait)
+        answer = await leases.acquire(KEY, "theirs", "another node")
+        assert answer == Ready("a manifest") if full else isinstance(answer, Wait)
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
@@ -400,7 +403,7 @@ def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(t
         await until(lambda: (flight := flights.get(key.digest)) is not None and flight.state is State.LEADING)
         assert not home.exists()
         assert tasks.held == 0
-        assert await leases.look(key.digest) == Ready(manifest)
+        assert await leases.acquire(key.digest, "theirs", "another node") == Ready(manifest)
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
@@ -500,7 +503,7 @@ def test_an_agent_that_ends_finishes_what_it_publishes(tmp_path: Path) -> None:
         await within(20.0, draining)
         stated = store.stated(key_of("k").digest)
         assert stated is not None
-        assert await leases.look(key_of("k").digest) == Ready(stated[1])
+        assert await leases.acquire(key_of("k").digest, "theirs", "another node") == Ready(stated[1])
         assert tasks.uploads == 0
 
     asyncio.run(scenario())
@@ -551,7 +554,7 @@ def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeyp
         goes_on.set()
         await until(lambda: not tasks.tiers.looks._turns)
         assert not tasks.busy
-        assert not leases.held
+        assert not leases._held
 
     monkeypatch.setattr(local, "is_whole", hanging)
     monkeypatch.setattr(local, "check_owner", lambda *rest: None)
