@@ -44,6 +44,7 @@ T = TypeVar("T")
 VERSION = "3"
 """Part of every key's name. Raise it if a value changes: versions that run side by side never meet each other's."""
 SILENCE = 10.0  # seconds without any answer; a slow server is not lost
+DISTANCE = 60.0  # µs between two messages, for each receiver
 _READY_TTL = 7 * 86400.0  # seconds; after it the store is looked at again, once
 _LONGEST_LOG = 32 << 10  # characters
 _LONGEST_WORD = 1 << 10
@@ -161,12 +162,13 @@ class RedisLeases(LeaseService):
         ttl: float,
         limit: float,
         failure_ttl: float,
-        silence: float = SILENCE,
-        distance: float = 60.0,
+        silence: float | None = None,
+        distance: float | None = None,
     ) -> None:
-        self._namespace, self._limit, self._silence, self._distance = namespace, limit, silence, round(distance)
+        self._namespace, self._limit = namespace, limit
+        self._silence, self._distance = silence or SILENCE, round(distance or DISTANCE)
         self._ttl_ms, self._failure_ms = max(1, int(min(ttl, limit) * 1000)), max(1, int(failure_ttl * 1000))
-        self._connections = Connections(url, silence)
+        self._connections = Connections(url, self._silence)
         self._turn = asyncio.Semaphore(1)  # in front of the connection for commands
         self._dropped, self._why = 0, ""  # how often all connections were dropped, and the last reason
         self._ready: Latest[str, str] = Latest(_REMEMBERED)  # key → manifest
@@ -288,7 +290,8 @@ class RedisLeases(LeaseService):
 
     async def _tell(self) -> None:
         """Publish all facts. Those that the server does not take are lost: who waits for them asks within seconds."""
-        keys, again = [f"kcoord:{{{self._namespace}}}:{name}" for name in ("facts", "receivers")], 0
+        tagged, again = f"kcoord:{self._namespace}:{{{self._namespace}}}", 0  # both in one slot
+        keys = [f"{tagged}:facts", f"{tagged}:receivers"]
         try:
             while self._facts or again:
                 await asyncio.sleep(again / 1000)
@@ -359,7 +362,7 @@ class RedisLeases(LeaseService):
         Each day has a hash of its own, so that a name which every launch uses again gathers the agents of two days.
         """
         day, found = _day(), dict[str, dict[str, float]]()
-        names = [f"kcoord:{{{self._namespace}}}:stats:{job}:{number}" for number in (day - 1, day)]
+        names = [f"kcoord:{self._namespace}:stats:{job}:{number}" for number in (day - 1, day)]
         fields = list(chain.from_iterable((f"{agent}|{name}", repr(value)) for name, value in counters.items()))
         if fields:
             await self._command(lambda client: client.execute_command("HSET", names[1], *fields))

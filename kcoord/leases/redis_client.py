@@ -21,7 +21,15 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AskError, ClusterError, MovedError, ReadOnlyError, RedisClusterException, RedisError
+from redis.exceptions import (
+    AskError,
+    ClusterError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kcoord.errors import SettingsError
@@ -48,8 +56,8 @@ _SEVERAL = "it is a node of a Redis Cluster: let this user ask CLUSTER SLOTS and
 class Connections:
     """Clients of the server at `url`, which answers within `silence` seconds. Nothing is sent before the first command.
 
-    A server that answers MOVED is one of a Redis Cluster, which redis-py's cluster client is for. Raises `SettingsError` if
-    redis-py refuses an option of the URL.
+    A server that knows CLUSTER SLOTS, or answers MOVED, is one of a Redis Cluster, which redis-py's cluster client is for. Raises
+    `SettingsError` if redis-py refuses an option of the URL.
     """
 
     def __init__(self, url: str, silence: float) -> None:
@@ -70,6 +78,7 @@ class Connections:
         self._nodes = Nodes.of(url)
         self._sentinels: list[aioredis.Redis] = []
         self._cluster: RedisCluster | None = None
+        self._asked = not self._nodes.addresses  # whether it is one of a cluster
         try:
             self._client = self._made(url)
         except (TypeError, ValueError, RedisError) as error:
@@ -83,7 +92,7 @@ class Connections:
         """The result of `command`. A connection that a restart broke says nothing about the server: it is tried once more."""
         for attempt in (1, 2, 3):
             try:
-                return await command(self._cluster or self._client)
+                return await command(await self._server())
             except (MovedError, AskError):
                 if self._cluster is not None:
                     raise
@@ -98,7 +107,7 @@ class Connections:
         which master it leads to: redis-py's own choice would put all agents on one.
         """
         clients, broken = [self._client], None
-        if self._cluster is not None:
+        if await self._server() is self._cluster is not None:
             await self._cluster.initialize()
             masters = sorted(self._cluster.get_primaries(), key=lambda node: node.name)
             first = zlib.crc32(platform.node().encode()) % len(masters)
@@ -119,6 +128,18 @@ class Connections:
                 raise
         assert broken is not None  # there is a client
         raise broken
+
+    async def _server(self) -> Client:
+        if not self._asked:
+            try:
+                await self._client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            except ResponseError:  # it is a single one, or this user may not ask
+                pass
+            else:
+                self._join_cluster()
+                await self._client.connection_pool.disconnect()
+            self._asked = True
+        return self._cluster or self._client
 
     async def drop(self) -> None:
         """End all connections: the next command makes new ones, perhaps to another server."""
@@ -164,6 +185,7 @@ class Connections:
         return client
 
     def _join_cluster(self) -> None:
+        self._asked = True
         self._cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in self._nodes.addresses],
             require_full_coverage=False, max_connections=1, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 6),

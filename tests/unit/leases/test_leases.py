@@ -356,7 +356,7 @@ async def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
     today = 20_000
 
     def ttl(job: str, day: int) -> int:
-        return int(shared_redis.command("TTL", f"kcoord:{{test}}:stats:{job}:{day}").strip(b":\r\n"))
+        return int(shared_redis.command("TTL", f"kcoord:test:stats:{job}:{day}").strip(b":\r\n"))
 
     monkeypatch.setattr("kcoord.leases.redis._day", lambda: today)
     async with leases_at(shared_redis.url) as service:
@@ -364,7 +364,7 @@ async def test_a_job_s_counters_are_kept_by_day_and_every_hash_ends(
         for n in range(20):
             await service.add_up(job, f"agent-{n}", {"compiles": 1}, read=False)
         assert 0 < ttl(job, today) <= 2 * 86400
-        shared_redis.command("EXPIRE", f"kcoord:{{test}}:stats:{job}:{today}", "1000")
+        shared_redis.command("EXPIRE", f"kcoord:test:stats:{job}:{today}", "1000")
         today += 1
         found = await service.add_up(job, "agent-0", {"compiles": 3})
         assert (len(found), found["agent-0"], found["agent-1"]) == (20, {"compiles": 3}, {"compiles": 1})
@@ -386,9 +386,7 @@ async def test_counters_that_are_only_stored_are_not_read(shared_redis: RedisSer
 
 async def test_garbage_among_the_counters_is_an_error_of_the_service(shared_redis: RedisServer) -> None:
     async with leases_at(shared_redis.url) as service:
-        shared_redis.command(
-            "HSET", f"kcoord:{{test}}:stats:job:{int(time.time()) // 86400}", "another|compiles", "many"
-        )
+        shared_redis.command("HSET", f"kcoord:test:stats:job:{int(time.time()) // 86400}", "another|compiles", "many")
         with pytest.raises(LeaseUnavailable):
             await service.add_up("job", "agent", {"compiles": 1})
 

@@ -21,7 +21,7 @@ from tests.support.redis_server import RedisServer
 
 _TIMES = {"ttl": 30.0, "limit": 300.0, "failure_ttl": 30.0}
 _CHANNEL = "kcoord:news:news:3"
-_KEPT = ("kcoord:{news}:facts", "kcoord:{news}:receivers")
+_KEPT = ("kcoord:news:{news}:facts", "kcoord:news:{news}:receivers")
 
 
 @asynccontextmanager
@@ -245,6 +245,6 @@ async def test_a_namespace_leaves_two_keys_of_news_which_end(redis_server: Redis
         for n in range(50):
             await agents[n % 2].ready(f"{n}", "m")
     with redis.Redis.from_url(redis_server.url, protocol=2) as client:
-        for name in client.keys("kcoord:{news}:*"):
+        for name in client.keys("kcoord:news:{news}:*"):
             assert 0 < client.pttl(name) <= 602_000
             assert client.memory_usage(name) < 64 << 10
