@@ -222,13 +222,13 @@ async def leased(service: LeaseService, key: str, token: str, ttl: float) -> Asy
 
     False: another has it, or the service does not reach other nodes now. Raises `LeaseUnavailable`.
     """
-    lease = await service.acquire(key, token, platform.node()) if service.reaches_nodes else None
+    lease = await service.acquire(key, token, platform.node())
     if not isinstance(lease, Lease):
         yield False
         return
     lease.keep_alive(ttl)
     try:
-        yield service.reaches_nodes  # it may have been the acquire that found out
+        yield service.reaches_nodes
     finally:
         await lease.release()
 

@@ -185,11 +185,13 @@ class Connections:
         return client
 
     def _join_cluster(self) -> None:
+        """A third of the silence for each node: one that hangs leaves time to ask the others."""
         self._asked = True
+        shared = {**self._shared, "socket_timeout": self._shared["socket_timeout"] / 3}
         self._cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in self._nodes.addresses],
             require_full_coverage=False, max_connections=1, retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), 6),
-            retry_on_error=[], **self._shared,
+            retry_on_error=[], **shared,
         )  # fmt: skip
 
     def _of_node(self, node: ClusterNode) -> aioredis.Redis:
