@@ -18,7 +18,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
     from kcoord.agent import lease_tasks, packs, store_access
-    from kcoord.agent.chores import late_publishes, packing, profiles, requested, store_retention, sweeping, timelines
+    from kcoord.agent.chores import packing, profiles, requested, store_retention, sweeping, timelines
     from kcoord.leases import base, redis, redis_client
 
     for module, names in (
@@ -26,7 +26,6 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (lease_tasks, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
-        (late_publishes, ("FIRST", "EVERY")),
         (packing, ("_QUIET", "_EVERY")),
         (profiles, ("_EVERY",)),
         (requested, ("_EVERY",)),

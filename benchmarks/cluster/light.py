@@ -27,12 +27,11 @@ from typing import Any, TypeVar
 
 from benchmarks.cluster.dilation import dilate
 from benchmarks.cluster.node import content_of, key_of
-from benchmarks.lease_herd import Kernel, Node, connect_all
+from benchmarks.lease_herd import Kernel, Node, connect_all, order
 from benchmarks.nfs_model import Client
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.leases.redis import RedisLeases
-from kcoord.profiles.order import order
 from kcoord.settings import Settings
 
 T = TypeVar("T")

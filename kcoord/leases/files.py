@@ -1,6 +1,6 @@
 """Leases as files in the store: for several nodes without Redis, and while Redis is away.
 
-``<store>/v1/leases/<ab>/`` holds ``<digest>.lease``, the marker, while a key is leased, and ``<digest>.outcome`` once it is READY
+``<store>/v2/leases/<ab>/`` holds ``<digest>.lease``, the marker, while a key is leased, and ``<digest>.outcome`` once it is READY
 or FAILED; `lease_files` reads and writes them. Nothing wakes a waiter of another node: it polls, ever more seldom. It learns of
 a change after at most a quarter of the time that it has waited, and at most 2 s, and follows a vanished holder after its TTL.
 
@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from kcoord.errors import LeaseUnavailable
 from kcoord.files.faults import store_error
+from kcoord.files.naming import LAYOUT
 from kcoord.leases.base import (
     Answer,
     Failed,
@@ -79,7 +80,7 @@ class FileLeases(LeaseService):
     name = "lease files"
 
     def __init__(self, store: Path, *, ttl: float, limit: float, failure_ttl: float, patience: float = 4.0) -> None:
-        self._root, self._staging = store / "v1" / "leases", store / "v1" / "staging"
+        self._root, self._staging = store / LAYOUT / "leases", store / LAYOUT / "staging"
         self._ttl, self._limit, self._failure_ttl, self._patience = ttl, limit, failure_ttl, patience
         self._keys: OrderedDict[str, _Key] = OrderedDict()  # those in use, and some that were used lately
         self._pool = ThreadPoolExecutor(_THREADS, "lease-files")

@@ -23,12 +23,9 @@ waiter came first. If it is set back, `acquire` cuts what is left to the one TTL
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import chain
 from typing import Any, TypeVar
 
 from redis.exceptions import NoPermissionError, NoScriptError
@@ -36,7 +33,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
 from kcoord.leases.base import Answer, Failed, Lease, LeaseService, Ready, Unleased, Wait, Watch, happened, within
-from kcoord.leases.redis_client import BROKEN, NONSENSE, Client, Connections, closed, why
+from kcoord.leases.redis_client import BROKEN, Client, Connections, closed, why
 from kcoord.telemetry.events import tell_if_failed
 
 T = TypeVar("T")
@@ -52,8 +49,6 @@ _REMEMBERED = 20_000  # keys that are READY
 _MANIFEST = re.compile(r"[\w.-]{1,256}", re.ASCII)
 _LONGEST_MESSAGE = 1 << 20  # bytes
 _MOST_AT_ONCE = 100  # facts of one call
-_DAY = 86400
-_STATISTICS_TTL = 2 * _DAY  # seconds
 
 
 class Script:
@@ -352,30 +347,7 @@ class RedisLeases(LeaseService):
         for event in self._watchers.get(key, ()):
             event.set()
 
-    # For statistics and `kcoord doctor`.
-
-    async def add_up(
-        self, job: str, agent: str, counters: dict[str, float], read: bool = True
-    ) -> dict[str, dict[str, float]]:
-        """Store this agent's counters of `job` for a day or two, and return those of all its agents, or nothing without `read`.
-
-        Each day has a hash of its own, so that a name which every launch uses again gathers the agents of two days.
-        """
-        day, found = _day(), dict[str, dict[str, float]]()
-        names = [f"kcoord:{self._namespace}:stats:{job}:{number}" for number in (day - 1, day)]
-        fields = list(chain.from_iterable((f"{agent}|{name}", repr(value)) for name, value in counters.items()))
-        if fields:
-            await self._command(lambda client: client.execute_command("HSET", names[1], *fields))
-            await self._command(lambda client: client.expire(names[1], _STATISTICS_TTL))
-        try:
-            for name in names if read else ():
-                stored: dict[bytes, bytes] = await self._command(functools.partial(_all_of, name))
-                for field, value in stored.items():
-                    who, _, counter = field.decode(errors="replace").rpartition("|")
-                    found.setdefault(who, {})[counter] = float(value)
-        except NONSENSE as error:
-            raise LeaseUnavailable(f"Redis holds something that kcoord did not write: {error}") from error
-        return found
+    # For `kcoord doctor`.
 
     async def server_version(self) -> str:
         """As INFO gives it, with the name if that is Valkey; "unknown" if the user may not ask. Raises `LeaseUnavailable`."""
@@ -412,14 +384,6 @@ class _Watch(Watch):
     async def changed(self, timeout: float) -> bool:
         await self._leases._follow()  # it may have broken off
         return await happened(self._event, timeout)
-
-
-async def _all_of(name: str, client: Client) -> Any:
-    return await client.hgetall(name)
-
-
-def _day() -> int:
-    return int(time.time()) // _DAY
 
 
 def _answer(reply: Any, lease: Lease) -> Answer:

@@ -27,7 +27,7 @@ from kcoord.artifacts.store import Store, manifest_digest
 from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
-from kcoord.files.naming import staging_name
+from kcoord.files.naming import LAYOUT, staging_name
 from kcoord.files.rename import sync_directory
 from kcoord.files.trash import Trash
 from kcoord.profiles.automatic import is_automatic
@@ -74,7 +74,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
     head = head_of(index, trust)
     directory = packs_directory(store.root, profile)
     path = directory / pack_name(hashlib.sha256(head).hexdigest(), trust.signer)
-    staged = store.root / "v1" / "staging" / f"{staging_name()}.part"
+    staged = store.root / LAYOUT / "staging" / f"{staging_name()}.part"
     try:
         beneath.check(staged.parent, store.root)
         with staged.open("wb", buffering=_CHUNK) as file:
@@ -91,7 +91,7 @@ def write_pack(store: Store, profile: str, digests: Iterable[str]) -> frozenset[
         ours = [other for other in packs_of(store.root, profile) if signer_of(other) == trust.signer]
         # none that is newer: of several writers at once one pack stays
         for older in list(itertools.dropwhile(lambda other: other != path, ours))[1:]:
-            Trash(store.root / "v1" / "trash", store.root).take(older)
+            Trash(store.root / LAYOUT / "trash", store.root).take(older)
         if is_automatic(profile):
             forget_superfluous(directory.parent)
     except OSError as error:

@@ -227,12 +227,12 @@ async def test_a_lease_of_the_second_service_lives_and_ends_there(redis_server: 
     async with chain_at(redis_server.url, store, []) as service:
         redis_server.kill()
         lease = await won(service, "k")
-        assert [p.stem for p in store.glob("v1/leases/*/*.lease")] == ["k"]
+        assert [p.stem for p in store.glob("v2/leases/*/*.lease")] == ["k"]
         redis_server.start()
         await until(lambda: not service.open)
         assert await lease.renew()
         assert await lease.release()
-        assert not list(store.glob("v1/leases/*/*.lease"))
+        assert not list(store.glob("v2/leases/*/*.lease"))
 
 
 async def test_an_end_of_a_lease_is_not_tried_at_a_server_that_is_away(redis_server: RedisServer) -> None:
@@ -332,7 +332,7 @@ async def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: Re
             ("lease files", "closed", 0),
         ]
         redis_server.kill()
-        (store / "v1").rename(store / "away")
+        (store / "v2").rename(store / "away")
         answers = await asyncio.gather(*(service.acquire("k", f"t{n}", "host") for n in range(20)))
         assert sum(isinstance(a, Lease) for a in answers) == 1
         assert service.name == "this node"
@@ -342,7 +342,7 @@ async def test_each_breaker_of_a_chain_is_told_once_and_counted(redis_server: Re
         assert lines[1].endswith("coordination is by this node")
         shown = status._coordinators({"coordinates": service.name, "breaker": service.breakers()})
         assert shown == "this node (Redis: away, 1×; lease files: away, 1×)"
-        (store / "away").rename(store / "v1")
+        (store / "away").rename(store / "v2")
         await until(lambda: service.name == "lease files")
         redis_server.start()
         await until(lambda: not service.open)
