@@ -165,6 +165,9 @@ class LeaseService(abc.ABC):
     async def close(self) -> None:  # noqa: B027 - a service in memory holds nothing
         """Let go of connections. Leases that are still held run out by themselves."""
 
+    async def check(self) -> None:  # noqa: B027 - for most services, a lease shows it all
+        """Part of `probe`: return if what a lease does not need, and an outcome does, works. Raises `LeaseUnavailable`."""
+
     @property
     def settled(self) -> bool:
         """False for some seconds after a change of services: nodes may be between the two."""
@@ -244,6 +247,7 @@ async def probe(service: LeaseService) -> None:
         if not isinstance(answer, Lease):
             raise LeaseUnavailable(f"{service.name} cannot lease a new key: {answer}")
         await answer.release()
+    await service.check()
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:

@@ -41,7 +41,7 @@ from kcoord.leases.base import (
     monotonic,
     within,
 )
-from kcoord.leases.lease_files import KeyFiles, NotALease
+from kcoord.leases.lease_files import KeyFiles, NotALease, check_files
 
 T = TypeVar("T")
 
@@ -116,6 +116,10 @@ class FileLeases(LeaseService):
 
     def watch(self, key: str) -> Watch:
         return _Watch(self, key)
+
+    async def check(self) -> None:
+        """Files can be made in the staging directory, and renamed to where leases are."""
+        await self._bounded(asyncio.ensure_future(self._run(lambda: check_files(self._root, self._staging))))
 
     async def close(self) -> None:
         """Give the leases back, within a bound; others take the rest after its TTL."""

@@ -267,7 +267,7 @@ def look_up(directory: Path) -> None:
     beneath.check(directory, directory.parents[2])
 
 
-def probe(root: Path, staging: Path) -> None:
+def check_files(root: Path, staging: Path) -> None:
     """Return if files with content can be made, and renamed to below `root`."""
     look_up(root / "00")
     beneath.check(staging, _store_of(staging))
