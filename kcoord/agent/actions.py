@@ -107,15 +107,5 @@ class Announce(_Task):
     manifest: str | None = None
 
 
-@dataclass(frozen=True)
-class AskHedge(_Task):
-    """Ask for the right to compile beside a slow leader, which one rank of all nodes has; do not wait. → `hedge_answered`"""
-
-
-@dataclass(frozen=True)
-class EndHedge(_Task):
-    """Give that right back."""
-
-
-LeaseTask = LookHere | AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
+LeaseTask = LookHere | AskLease | Look | Fetch | EndLease | FailLease | Announce
 Action = Reply | LeaseTask

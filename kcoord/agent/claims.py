@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -64,7 +65,8 @@ class Claims:
         now, who = time.monotonic(), connection.label
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
-            functools.partial(self._slow_after, message.digest, message.recipe if ahead is None else ahead.digest, ahead),
+            functools.partial(self._slow_after, random.uniform(1.0, 2.0), message.digest,
+                              message.recipe if ahead is None else ahead.digest, ahead),
         )  # fmt: skip
         self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
@@ -108,7 +110,7 @@ class Claims:
 
     def tick(self) -> None:
         """End the waits that have lasted for long enough. Call it about once a second."""
-        actions = self._flights.tick(time.monotonic())
+        actions = self._flights.tick(time.monotonic(), may_hedge=self._lease_tasks.settled)
         for action in actions:
             if isinstance(action, act.Reply) and isinstance(action.answer, messages.Alone):
                 name = self._names.get(action.claimant.key, _UNKNOWN)
@@ -172,9 +174,12 @@ class Claims:
             about=f"late: {late}{others}",
         )
 
-    def _slow_after(self, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
-        """A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too."""
-        known = self._expectations.slow_after(digest, recipe)
+    def _slow_after(self, drawn: float, digest: str, recipe: str | None, ahead: Recipe | None) -> float:
+        """`drawn` times the seconds that are expected at most: so nodes that wait for one leader do not all compile at once.
+
+        A worker has a low priority, and may get no core for long: then a rank that waits for it compiles, too.
+        """
+        known = drawn * self._expectations.slow_after(digest, recipe)
         return known if ahead is None else min(known, _STARVED)
 
     async def _land(

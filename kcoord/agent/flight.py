@@ -47,7 +47,6 @@ class Flight:
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node
     hedge_from: float = math.inf  # start of the time that `slow_after` allows
-    hedge_asked: bool = False  # it is being asked for
     overdue: float | None = None  # since when the waiters, who have waited for long enough, wait for one of them
     landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
     remote: str = ""  # the leader on another node, while ASKING
@@ -60,11 +59,6 @@ class Flight:
         if self.leader is None:
             return self.step
         return State.LANDING if self.leader.lands else State.LEADING
-
-    @property
-    def hedge_due(self) -> float:
-        """The moment at which to ask for the right to hedge, as far as is known now."""
-        return self.hedge_from + self.slow_after()
 
     @property
     def is_led(self) -> bool:
@@ -147,7 +141,7 @@ class Flight:
     def _longer(self, max_wait: float) -> float:
         return (PATIENCE - 1) * max_wait if any(attempt.works for attempt in self.attempts()) else 0.0
 
-    def needs_hedge(self, now: float) -> bool:
-        """True if the right to hedge is to be asked for now."""
-        asks = self.hedge is None and not self.hedge_asked and now >= self.hedge_due and self.is_led
-        return asks and self.next_hedge() is not None
+    def due_hedge(self, now: float) -> Claimant | None:
+        """The waiter that is to compile beside a leader that is slow by now."""
+        due = self.hedge is None and self.is_led and now >= self.hedge_from + self.slow_after()
+        return self.next_hedge() if due else None

@@ -6,8 +6,8 @@ order; the agent carries them out and reports their results as further events. A
     claim ──▶ LOOKING_HERE ──yes──▶ (gone; Ready)
                 │ no
                 ▼
-              ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
-                │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
+              ASKING ──may──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
+                │ ▲  compile    │ yes           │ failed / leader gone, stalled or over its limit
           Ready │ │ void        ▼               ▼
                 ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
               FETCHING ──ok──▶ (gone; Ready)
@@ -17,11 +17,11 @@ lease, the claim is Busy too, and the flight ends unless somebody else waits. Th
 a moment: ranks of one node that walk the same list do not each ask the lease service about each key.
 
 A compile that takes longer than its key's claimants expect is *hedged* (Dean and Barroso, The Tail at Scale, 2013): one waiter of
-all nodes is let go ahead beside the leader, here or on another node. The files that land first are everybody's, and later
-claims need not wait for the leader either. If nothing is expected of a compile, its waiters are *overdue* after `max_wait`, or
-four times that while a compile on this node is seen to work. Then one of them goes ahead in the same way, once for each flight:
-the others wait for that one for as long again, and then all compile. If it was another node that they waited for, this node waits
-for no other key of that lease's holder.
+this node compiles beside the leader, which is here or on another node. The files that land first are everybody's, and later
+claims need not wait for the leader either. Each node that waits hedges for itself. If nothing is expected of a compile, its
+waiters are *overdue* after `max_wait`, or four times that while a compile on this node is seen to work. Then one of them goes
+ahead in the same way, once for each flight: the others wait for that one for as long again, and then all compile. If it was
+another node that they waited for, this node waits for no other key of that lease's holder.
 
 Invariants, held after every event:
 
@@ -42,10 +42,8 @@ from dataclasses import dataclass
 from kcoord.agent.actions import (
     Action,
     Announce,
-    AskHedge,
     AskLease,
     Claimant,
-    EndHedge,
     EndLease,
     FailLease,
     Fetch,
@@ -59,6 +57,7 @@ from kcoord.leases import base as leases
 from kcoord.protocol.messages import BUSY, Alone, ClaimAnswer, Failed, Lead, Ready
 
 _MOST_HOLDERS = 1000
+_MAY_COMPILE = (leases.Lease, leases.Unleased)
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,9 @@ class Flights:
         actions = flight.answer_all(Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
             flight.hedge_from, flight.landed = math.inf, home
-            return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
-        return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
+            flight.hedge = None
+            return [*actions, Announce(key, 0, home)]
+        return self._end(flight, *actions, Announce(key, flight.serial, home))
 
     def failed(self, key: str, token: str, log: str, where: str, now: float) -> list[Action]:
         """The leader reports that `key` does not compile: every waiter compiles it itself, at once and in parallel, to raise its
@@ -194,9 +194,9 @@ class Flights:
         if flight is None:
             return []
         if found is not None:
-            return [*flight.answer_all(flight.ready, found), *self._remove(flight)]
+            return self._end(flight, *flight.answer_all(flight.ready, found))
         flight.step = State.ASKING
-        return [AskLease(key, serial)] if flight.waiters or flight.hedge else self._remove(flight)
+        return [AskLease(key, serial)] if flight.waiters or flight.hedge else self._end(flight)
 
     def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
         """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again. If that
@@ -219,15 +219,16 @@ class Flights:
         return [*actions, *(Reply(w, BUSY) for w in leaving), *self._end_if_deserted(flight)]
 
     def lease_answered(
-        self, key: str, serial: int, answer: leases.Won | leases.Ready | leases.Failed, now: float
+        self, key: str, serial: int, answer: leases.Lease | leases.Unleased | leases.Ready | leases.Failed, now: float
     ) -> list[Action]:
+        """`Unleased`: this node may compile as the lease's holder may."""
         flight = self._current(key, serial, State.ASKING)
         if flight is None:
-            return [EndLease(key, serial)] if isinstance(answer, leases.Won) else []
+            return [EndLease(key, serial)] if isinstance(answer, _MAY_COMPILE) else []
         flight.remote = ""
         self._elsewhere.pop(key, None)
         home = flight.some_home
-        if isinstance(answer, leases.Won):
+        if isinstance(answer, _MAY_COMPILE):
             flight.step = State.LOOKING
             return [Look(key, serial, home)]
         if isinstance(answer, leases.Ready):
@@ -235,7 +236,7 @@ class Flights:
             return [Fetch(key, serial, home, answer.manifest)]
         failure = Failed(answer.log, answer.where)
         self._failures[key] = _Failure(failure, now + self._failure_ttl)
-        return [*flight.answer_all(failure), *self._remove(flight)]
+        return self._end(flight, *flight.answer_all(failure))
 
     def looked(self, key: str, serial: int, home: str, manifest: str | None, now: float) -> list[Action]:
         """As the lease's holder: the artifact was in the store, and is at `home` now. `manifest`: its manifest's SHA-256, None if
@@ -247,7 +248,7 @@ class Flights:
         if manifest is None:
             return self._next_leader(flight, now)
         answers = flight.answer_all(flight.ready, home)
-        return [*answers, *self._remove(flight), Announce(key, serial, home, manifest)]
+        return self._end(flight, *answers, Announce(key, serial, home, manifest))
 
     def fetched(self, key: str, serial: int, found: str | None, *, packed: bool = False) -> list[Action]:
         """`found` is None if the artifact that READY announced cannot be had: then that READY is void, and we ask again.
@@ -259,27 +260,15 @@ class Flights:
             return []
         flight.packed = packed
         if found is not None or not (flight.waiters or flight.hedge):
-            return [*flight.answer_all(flight.ready, found or ""), *self._remove(flight)]
+            return self._end(flight, *flight.answer_all(flight.ready, found or ""))
         flight.step = State.ASKING
         return [AskLease(key, serial, void=flight.manifest)]
 
-    def hedge_answered(self, key: str, serial: int, won: bool, now: float) -> list[Action]:
-        """`won`: the right to compile beside the leader is ours. If not, somebody has it, and it is asked for again later."""
-        refused: list[Action] = [EndHedge(key, serial)] if won else []
-        flight = self._flights.get(key)
-        if flight is None or flight.serial != serial or not flight.hedge_asked:
-            return refused
-        flight.hedge_asked = False
-        if now < flight.hedge_due:  # another leads since we asked
-            return refused
-        flight.hedge_from = now if flight.is_led else math.inf
-        claimant = flight.next_hedge() if flight.is_led and flight.hedge is None else None
-        if not won or claimant is None:
-            return refused
-        return [flight.hedged_by(claimant, now)]
+    def tick(self, now: float, *, may_hedge: bool = True) -> list[Action]:
+        """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge.
 
-    def tick(self, now: float) -> list[Action]:
-        """Call it at least once a second: waits are bounded, and so is the time of a leader and a hedge."""
+        `may_hedge` False: no compile is hedged now, since nodes may be between two lease services.
+        """
         actions: list[Action] = []
         for flight in list(self._flights.values()):
             actions += self._end_attempts(flight, now, lambda attempt: now - attempt.since > self._limit)
@@ -287,9 +276,8 @@ class Flights:
                 if flight.overdue is None and flight.remote:
                     self.overdue[flight.remote] = None
                 actions += [*flight.end_waits(now, self._max_wait), *self._end_if_deserted(flight)]
-            if flight.needs_hedge(now):
-                flight.hedge_asked = True
-                actions.append(AskHedge(flight.key, flight.serial))
+            if may_hedge and (claimant := flight.due_hedge(now)) is not None:
+                actions.append(flight.hedged_by(claimant, now))
         for key in [k for k, f in self._failures.items() if now >= f.until]:
             del self._failures[key]
         for key in [k for k, until in self._elsewhere.items() if now >= until]:
@@ -301,7 +289,7 @@ class Flights:
         for flight in self._flights.values():
             if flight.serial == serial and flight.state is not State.LEADING:
                 answers = flight.answer_all(Alone("an error in the agent; its log has it"))
-                return [*answers, *self._remove(flight), EndLease(flight.key, serial)]
+                return self._end(flight, *answers, EndLease(flight.key, serial))
         return []
 
     # Shared by several events.
@@ -318,7 +306,7 @@ class Flights:
         """The compile with this token ended without an artifact. `end` is what becomes of the lease if it was the leader's."""
         answers = flight.answer_all(answer)
         if flight.leader is not None and flight.leader.token == token:
-            return [*answers, *self._remove(flight), end]
+            return self._end(flight, *answers, end)
         return [*answers, *self._hedge_ended(flight, now)]
 
     def _led_by(
@@ -340,10 +328,10 @@ class Flights:
         """The hedge, which compiles already; else the first who waits."""
         flight.hedge_from = now
         if flight.hedge is not None:
-            flight.leader = flight.hedge
-            return self._end_hedge(flight)
+            flight.leader, flight.hedge = flight.hedge, None
+            return []
         if not flight.waiters:
-            return [*self._remove(flight), EndLease(flight.key, flight.serial)]
+            return self._end(flight, EndLease(flight.key, flight.serial))
         works = flight.leader is not None and flight.leader.works  # until it is seen what the next one does
         flight.leader = flight.attempt_of(next(iter(flight.waiters.values())), now, works)
         return [Reply(flight.leader.claimant, Lead(flight.leader.token))]
@@ -361,13 +349,8 @@ class Flights:
         """The hedge did not get there: whoever waits goes on waiting, or is the next hedge after a while."""
         if flight.is_led:
             flight.hedge_from = now
-        return [*self._end_hedge(flight), *self._end_if_deserted(flight)]
-
-    def _end_hedge(self, flight: Flight) -> list[Action]:
-        if flight.hedge is None:
-            return []
         flight.hedge = None
-        return [EndHedge(flight.key, flight.serial)]
+        return self._end_if_deserted(flight)
 
     def _end_if_deserted(self, flight: Flight) -> list[Action]:
         """End a flight in which nobody waits and nobody compiles. A look or a fetch is let finish: it costs nothing more."""
@@ -375,8 +358,8 @@ class Flights:
             return []
         if self._flights.get(flight.key) is not flight:
             return []  # it has ended already
-        return [*self._remove(flight), EndLease(flight.key, flight.serial)]
+        return self._end(flight, EndLease(flight.key, flight.serial))
 
-    def _remove(self, flight: Flight) -> list[Action]:
+    def _end(self, flight: Flight, *actions: Action) -> list[Action]:
         del self._flights[flight.key]
-        return self._end_hedge(flight)
+        return list(actions)

@@ -1,4 +1,4 @@
-"""Carries out the actions of flights: the lease of a key, the right to hedge, and the artifact, which `tiers` brings."""
+"""Carries out the actions of flights: the lease of a key, and the artifact, which `tiers` brings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 from kcoord.agent import actions as act
 from kcoord.agent.connections import Observer
 from kcoord.agent.flights import Flights
-from kcoord.agent.hedges import Hedges
 from kcoord.agent.held_leases import HeldLeases
 from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable
 from kcoord.latest import Latest
-from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Wait, Won
+from kcoord.leases.base import Failed, Lease, LeaseService, Ready, Unleased, Wait
 from kcoord.telemetry.events import Notices, log, tell_if_failed
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ _BUSY_FOR = 2.0  # seconds in which claims that do not wait do not ask again for
 class LeaseTasks:
     """Carries out the actions of one agent's flights, each as a task; `report` gets the actions that follow from a result.
 
-    `learn`, `in_store`, `observer` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
+    `learn`, `used`, `observer` and `local_dir` are those of `kcoord.agent.tiers.Tiers`.
     """
 
     def __init__(
@@ -45,14 +44,13 @@ class LeaseTasks:
         now: Callable[[], float],
         report: Callable[[list[act.Action]], None],
         learn: Callable[[str, float], None] = lambda name, seconds: None,
-        in_store: Callable[[str], object] = lambda digest: None,
+        used: Callable[[str], object] = lambda name: None,
         local_dir: Path | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._flights, self._notices, self._now, self._report = flights, notices, now, report
-        self.tiers = Tiers(store, local_dir, notices, learn=learn, in_store=in_store, observer=observer)
+        self.tiers = Tiers(store, local_dir, notices, learn=learn, used=used, observer=observer)
         self._held = HeldLeases(leases, notices, agent_id, ttl)
-        self._hedges = Hedges(self._held, flights)
         self._work: dict[type[act.LeaseTask], Callable[[Any], Coroutine[Any, Any, None]]] = {
             act.AskLease: self._ask,
             act.Look: self._look,
@@ -60,14 +58,11 @@ class LeaseTasks:
             act.EndLease: self._end,
             act.FailLease: self._fail,
             act.Announce: self._announce,
-            act.AskHedge: self._ask_hedge,
-            act.EndHedge: self._end_hedge,
         }
         self.passing: Latest[str, None] = Latest(_MOST_PASSING)
         """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
-        self._following: dict[int, asyncio.Task[None]] = {}  # likewise
         self._announcing: dict[str, asyncio.Task[None]] = {}  # by key, the latest
 
     def start(self, action: act.LeaseTask) -> None:
@@ -92,6 +87,11 @@ class LeaseTasks:
         return len(self._announcing)
 
     @property
+    def settled(self) -> bool:
+        """False for some seconds after this node changed its lease service."""
+        return self._held.service.settled
+
+    @property
     def held(self) -> int:
         """The number of leases that this agent keeps alive."""
         return len(self._held)
@@ -106,7 +106,7 @@ class LeaseTasks:
         `giving_back` seconds.
         """
         self.tiers.looks.close()
-        for task in (*self._asking.values(), *self._following.values()):
+        for task in self._asking.values():
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
@@ -146,40 +146,33 @@ class LeaseTasks:
             answer = await self._turn(action)
         except LeaseUnavailable as error:
             self._notices.tell(f"no lease service can be used ({error}): this node coordinates its own ranks only")
-            answer = Won(0)
+            answer = Unleased()
         finally:
             self._asking.pop(serial, None)
         if answer is not None:
             self._report(self._flights.lease_answered(key, serial, answer, self._now()))
 
-    async def _turn(self, action: act.AskLease) -> Won | Ready | Failed | None:
-        """None: another node compiles, and nobody waits for it. A fence of 0: the flight goes ahead without a lease."""
+    async def _turn(self, action: act.AskLease) -> Lease | Unleased | Ready | Failed | None:
+        """None: another node compiles, and nobody waits for it."""
         key, serial = action.key, action.serial
         if action.void is None and (packed := await self.tiers.packs.announced(key)) is not None:
             return Ready(packed)
         flight = self._flights.get(key)
         if flight is not None and flight.waiters and all(w.home in self.passing for w in flight.waiters.values()):
-            return Won(0)
+            return Unleased()
         if action.void is not None and (self.tiers.store.faulty or self.tiers.distrusts(key)):
-            return Won(0)  # that READY may well be true for others
-        answer = await self._held.await_turn(
-            key, serial, action.void, on_wait=functools.partial(self._must_wait, key, serial),
-            stays=functools.partial(self._is_awaited, key, serial),
-        )  # fmt: skip
-        if not isinstance(answer, Lease):
-            return answer
-        if answer.fence and not await self._is_shared(key, serial):
+            return Unleased()  # that READY may well be true for others
+        stays = functools.partial(self._is_awaited, key, serial)
+        answer = await self._held.await_turn(key, serial, action.void, stays)
+        if isinstance(answer, Lease) and not await self._is_shared(key, serial):
             await self._held.give_back(key, serial)
-            return Won(0)
-        return Won(answer.fence)
-
-    def _must_wait(self, key: str, serial: int, wait: Wait) -> None:
-        until = self._now() + min(_BUSY_FOR, wait.ttl)
-        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
+            return Unleased()
+        return answer
 
     def _is_awaited(self, key: str, serial: int, wait: Wait) -> bool:
         """False: its flight has ended, since all its claims are of those that do not wait."""
-        self._must_wait(key, serial, wait)
+        until = self._now() + min(_BUSY_FOR, wait.ttl)
+        self._report(self._flights.must_wait(key, serial, wait.holder, self._now(), until))
         flight = self._flights.get(key)
         return flight is not None and flight.serial == serial
 
@@ -216,32 +209,6 @@ class LeaseTasks:
                 await self._held.give_back(key, serial)
         if manifest is not None:
             await self._held.ready(key, serial, manifest)
-
-    # The right to hedge.
-
-    async def _ask_hedge(self, action: act.AskHedge) -> None:
-        key, serial = action.key, action.serial
-        won = await self._hedges.take(key, serial)
-        self._report(self._flights.hedge_answered(key, serial, won, self._now()))
-        if not won and serial not in self._following:
-            self._following[serial] = self._run(serial, self._follow(key, serial))
-
-    async def _end_hedge(self, action: act.EndHedge) -> None:
-        announcing = self._announcing.get(action.key)
-        if announcing is not None:  # else another node hedges in the moment before it hears that the key is READY
-            await asyncio.wait({announcing})
-        await self._hedges.give_back(action.key, action.serial)
-
-    async def _follow(self, key: str, serial: int) -> None:
-        async def fetch(home: Path, manifest: str) -> bool:
-            return await self.tiers.from_store(key, home, manifest) is not None
-
-        try:
-            home = await self._hedges.follow(key, serial, fetch)
-            if home is not None:
-                self._report(self._flights.landed(key, str(home)))
-        finally:
-            del self._following[serial]
 
     # Artifacts.
 

@@ -10,10 +10,8 @@ import pytest
 from kcoord.agent.actions import (
     Action,
     Announce,
-    AskHedge,
     AskLease,
     Claimant,
-    EndHedge,
     EndLease,
     FailLease,
     Fetch,
@@ -24,10 +22,12 @@ from kcoord.agent.actions import (
 from kcoord.agent.flight import Attempt, State
 from kcoord.agent.flights import Flights
 from kcoord.leases import base as leases
-from kcoord.leases.base import Won
+from kcoord.leases.base import Lease
+from kcoord.leases.local import LocalLeases
 from kcoord.protocol.messages import BUSY, Alone, Failed, Lead, Ready
 
 KEY = "key"
+WON = Lease(LocalLeases(1, 1, 1), KEY, "token", "host", 1)
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
 A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
 
@@ -52,7 +52,7 @@ def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
     flights = new_flights(limit)
     for claimant in (A, *waiters):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     (reply,) = flights.looked(KEY, 1, A.home, None, 0.0)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
@@ -144,7 +144,7 @@ def test_a_failure_is_forgotten_after_its_time() -> None:
 def test_the_lease_s_winner_looks_before_it_leaps() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [Look(KEY, 1, A.home)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, A.home)]
 
 
 def test_an_artifact_that_is_announced_is_fetched() -> None:
@@ -179,7 +179,7 @@ def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
     assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
@@ -187,7 +187,7 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     claim(flights, A, 0.0)
     flights.gone(A.owner, 0.0)
     claim(flights, B, 0.0)
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
     assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
     (flight,) = flights
@@ -212,7 +212,7 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
 def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     flights = new_flights()
     assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, HURRIED.home)]
     assert claim(flights, B, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
     assert flights.landing(KEY, f"1.{HURRIED.id}")
@@ -224,7 +224,7 @@ def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does(
     busy = [Reply(HURRIED, BUSY)]
     claim(flights, A, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert claim(flights, HURRIED, 0.0) == busy
@@ -247,7 +247,7 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_fli
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
@@ -265,14 +265,14 @@ def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> 
     claim(flights, HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     assert claim(flights, A, 1.0) == [AskLease(KEY, 2)]
-    assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
+    assert flights.lease_answered(KEY, 2, WON, 1.0) == [Look(KEY, 2, A.home)]
 
 
 @pytest.mark.parametrize(
-    "news", [Won(2), leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
+    "news", [WON, leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
 )
 def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
-    news: Won | leases.Ready | leases.Failed,
+    news: Lease | leases.Ready | leases.Failed,
 ) -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
@@ -309,7 +309,7 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
     claim(flights, B, 0.0)
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    flights.lease_answered(KEY, 1, Won(2), 1.0)
+    flights.lease_answered(KEY, 1, WON, 1.0)
     assert flights.looked(KEY, 1, A.home, None, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
@@ -338,7 +338,7 @@ def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest()
     flights = new_flights()
     claim(flights, A, 0.0)
     claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     ready = (Ready("store"), A.home)
     assert flights.looked(KEY, 1, A.home, "abc", 0.0) == [
         Reply(A, *ready),
@@ -358,7 +358,7 @@ def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
 def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     assert flights.gone(A.owner, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [EndLease(KEY, 1)]
     assert list(flights) == []
@@ -367,7 +367,7 @@ def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
 def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
     flights = new_flights()
     claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, Won(5), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.gone(A.owner, 0.0)
     claim(flights, B, 0.0)
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
@@ -452,7 +452,7 @@ def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
         Reply(A, Ready("wait"), "/elsewhere"),
         Announce(KEY, 1, "/elsewhere"),
     ]
-    assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
@@ -630,7 +630,7 @@ def test_if_the_one_that_went_ahead_dies_the_next_one_does_and_the_bound_stays()
 
 def test_one_that_went_ahead_and_leads_since_is_not_followed_by_another() -> None:
     flights, token = overdue_flight()
-    assert flights.gone(A.owner, MAX_WAIT + 1) == [EndHedge(KEY, 1)]
+    assert flights.gone(A.owner, MAX_WAIT + 1) == []
     assert flights.tick(MAX_WAIT + 2) == []
     assert flights.landing(KEY, token)
 
@@ -668,7 +668,7 @@ def test_the_second_wait_for_another_node_is_bounded_and_the_flight_ends_with_it
     flights = waiting_for("node 2", A, B)
     flights.tick(MAX_WAIT)
     assert alone(flights.tick(2 * MAX_WAIT)) == {B.id}
-    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert flights.given_up(KEY, "1.1", 2 * MAX_WAIT) == [EndLease(KEY, 1)]
     assert not list(flights)
 
 
@@ -690,7 +690,6 @@ def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurr
 def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -> None:
     flights = waiting_for("node 2", SLOW_A)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
     claim(flights, replace(B, key="other"), SLOW)
     assert flights.must_wait("other", 2, "node 2", SLOW) == []
     flights.tick(MAX_WAIT)
@@ -703,8 +702,8 @@ def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
     flights.claim(A, 0.0)
     assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
     assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, Won(1), MAX_WAIT) == [Look(KEY, 1, A.home)]
-    assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == [EndHedge(KEY, 1)]
+    assert flights.lease_answered(KEY, 1, WON, MAX_WAIT) == [Look(KEY, 1, A.home)]
+    assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == []
     assert flights.landing(KEY, "1.1")
 
 
@@ -746,21 +745,20 @@ SLOW_A, SLOW_B, SLOW_C = (replace(c, slow_after=lambda: SLOW) for c in (A, B, C)
 
 
 def slow_flight() -> Flights:
-    """A leads, B and C wait, and the right to hedge has been asked for."""
+    """A leads, B and C wait, and the moment has come to hedge."""
     flights = new_flights()
     for claimant in (SLOW_A, SLOW_B, SLOW_C):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW - 0.1) == []
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
     return flights
 
 
 def hedged_flight() -> tuple[Flights, str, str]:
     """A leads, B hedges, C waits; the leader's token and the hedge's."""
     flights = slow_flight()
-    (reply,) = flights.hedge_answered(KEY, 1, True, SLOW)
+    (reply,) = flights.tick(SLOW)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
     assert reply.claimant is SLOW_B
@@ -777,22 +775,20 @@ def test_a_slow_compile_is_hedged_by_the_first_who_waits() -> None:
     assert flights.tick(SLOW + 1) == []
 
 
-def test_the_right_to_hedge_is_asked_for_once_at_a_time() -> None:
+def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
     flights = slow_flight()
-    assert flights.tick(5 * SLOW) == []
-    assert flights.hedge_answered(KEY, 1, False, 5 * SLOW) == []
-    assert flights.tick(6 * SLOW - 0.1) == []
-    assert flights.tick(6 * SLOW) == [AskHedge(KEY, 1)]
+    assert flights.tick(2 * SLOW, may_hedge=False) == []
+    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     flights = new_flights()
     claim(flights, SLOW_A, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(2 * SLOW) == []
     claim(flights, SLOW_B, 2 * SLOW)
-    assert flights.tick(2 * SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
@@ -800,18 +796,18 @@ def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     flights = new_flights()
     claim(flights, replace(A, slow_after=lambda: known[0]), 0.0)
     claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
     known[0] = SLOW
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
         claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, Won(1), 0.0)
+    flights.lease_answered(KEY, 1, WON, 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
 
@@ -821,10 +817,8 @@ def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     claim(flights, SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 1.0)
     assert flights.tick(SLOW) == []
-    assert flights.tick(1.0 + SLOW) == [AskHedge(KEY, 1)]
-    actions = flights.hedge_answered(KEY, 1, True, 1.0 + SLOW)
-    assert answered(actions) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert answered(flights.tick(1.0 + SLOW)) == {A.id: Lead("1.1", hedges=True)}
+    assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there")]
     assert not list(flights)
 
 
@@ -833,7 +827,7 @@ def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_comp
     claim(flights, SLOW_A, 0.0)
     for heard in (0.0, SLOW / 2, SLOW - 0.1):
         flights.must_wait(KEY, 1, "node 2", heard)
-    assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(SLOW)) == {A.id: Lead("1.1", hedges=True)}
 
 
 def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
@@ -841,17 +835,8 @@ def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> N
     claim(flights, SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
-    assert flights.gone(A.owner, SLOW) == [EndHedge(KEY, 1), EndLease(KEY, 1)]
+    assert flights.gone(A.owner, SLOW) == [EndLease(KEY, 1)]
     assert not list(flights)
-
-
-def test_the_right_to_hedge_that_comes_too_late_is_given_back() -> None:
-    flights = slow_flight()
-    flights.landed(KEY, "/there")
-    assert flights.hedge_answered(KEY, 1, True, SLOW) == [EndHedge(KEY, 1)]
-    assert flights.hedge_answered("another", 9, True, SLOW) == [EndHedge("another", 9)]
-    assert flights.hedge_answered(KEY, 1, False, SLOW) == []
 
 
 def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() -> None:
@@ -859,7 +844,7 @@ def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() 
     assert flights.landing(KEY, hedge_token)
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Announce(KEY, 0, "/there"), EndHedge(KEY, 1)]
+    assert lease_tasks(actions) == [Announce(KEY, 0, "/there")]
     assert flights.landing(KEY, token)
 
 
@@ -879,7 +864,7 @@ def test_what_the_leader_lands_ends_the_hedge() -> None:
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, token)
     actions = flights.landed(KEY, "/there")
-    assert lease_tasks(actions) == [Announce(KEY, 1, "/there"), EndHedge(KEY, 1)]
+    assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
     assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
@@ -901,11 +886,9 @@ def test_a_hedge_that_does_not_get_there_is_followed_by_another_later(how: str) 
     else:
         flights, now = hedged_and_patient(), SLOW + LIMIT + 1
         actions = flights.tick(now)
-        assert actions[0] == EndHedge(KEY, 1)
-        return
-    assert actions == [EndHedge(KEY, 1)]
+    assert actions == []
     assert flights.tick(now + SLOW - 0.1) == []
-    assert flights.tick(now + SLOW) == [AskHedge(KEY, 1)]
+    assert answered(flights.tick(now + SLOW)) == {C.id: Lead("1.3", hedges=True)}
 
 
 def hedged_and_patient() -> Flights:
@@ -915,7 +898,6 @@ def hedged_and_patient() -> Flights:
         claim(flights, claimant, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
-    flights.hedge_answered(KEY, 1, True, SLOW)
     return flights
 
 
@@ -927,7 +909,7 @@ def test_the_hedge_leads_when_the_leader_does_not_get_there(how: str) -> None:
         "given up": lambda: flights.given_up(KEY, token, SLOW + 1),
         "stalled": lambda: flights.stalled(KEY, token, SLOW + 1),
     }[how]()
-    assert actions == [EndHedge(KEY, 1)]
+    assert actions == []
     flight = flights.get(KEY)
     assert flight is not None
     assert (flight.leader, flight.hedge) == (Attempt(SLOW_B, hedge_token, SLOW), None)
@@ -945,7 +927,7 @@ def test_a_hedge_s_death_changes_nothing_once_its_files_are_handed_in() -> None:
 def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them() -> None:
     flights, _, hedge_token = hedged_flight()
     assert flights.landing(KEY, hedge_token)
-    assert flights.gone(A.owner, SLOW + 1) == [EndHedge(KEY, 1)]
+    assert flights.gone(A.owner, SLOW + 1) == []
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
     assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
@@ -983,7 +965,6 @@ def test_a_new_leader_is_not_hedged_for_the_slowness_of_the_one_before() -> None
     flight = flights.get(KEY)
     assert flight is not None
     assert flight.leader is not None
-    flights.stalled(KEY, flight.leader.token, SLOW + 1)
-    assert flights.hedge_answered(KEY, 1, True, SLOW + 2) == [EndHedge(KEY, 1)]
-    assert flights.tick(2 * SLOW + 0.9) == []
-    assert flights.tick(2 * SLOW + 1) == [AskHedge(KEY, 1)]
+    flights.stalled(KEY, flight.leader.token, SLOW - 1)
+    assert flights.tick(2 * SLOW - 1.1) == []
+    assert answered(flights.tick(2 * SLOW - 1)) == {C.id: Lead("1.3", hedges=True)}

@@ -18,12 +18,14 @@ from kcoord.agent import actions as act
 from kcoord.agent.actions import Claimant
 from kcoord.agent.flight import Flight, State
 from kcoord.agent.flights import Flights
-from kcoord.leases.base import Failed, Ready, Won
+from kcoord.leases.base import Failed, Lease, Ready, Unleased
+from kcoord.leases.local import LocalLeases
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
+WON = Lease(LocalLeases(1, 1, 1), "key", "token", "host", 1)
 
 
 @dataclass
@@ -44,8 +46,6 @@ class Server:
     tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
     leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
     hedges: dict[str, str] = field(default_factory=dict)  # key → the token that hedges now
-    hedging: dict[int, str] = field(default_factory=dict)  # the right to hedge is asked for
-    rights: dict[int, str] = field(default_factory=dict)  # … was won and not ended
     publishing: list[tuple[str, str]] = field(default_factory=list)  # keys and tokens; "" hands in without leading
 
     # Events.
@@ -73,9 +73,9 @@ class Server:
         """The tokens whose files are being published."""
         return {attempt.token for flight in self.flights for attempt in flight.attempts() if attempt.lands}
 
-    def lease(self, serial: int, answer: Won | Ready | Failed) -> None:
+    def lease(self, serial: int, answer: Lease | Unleased | Ready | Failed) -> None:
         key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
-        if isinstance(answer, Won):
+        if isinstance(answer, (Lease, Unleased)):
             self.held[serial] = key
         self.do(self.flights.lease_answered(key, serial, answer, self.now))
 
@@ -100,12 +100,6 @@ class Server:
     def fetched(self, serial: int, found: bool) -> None:
         key = self.fetching.pop(serial)
         self.do(self.flights.fetched(key, serial, "/found" if found else None))
-
-    def hedge(self, serial: int, won: bool) -> None:
-        key = self.hedging.pop(serial)
-        if won:
-            self.rights[serial] = key
-        self.do(self.flights.hedge_answered(key, serial, won, self.now))
 
     def works(self, key: str, token: str) -> None:
         self.flights.works(key, token)
@@ -193,12 +187,6 @@ class Server:
             elif isinstance(action, act.Fetch):
                 assert action.serial not in self.fetching
                 self.fetching[action.serial] = action.key
-            elif isinstance(action, act.AskHedge):
-                assert action.serial not in self.hedging, "the right to hedge is asked for twice"
-                assert action.serial not in self.rights, "a right that is held is asked for"
-                self.hedging[action.serial] = action.key
-            elif isinstance(action, act.EndHedge):
-                self.rights.pop(action.serial, None)  # one that went ahead since the leader was overdue has none
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
                 if action.serial in self.asking and not isinstance(action, act.FailLease):
@@ -224,7 +212,7 @@ class Server:
         flights = list(self.flights)
         assert len({f.key for f in flights}) == len(flights)
         self.leads, self.hedges = {}, {}
-        waiting, hedged = list[int](), set[int]()
+        waiting = list[int]()
         for flight in flights:
             for number, waiter in flight.waiters.items():
                 assert number == waiter.id
@@ -234,15 +222,11 @@ class Server:
                 self.leads[flight.key] = flight.leader.token
             if flight.hedge is not None:
                 self.hedges[flight.key] = flight.hedge.token
-                hedged.add(flight.serial)
         assert sorted(waiting) == sorted(self.unanswered), "a claim is lost, or in two places"
         for flight in flights:
             self.check_flight(flight)
         alive = {f.serial for f in flights}
         assert self.held.keys() <= alive, "a lease that was won is held by no flight"
-        assert self.rights.keys() <= hedged, "a right without a hedge"
-        due = {f.serial for f in flights if f.overdue is not None}
-        assert hedged <= self.rights.keys() | due, "a hedge without the right to it"
 
     def check_flight(self, flight: Flight) -> None:
         assert self.flights.get(flight.key) is flight
@@ -295,17 +279,15 @@ class Server:
         while ticks >= 0:
             if self.looking_here:
                 self.looked_here(next(iter(self.looking_here)), found=False)
-            elif self.hedging:
-                self.hedge(next(iter(self.hedging)), won=True)
             elif self.asking or self.cancelled:
-                self.lease(next(iter(self.asking or self.cancelled)), Won(1))
+                self.lease(next(iter(self.asking or self.cancelled)), WON)
             elif self.looking:
                 self.looked(next(iter(self.looking)), found=False)
             elif self.fetching:
                 self.fetched(next(iter(self.fetching)), found=False)
             elif self.publishing:
                 self.published(0, well=False)
-            elif self.unanswered or self.held or self.rights or list(self.flights):
+            elif self.unanswered or self.held or list(self.flights):
                 self.tick(max(LIMIT, 2 * PATIENCE * MAX_WAIT) + 1)
                 ticks -= 1
             else:
@@ -313,13 +295,12 @@ class Server:
             yield
         assert not self.unanswered, "a claim is never answered"
         assert not self.held, "a lease is held for ever"
-        assert not self.rights, "the right to hedge is held for ever"
         raise AssertionError("a flight never ends")
 
 
 OWNERS = range(5)
 KEYS = ("a", "b")
-answers: st.SearchStrategy[Any] = st.sampled_from([Won(1), Won(2), Won(3), Ready("m"), Failed("log", "node 2")])
+answers: st.SearchStrategy[Any] = st.sampled_from([WON, Unleased(), Ready("m"), Failed("log", "node 2")])
 
 
 class RandomServer(RuleBasedStateMachine):
@@ -345,7 +326,7 @@ class RandomServer(RuleBasedStateMachine):
         self.server.gone.discard(owner)  # its number is used again, by a process that has claimed nothing yet
 
     @rule(data=st.data(), answer=answers)
-    def lease(self, data: st.DataObject, answer: Won | Ready | Failed) -> None:
+    def lease(self, data: st.DataObject, answer: Lease | Unleased | Ready | Failed) -> None:
         outstanding = [*self.server.asking, *self.server.cancelled]
         if outstanding:
             self.server.lease(data.draw(st.sampled_from(outstanding)), answer)
@@ -379,22 +360,15 @@ class RandomServer(RuleBasedStateMachine):
         for serial in [s for s, k in self.server.looking_here.items() if k == key]:
             self.server.looked_here(serial, found=False)
         for serial in [s for s, k in self.server.asking.items() if k == key]:
-            self.server.lease(serial, Won(1))
+            self.server.lease(serial, WON)
         for serial in [s for s, k in self.server.looking.items() if k == key]:
             self.server.looked(serial, found=False)
-
-    @rule(data=st.data(), won=st.booleans())
-    def hedge(self, data: st.DataObject, won: bool) -> None:
-        if self.server.hedging:
-            self.server.hedge(data.draw(st.sampled_from(list(self.server.hedging))), won)
 
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def slow(self, key: str, owners: list[int]) -> None:
         """A leader, here or on another node, who takes long, and a waiter who goes ahead."""
         self.take_off(key, owners)
         self.server.tick(SLOW + 1)
-        for serial in [s for s, k in self.server.hedging.items() if k == key]:
-            self.server.hedge(serial, won=True)
 
     @rule(data=st.data(), key=st.sampled_from(KEYS))
     def works(self, data: st.DataObject, key: str) -> None:
@@ -463,7 +437,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
     for serial in [*server.asking, *server.cancelled]:
-        events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
+        events += [("lease", (serial, a)) for a in (WON, Ready("m"), Failed("log"))]
         events.append(("wait", (serial,)))
     for serial in server.looking_here:
         events += [("looked_here", (serial, True)), ("looked_here", (serial, False))]
@@ -481,8 +455,6 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events.append(("landing", ("a", "foreign")))
     for index in range(len(server.publishing)):
         events += [("published", (index, True)), ("published", (index, False))]
-    for serial in server.hedging:
-        events += [("hedge", (serial, True)), ("hedge", (serial, False))]
     events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
     if server.now < 80:
         events += [("tick", (20.0,))]
@@ -503,8 +475,7 @@ def fingerprint(server: Server) -> int:
             flight.manifest,
             flight.waited,
             flight.remote,
-            flight.hedge_due,
-            flight.hedge_asked,
+            flight.hedge_from,
             flight.overdue,
             flight.landed,
         ),
@@ -522,8 +493,6 @@ def fingerprint(server: Server) -> int:
         tuple(server.fetching),
         tuple(server.tokens),
         tuple(server.publishing),
-        tuple(server.hedging),
-        tuple(server.rights),
     )  # fmt: skip
     return hash(state)
 
