@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import kcoord
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connections, Observer
-from kcoord.agent.flight import State
+from kcoord.agent.flights import State
 from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.agent.acquisition import Acquisition
 from kcoord.agent.metrics.prometheus import OTHER, Labels, Tally
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -109,7 +109,7 @@ def vitals(
     connections: Connections,
     flights: Flights,
     claims: Claims,
-    lease_tasks: LeaseTasks,
+    acquisition: Acquisition,
     leases: LeaseService,
     notices: Notices,
     retention_gauges: Callable[[], dict[str, float]],
