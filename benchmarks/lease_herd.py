@@ -49,7 +49,7 @@ class Kernel:
 class Node:
     """One node's leases, and which keys it has, or is asking for.
 
-    `busy_for`: as in `kcoord.agent.lease_tasks`; `pace`: seconds that a rank takes for a key at least.
+    `busy_for`: as in `kcoord.agent.acquisition`; `pace`: seconds that a rank takes for a key at least.
     """
 
     service: RedisLeases

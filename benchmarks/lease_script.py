@@ -6,9 +6,9 @@ import statistics
 from typing import Any
 
 import redis
+from kcoord.leases.redis_script import SCRIPT
 
 from benchmarks.result import Result
-from kcoord.leases.redis_script import SCRIPT
 from tests.support.redis_server import RedisServer
 
 _KEYS, _ROUNDS = 2000, 7

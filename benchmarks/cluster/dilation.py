@@ -19,14 +19,14 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import lease_tasks, packs, store_access
+    from kcoord.agent import acquisition, packs, store_access
     from kcoord.agent.chores import late_publishes, packing, profiles, requested, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
     for module, names in (
         (base, ("RECHECK",)),
         (facts, ("_SURELY_BEFORE_A_RECHECK",)),
-        (lease_tasks, ("_BUSY_FOR",)),
+        (acquisition, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
         (late_publishes, ("FIRST", "EVERY")),

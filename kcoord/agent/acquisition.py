@@ -51,11 +51,14 @@ class Acquisition:
         self._tasks: set[asyncio.Task[None]] = set()
         self._acquiring: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
         self._uploading: dict[str, asyncio.Task[None]] = {}  # by key, the latest
+        self._ends = False
 
     def start(self, action: act.Task) -> None:
         """Begin `action`; the actions that follow from its result go to `report`."""
         if isinstance(action, act.Acquire):
-            task = self._acquiring[action.serial] = self._run(action, self.acquire(action.key, action.serial, Path(action.home)))
+            if self._ends:
+                return  # nobody would give the lease back
+            task = self._acquiring[action.serial] = self._run(action, self._acquired(action))
             task.add_done_callback(lambda _: self._acquiring.pop(action.serial, None))
         elif isinstance(action, act.Upload):
             task = self._uploading[action.key] = self._run(action, self._upload(action))
@@ -88,6 +91,7 @@ class Acquisition:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.
         """
+        self._ends = True
         for task in self._acquiring.values():
             task.cancel()
         if self._tasks:
@@ -98,11 +102,11 @@ class Acquisition:
             back.cancel()
             log.info("leases were not given back within %g s: they end by their TTL", giving_back)
 
-    async def acquire(self, key: str, serial: int, home: Path) -> None:
-        """From the lease to the artifact, which comes to `home`, or to the right to compile.
+    async def acquire(self, key: str, serial: int, home: Path) -> list[act.Action]:
+        """From the lease to the artifact, which comes to `home`, or to the right to compile. Returns the actions that follow.
 
-        A second READY that proves untrue ends in that right, too, and so does one that only this node cannot use: without a lease,
-        for it may be true for others.
+        A second READY that proves untrue ends in that right, too, and so does one that only this node cannot use: without a
+        lease, for it may be true for others.
         """
         void, tiers, flights = None, self._tiers, self._flights
         for _ in range(2):
@@ -110,21 +114,21 @@ class Acquisition:
             if not isinstance(answer, Ready):
                 break
             if packed := await tiers.from_pack(key, home, answer.manifest):
-                return self._report(flights.found(key, serial, str(home), packed=packed))
+                return flights.found(key, serial, str(home), packed=packed)
             if await tiers.from_store(key, home, answer.manifest) is not None:
-                return self._report(flights.found(key, serial, str(home)))
+                return flights.found(key, serial, str(home))
             void = answer.manifest
             if tiers.store.faulty or tiers.distrusts(key):
                 break
         if isinstance(answer, Failed):
-            return self._report(flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now()))
+            return flights.failed_elsewhere(key, serial, answer.log, answer.where, self._now())
         if not isinstance(answer, Ready):  # nobody else publishes now, but an earlier job may have
             manifest = await tiers.from_store(key, home, None)
             if manifest is not None:
-                return self._report(flights.found(key, serial, str(home), manifest))
+                return flights.found(key, serial, str(home), manifest)
             if tiers.distrusts(key):  # this node's compile stays here: no other node should wait for it
                 await self._give_back(key, serial)
-        self._report(flights.may_compile(key, serial, self._now()))
+        return flights.may_compile(key, serial, self._now())
 
     async def _turn(self, key: str, serial: int, void: str | None) -> Lease | Unleased | Ready | Failed:
         """The lease service's answer, or a pack's READY."""
@@ -160,6 +164,9 @@ class Acquisition:
         That may be why another node that had the lease has nothing to show: so after a wait the store is tried first.
         """
         return not self._tiers.store.faulty and (not flight.waited or await self._tiers.store.takes_artifacts())
+
+    async def _acquired(self, action: act.Acquire) -> None:
+        self._report(await self.acquire(action.key, action.serial, Path(action.home)))
 
     async def _end(self, action: act.EndLease) -> None:
         await self._stop_acquiring(action.serial)

@@ -55,9 +55,7 @@ class Claims:
     ) -> None:
         self._connections, self._leases, self._tiers, self._notices = connections, leases, tiers, notices
         self._max_wait, self._lost, self._expectations, self._sweeper = settings.max_wait, lost, expectations, sweeper
-        self.flights = Flights(
-            limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait
-        )
+        self.flights = Flights(limit=settings.lease_limit, failure_ttl=settings.failure_ttl, max_wait=settings.max_wait)
         self.acquisition = Acquisition(
             leases, tiers, self.flights, notices,
             agent_id=agent_id, ttl=settings.lease_ttl, now=time.monotonic, report=self.carry_out,
@@ -88,9 +86,7 @@ class Claims:
         self._expectations.learn(key.digest, took)
         token = message.token if self.flights.landing(key.digest, message.token) else ""  # else nobody waits for it
         origin = Origin.here(connection.who.pid, connection.who.rank, message.device)
-        publish = functools.partial(
-            self._tiers.publish_locally, message.staging, message.home, key, took, origin
-        )
+        publish = functools.partial(self._tiers.publish_locally, message.staging, message.home, key, took, origin)
         return self._land(connection, key.digest, token, self._sweeper.sparing(message.staging, publish))
 
     def fail(self, connection: Connection, request: int, message: messages.Fail) -> messages.Answer:

@@ -15,9 +15,8 @@ import kcoord
 from kcoord.agent.claims import Claims
 from kcoord.agent.connections import Connections, Observer
 from kcoord.agent.flights import State
-from kcoord.agent.flights import Flights
-from kcoord.agent.acquisition import Acquisition
 from kcoord.agent.metrics.prometheus import OTHER, Labels, Tally
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
@@ -107,9 +106,8 @@ def vitals(
     agent: str,
     namespace: str,
     connections: Connections,
-    flights: Flights,
     claims: Claims,
-    acquisition: Acquisition,
+    tiers: Tiers,
     leases: LeaseService,
     notices: Notices,
     retention_gauges: Callable[[], dict[str, float]],
@@ -122,19 +120,19 @@ def vitals(
         ("kcoord_build_info", (kcoord.__version__, platform.python_version())): 1.0,
         ("kcoord_last_pulse_timestamp_seconds", ()): time.time(),
         ("kcoord_clients", ()): float(len(connections)),
-        ("kcoord_leases_held", ()): float(lease_tasks.held),
+        ("kcoord_leases_held", ()): float(claims.acquisition.held),
         ("kcoord_coordinated_by", (_label(leases.name),)): 1.0,
         ("kcoord_notices_total", ()): float(notices.since(0)[1]),
         ("kcoord_hedges_total", ()): float(claims.hedged),
         ("kcoord_stalls_total", ()): float(claims.stalled_ones),
     }
     if has_store:
-        found["kcoord_store_usable", ()] = float(not lease_tasks.tiers.store.faulty)
+        found["kcoord_store_usable", ()] = float(not tiers.store.faulty)
     found |= {(name, ()): value for name, value in retention_gauges().items()}
-    states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in flights)
+    states = Counter(_ELSEWHERE if flight.remote else flight.state.value for flight in claims.flights)
     for state in (*(state.value for state in State), _ELSEWHERE):
         found["kcoord_flights", (state,)] = float(states[state])
-    found["kcoord_waiting_claims", ()] = float(sum(len(flight.waiters) for flight in flights))
+    found["kcoord_waiting_claims", ()] = float(sum(len(flight.waiters) for flight in claims.flights))
     for breaker in leases.breakers():
         service = _label(str(breaker["service"]))
         found["kcoord_breaker_open", (service,)] = float(breaker["state"] == "open")
