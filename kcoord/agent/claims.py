@@ -223,7 +223,7 @@ class Claims:
         if connection is None:
             if isinstance(answer, messages.Lead):  # the client left in this very moment: somebody else leads
                 self.carry_out(self.flights.gone(claimant.owner, time.monotonic()))
-        elif isinstance(answer, messages.Ready) and reply.home != claimant.home:
+        elif isinstance(answer, messages.Ready) and (reply.remembered or reply.home != claimant.home):
             self._connections.begin(connection, self._copy_then_reply(reply))
         else:
             del self._waiting[claimant.id]
@@ -233,14 +233,14 @@ class Claims:
             self._connections.answer(connection, request, answer)
 
     async def _copy_then_reply(self, reply: act.Reply) -> None:
-        """The artifact is at another home of the local tier than the claimant's."""
+        """The artifact is at another home of the local tier than the claimant's, or was at this one."""
         claimant = reply.claimant
         done = await self._tiers.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
         if done is None and not claimant.again and claimant.id in self._waiting:
             # the other waiters for a copy ask too, and one of them leads
             self.carry_out(self.flights.claim(replace(claimant, again=True), time.monotonic()))
         elif done:
-            self._reply(replace(reply, home=claimant.home))
+            self._reply(replace(reply, home=claimant.home, remembered=False))
             passing = self.acquisition.passing
             if reply.home in passing and claimant.home not in passing:  # it is used
                 self._landed(claimant.key, claimant.home)

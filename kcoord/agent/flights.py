@@ -9,8 +9,8 @@ order; the agent carries them out and reports their results as further events. A
              (gone; Ready)             (gone; all Failed) / the hedge or the next waiter leads
 
 ACQUIRING is one coroutine of `kcoord.agent.acquisition`, from the lease to the store. Where an artifact landed on this node is
-remembered: a rank that looked there a moment too early is answered at once. A process that was answered so and asks again has not
-found it: then the place is forgotten.
+remembered, for ranks that looked there a moment too early, or that have a directory each. If it is gone from there the claim comes
+`again`.
 
 A claim that does not wait is Busy if its key has a flight, else it begins one. If another node then turns out to have the
 lease, the claim is Busy too, and the flight ends unless somebody else waits. That the other node has the lease is remembered for
@@ -77,14 +77,15 @@ class Claimant:
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's. `late`: the leader for
-    which a `Lead` has waited in vain.
+    """Answer a claim. `home`: where a `Ready` artifact is, which may be another one than the claimant's. `remembered`: it was
+    there a while ago. `late`: the leader for which a `Lead` has waited in vain.
     """
 
     claimant: Claimant
     answer: ClaimAnswer
     home: str = ""
     late: str = ""
+    remembered: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,12 +253,6 @@ class _Failure:
     until: float
 
 
-@dataclass(frozen=True)
-class _Landed:
-    home: str
-    told: frozenset[str] = frozenset()  # processes that were sent there after it had landed
-
-
 class Flights:
     """All flights of a node. `limit`: seconds that a leader may take; `failure_ttl`: seconds that a failure is remembered;
     `max_wait`: seconds from a claim to its deadline.
@@ -267,7 +262,7 @@ class Flights:
         self._limit, self._failure_ttl, self._max_wait = limit, failure_ttl, max_wait
         self._flights: dict[str, Flight] = {}
         self._failures: dict[str, _Failure] = {}
-        self._landed: Latest[str, _Landed] = Latest(_MOST_LANDED)  # by key
+        self._landed: Latest[str, str] = Latest(_MOST_LANDED)  # key → home
         self._elsewhere: dict[str, float] = {}  # key → until when another node is taken to compile it
         self.overdue: Latest[str, None] = Latest(_MOST_HOLDERS)  # holders of leases that were waited for in vain
         self._serial = 0
@@ -293,9 +288,11 @@ class Flights:
             if now < failure.until:
                 return [Reply(claimant, failure.answer)]
             del self._failures[key]
-        if home := self._landed_at(claimant):
-            return [Reply(claimant, Ready("wait"), home)]
         flight = self._flights.get(key)
+        if claimant.again:
+            self._landed.pop(key, None)
+        if home := self._landed.get(key):
+            return [Reply(claimant, Ready("store" if flight is None else "wait"), home, remembered=True)]
         if flight is not None:
             if not claimant.waits:
                 return [Reply(claimant, BUSY)]
@@ -322,7 +319,7 @@ class Flights:
         """The artifact is at `home`, whoever compiled it: everyone who waits may load it."""
         self._failures.pop(key, None)
         self._elsewhere.pop(key, None)
-        self._landed[key] = _Landed(home)
+        self._landed[key] = home
         flight = self._flights.get(key)
         if flight is None:
             self._serial += 1
@@ -415,7 +412,7 @@ class Flights:
         if flight is None:
             return []
         self._elsewhere.pop(key, None)
-        self._landed[key] = _Landed(home)
+        self._landed[key] = home
         answers = flight.answer_all(Ready("wait" if flight.waited else "pack" if packed else "store"), home)
         return self._end(flight, *answers, *([Upload(key, serial, home, manifest)] if manifest is not None else []))
 
@@ -469,17 +466,6 @@ class Flights:
     def _attempt(self, key: str, token: str) -> Attempt | None:
         flight = self._flights.get(key)
         return None if flight is None else flight.attempt(token)
-
-    def _landed_at(self, claimant: Claimant) -> str:
-        """The home to which `claimant` is sent; empty if the key has not landed here, or is gone from there."""
-        landed = self._landed.get(claimant.key)
-        if landed is None:
-            return ""
-        if claimant.again or claimant.who in landed.told:
-            del self._landed[claimant.key]
-            return ""
-        self._landed[claimant.key] = _Landed(landed.home, landed.told | {claimant.who})
-        return landed.home
 
     def _remember(self, key: str, failure: Failed, now: float) -> Failed:
         self._failures[key] = _Failure(failure, now + self._failure_ttl)

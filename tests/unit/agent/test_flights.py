@@ -165,21 +165,20 @@ def test_a_rank_that_looked_a_moment_too_early_is_sent_to_what_has_landed() -> N
     flights.landing(KEY, token)
     flights.landed(KEY, "/there")
     for claimant in (B, HURRIED):
-        assert flights.claim(claimant, 0.0) == [Reply(claimant, Ready("wait"), "/there")]
+        assert flights.claim(claimant, 0.0) == [Reply(claimant, Ready("store"), "/there", remembered=True)]
     flights = new_flights()
     flights.claim(A, 0.0)
     flights.found(KEY, 1, A.home)
-    assert flights.claim(B, 0.0) == [Reply(B, Ready("wait"), A.home)]
+    assert flights.claim(B, 0.0) == [Reply(B, Ready("store"), A.home, remembered=True)]
 
 
-@pytest.mark.parametrize("again", [B, replace(C, again=True)], ids=["asks again", "found no copy"])
-def test_a_rank_that_did_not_find_what_has_landed_begins_a_flight(again: Claimant) -> None:
+def test_a_rank_that_did_not_find_what_has_landed_begins_a_flight() -> None:
     flights, token = led_by_a()
     flights.landing(KEY, token)
     flights.landed(KEY, "/there")
-    flights.claim(B, 0.0)
-    assert flights.claim(again, 1.0) == [Acquire(KEY, 2, again.home)]
-    assert flights.claim(D, 1.0) == [], "nobody is sent there any more"
+    again = replace(B, again=True)
+    assert flights.claim(again, 1.0) == [Acquire(KEY, 2, B.home)]
+    assert flights.claim(C, 1.0) == [], "nobody is sent there any more"
 
 
 # Claims that do not wait.
@@ -353,7 +352,7 @@ def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
     flights.landed(KEY, "/elsewhere")
-    assert flights.claim(B, 1.0) == [Reply(B, Ready("wait"), "/elsewhere")]
+    assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere", remembered=True)]
 
 
 def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
@@ -733,9 +732,9 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     flights, token, hedge_token = hedged_flight()
     flights.landing(KEY, hedge_token)
     flights.landed(KEY, "/there")
-    assert flights.claim(D, SLOW) == [Reply(D, Ready("wait"), "/there")]
-    assert flights.claim(HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
-    assert flights.claim(D, SLOW) == [], "it was there, and is gone"
+    for claimant in (D, HURRIED):
+        assert flights.claim(claimant, SLOW) == [Reply(claimant, Ready("wait"), "/there", remembered=True)]
+    assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
     assert flights.landing(KEY, token)
     assert set(answered(flights.landed(KEY, A.home))) == {D.id}
 
