@@ -55,7 +55,7 @@ def order(kernels: Sequence[Kernel], rank: int, world: int) -> list[Kernel]:
 class Node:
     """One node's leases, and which keys it has, or is asking for.
 
-    `busy_for`: as in `kcoord.agent.lease_tasks`; `pace`: seconds that a rank takes for a key at least.
+    `busy_for`: as in `kcoord.agent.acquisition`; `pace`: seconds that a rank takes for a key at least.
     """
 
     service: RedisLeases

@@ -17,13 +17,13 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import lease_tasks, packs, store_access
+    from kcoord.agent import acquisition, packs, store_access
     from kcoord.agent.chores import packing, profiles, store_retention, sweeping, timelines
     from kcoord.leases import base, redis, redis_client
 
     for module, names in (
         (base, ("RECHECK",)),
-        (lease_tasks, ("_BUSY_FOR",)),
+        (acquisition, ("_BUSY_FOR",)),
         (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
         (profiles, ("_EVERY",)),

@@ -7,27 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from kcoord.agent.actions import (
+from kcoord.agent.flights import (
+    Acquire,
     Action,
-    Announce,
-    AskLease,
+    Attempt,
     Claimant,
     EndLease,
     FailLease,
-    Fetch,
-    Look,
-    LookHere,
+    Flights,
     Reply,
+    State,
+    Upload,
 )
-from kcoord.agent.flight import Attempt, State
-from kcoord.agent.flights import Flights
-from kcoord.leases import base as leases
-from kcoord.leases.base import Lease
-from kcoord.leases.local import LocalLeases
 from kcoord.protocol.messages import BUSY, Alone, Failed, Lead, Ready
 
 KEY = "key"
-WON = Lease(LocalLeases(1, 1, 1), KEY, "token", "host", 1)
 LIMIT, FAILURE_TTL, MAX_WAIT = 100.0, 30.0, 50.0
 A, B, C = (Claimant(n, 10 + n, KEY, f"/home/{n}", f"rank {n}", MAX_WAIT) for n in (1, 2, 3))
 
@@ -39,21 +33,11 @@ def new_flights(limit: float = LIMIT) -> Flights:
     return Flights(limit=limit, failure_ttl=FAILURE_TTL, max_wait=MAX_WAIT)
 
 
-def claim(flights: Flights, claimant: Claimant, now: float) -> list[Action]:
-    """A claim of what the local tier has not."""
-    actions = flights.claim(claimant, now)
-    if actions and isinstance(look := actions[0], LookHere):
-        assert look.home == claimant.home
-        return flights.looked_here(look.key, look.serial, None)
-    return actions
-
-
 def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
     flights = new_flights(limit)
     for claimant in (A, *waiters):
-        claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    (reply,) = flights.looked(KEY, 1, A.home, None, 0.0)
+        flights.claim(claimant, 0.0)
+    (reply,) = flights.may_compile(KEY, 1, 0.0)
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Lead)
     assert reply.claimant is A
@@ -74,278 +58,88 @@ def lease_tasks(actions: list[Action]) -> list[Action]:
 # Claims.
 
 
-def test_the_first_claim_looks_on_this_node_before_it_asks_for_the_lease() -> None:
-    flights = new_flights()
-    assert flights.claim(A, 0.0) == [LookHere(KEY, 1, A.home)]
-    assert [f.state for f in flights] == [State.LOOKING_HERE]
-    assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
-    assert [f.state for f in flights] == [State.ASKING]
-
-
-def test_an_artifact_of_this_node_answers_all_who_wait_and_asks_nobody() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    flights.claim(B, 0.0)
-    assert answered(actions := flights.looked_here(KEY, 1, A.home)) == {
-        A.id: (Ready("store"), A.home),
-        B.id: (Ready("store"), A.home),
-    }
-    assert not lease_tasks(actions)
-    assert list(flights) == []
-
-
-def test_nobody_asks_for_the_lease_of_a_key_whose_claimants_left_during_the_look() -> None:
-    flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.gone(A.owner, 0.0) == []
-    assert flights.looked_here(KEY, 1, None) == []
-    assert list(flights) == []
-
-
-def test_a_look_on_this_node_that_ends_late_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.looked_here(KEY, 1, A.home) == []
-    assert flights.looked_here(KEY, 0, None) == []
-    assert flights.looked_here("other", 1, None) == []
-    assert [f.state for f in flights] == [State.LEADING]
-
-
 def test_a_second_claim_joins_the_flight_and_asks_nobody() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    assert claim(flights, B, 0.0) == []
+    flights.claim(A, 0.0)
+    assert flights.claim(B, 0.0) == []
     (flight,) = flights
     assert list(flight.waiters.values()) == [A, B]
 
 
 def test_another_key_has_a_flight_of_its_own() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     other = Claimant(9, 9, "other", "/home/9", "rank 9", MAX_WAIT)
-    assert claim(flights, other, 0.0) == [AskLease("other", 2)]
+    assert flights.claim(other, 0.0) == [Acquire("other", 2, other.home)]
 
 
 def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert claim(flights, B, 10.0 + FAILURE_TTL - 0.1) == [Reply(B, Failed("no registers", "rank 1"))]
+    assert flights.claim(B, 10.0 + FAILURE_TTL - 0.1) == [Reply(B, Failed("no registers", "rank 1"))]
     assert list(flights) == []
 
 
 def test_a_failure_is_forgotten_after_its_time() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert claim(flights, B, 10.0 + FAILURE_TTL) == [AskLease(KEY, 2)]
+    assert flights.claim(B, 10.0 + FAILURE_TTL) == [Acquire(KEY, 2, B.home)]
 
 
-# The lease's answer.
+# What comes of acquiring.
 
 
-def test_the_lease_s_winner_looks_before_it_leaps() -> None:
+def test_an_artifact_that_another_node_announced_answers_all_who_wait() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, A.home)]
-
-
-def test_an_artifact_that_is_announced_is_fetched() -> None:
-    flights = new_flights()
-    claim(flights, A, 0.0)
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
+    assert flights.claim(A, 0.0) == [Acquire(KEY, 1, A.home)]
+    flights.claim(B, 0.0)
+    assert flights.found(KEY, 1, A.home) == [Reply(A, Ready("store"), A.home), Reply(B, Ready("store"), A.home)]
+    assert list(flights) == []
 
 
 def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() -> None:
     for waited, source in ((False, "pack"), (True, "wait")):
         flights = new_flights()
-        claim(flights, A, 0.0)
+        flights.claim(A, 0.0)
         if waited:
             flights.must_wait(KEY, 1, "node 2", 0.0)
-        flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-        assert flights.fetched(KEY, 1, A.home, packed=True) == [Reply(A, Ready(source), A.home)]
+        assert flights.found(KEY, 1, A.home, packed=True) == [Reply(A, Ready(source), A.home)]
+
+
+def test_an_artifact_that_the_lease_s_holder_found_is_announced_with_its_manifest() -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    assert flights.found(KEY, 1, A.home, "abc") == [Reply(A, Ready("store"), A.home), Upload(KEY, 1, A.home, "abc")]
+    assert list(flights) == []
 
 
 def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
     failure = Failed("no registers", "node 2")
-    assert flights.lease_answered(KEY, 1, leases.Failed("no registers", "node 2"), 0.0) == [
-        Reply(A, failure),
-        Reply(B, failure),
-    ]
-    assert claim(flights, C, 1.0) == [Reply(C, failure)]
+    assert flights.failed_elsewhere(KEY, 1, "no registers", "node 2", 0.0) == [Reply(A, failure), Reply(B, failure)]
+    assert flights.claim(C, 1.0) == [Reply(C, failure)]
 
 
 def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.gone(A.owner, 0.0)
-    claim(flights, B, 0.0)
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
-    assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
+    flights.claim(B, 0.0)
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
+    assert flights.found(KEY, 1, A.home, "abc") == []
+    assert flights.failed_elsewhere(KEY, 1, "log", "", 0.0) == []
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     (flight,) = flights
-    assert (flight.serial, flight.state) == (2, State.ASKING)
-
-
-def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
-    flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0)
-    assert [f.remote for f in flights] == ["node 2"]
-    flights.must_wait(KEY, 7, "node 3", 0.0)
-    assert [f.remote for f in flights] == ["node 2"]
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert [f.remote for f in flights] == [""]
-    assert flights.fetched(KEY, 1, A.home) == [Reply(A, Ready("wait"), A.home)]
-
-
-# Claims that do not wait.
-
-
-def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
-    flights = new_flights()
-    assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [Look(KEY, 1, HURRIED.home)]
-    assert claim(flights, B, 0.0) == []
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
-    assert flights.landing(KEY, f"1.{HURRIED.id}")
-    assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
-
-
-def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
-    flights = new_flights()
-    busy = [Reply(HURRIED, BUSY)]
-    claim(flights, A, 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
-    flights.looked(KEY, 1, A.home, None, 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
-    flights.landing(KEY, f"1.{A.id}")
-    assert claim(flights, HURRIED, 0.0) == busy
-    flights.landed(KEY, A.home)
-    assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 2)]
-
-
-def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    other = replace(HURRIED, id=5, owner=15)
-    assert claim(flights, other, 0.0) == [Reply(other, BUSY)]
-
-
-def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
-    assert list(flights) == []
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
-
-
-def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    other = replace(HURRIED, id=5, owner=15)
-    assert claim(flights, other, 1.9) == [Reply(other, BUSY)]
-    assert list(flights) == []
-    assert claim(flights, other, 2.0) == [AskLease(KEY, 2)]
-
-
-def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    assert claim(flights, A, 1.0) == [AskLease(KEY, 2)]
-    assert flights.lease_answered(KEY, 2, WON, 1.0) == [Look(KEY, 2, A.home)]
-
-
-@pytest.mark.parametrize(
-    "news", [WON, leases.Ready("abc"), leases.Failed("log", "node 2")], ids=["won", "ready", "failed"]
-)
-def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
-    news: Lease | leases.Ready | leases.Failed,
-) -> None:
-    flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
-    flights.lease_answered(KEY, 1, news, 0.5)
-    flights.gone(A.owner, 0.5)
-    flights.looked(KEY, 1, A.home, None, 0.5)
-    flights.fetched(KEY, 1, A.home)
-    flights.tick(FAILURE_TTL + 1)
-    assert claim(flights, HURRIED, FAILURE_TTL + 1) == [AskLease(KEY, 2)]
-
-
-def test_what_this_node_landed_is_not_taken_to_be_under_way_elsewhere() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    flights.landed(KEY, "/elsewhere")
-    assert claim(flights, HURRIED, 1.0) == [AskLease(KEY, 3)]
-
-
-def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
-    flights = new_flights()
-    for n in range(3):
-        key = f"{KEY}{n}"
-        claim(flights, replace(HURRIED, id=20 + n, key=key), 0.0)
-        flights.must_wait(key, n + 1, "node 2", 0.0, until=2.0)
-    flights.tick(2.0)
-    assert flights._elsewhere == {}
-
-
-def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    claim(flights, B, 0.0)
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
-    flights.lease_answered(KEY, 1, WON, 1.0)
-    assert flights.looked(KEY, 1, A.home, None, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
-
-
-def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
-    flights, token = led_by_a()
-    flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert claim(flights, HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
-    assert flights.fetched(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
-
-
-def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_not_be_fetched() -> None:
-    flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
-
-
-# Looking and fetching.
-
-
-def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest() -> None:
-    flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    ready = (Ready("store"), A.home)
-    assert flights.looked(KEY, 1, A.home, "abc", 0.0) == [
-        Reply(A, *ready),
-        Reply(B, *ready),
-        Announce(KEY, 1, A.home, "abc"),
-    ]
-    assert list(flights) == []
+    assert (flight.serial, flight.state, flight.remote) == (2, State.ACQUIRING, "")
 
 
 def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
@@ -355,47 +149,141 @@ def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
     assert flight.leader == Attempt(A, token, 0.0)
 
 
-def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
+def test_a_claim_that_comes_while_we_acquire_leads_in_place_of_one_that_left() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    assert flights.gone(A.owner, 0.0) == []
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [EndLease(KEY, 1)]
-    assert list(flights) == []
-
-
-def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
-    flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
     flights.gone(A.owner, 0.0)
-    claim(flights, B, 0.0)
-    assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
+    assert flights.may_compile(KEY, 1, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
-def test_a_look_of_an_earlier_flight_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.looked(KEY, 1, "/home/1", "abc", 0.0) == []
-    assert flights.looked(KEY, 0, A.home, None, 0.0) == []
-    assert [f.leader and f.leader.claimant for f in flights] == [A]
+# Artifacts that have landed on this node.
 
 
-def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
+def test_a_rank_that_looked_a_moment_too_early_is_sent_to_what_has_landed() -> None:
+    flights, token = led_by_a()
+    flights.landing(KEY, token)
+    flights.landed(KEY, "/there")
+    for claimant in (B, HURRIED):
+        assert flights.claim(claimant, 0.0) == [Reply(claimant, Ready("store"), "/there", remembered=True)]
     flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
-    assert [f.state for f in flights] == [State.ASKING]
+    flights.claim(A, 0.0)
+    flights.found(KEY, 1, A.home)
+    assert flights.claim(B, 0.0) == [Reply(B, Ready("store"), A.home, remembered=True)]
 
 
-def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
+def test_a_rank_that_did_not_find_what_has_landed_begins_a_flight() -> None:
+    flights, token = led_by_a()
+    flights.landing(KEY, token)
+    flights.landed(KEY, "/there")
+    again = replace(B, again=True)
+    assert flights.claim(again, 1.0) == [Acquire(KEY, 2, B.home)]
+    assert flights.claim(C, 1.0) == [], "nobody is sent there any more"
+
+
+# Claims that do not wait.
+
+
+def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
-    flights.gone(A.owner, 0.0)
-    assert flights.fetched(KEY, 1, None) == []
+    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 1, HURRIED.home)]
+    assert flights.claim(B, 0.0) == []
+    assert flights.may_compile(KEY, 1, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
+    assert flights.landing(KEY, f"1.{HURRIED.id}")
+    assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
+
+
+def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
+    flights = new_flights()
+    busy = [Reply(HURRIED, BUSY)]
+    flights.claim(A, 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.may_compile(KEY, 1, 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.landing(KEY, f"1.{A.id}")
+    assert flights.claim(HURRIED, 0.0) == busy
+    flights.not_published(KEY, f"1.{A.id}", "disk full", 0.0)
+    assert flights.claim(HURRIED, 0.0) == [Acquire(KEY, 2, HURRIED.home)]
+
+
+def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    other = replace(HURRIED, id=5, owner=15)
+    assert flights.claim(other, 0.0) == [Reply(other, BUSY)]
+
+
+def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
-    assert flights.fetched(KEY, 1, "/home/1") == []
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
+
+
+def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
+    other = replace(HURRIED, id=5, owner=15)
+    assert flights.claim(other, 1.9) == [Reply(other, BUSY)]
+    assert list(flights) == []
+    assert flights.claim(other, 2.0) == [Acquire(KEY, 2, other.home)]
+
+
+def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
+    assert flights.claim(A, 1.0) == [Acquire(KEY, 2, A.home)]
+
+
+@pytest.mark.parametrize("news", ["may compile", "found", "failed", "landed"])
+def test_a_key_that_another_node_was_at_is_asked_after_again_once_there_is_news(news: str) -> None:
+    flights = new_flights()
+    flights.claim(A, 0.0)
+    flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
+    if news == "may compile":
+        flights.may_compile(KEY, 1, 0.5)
+    elif news == "found":
+        flights.found(KEY, 1, A.home)
+    elif news == "failed":
+        flights.failed_elsewhere(KEY, 1, "log", "node 2", 0.5)
+    else:
+        flights.landed(KEY, A.home)
+    flights.gone(A.owner, 0.5)
+    flights.tick(FAILURE_TTL + 1)
+    (action,) = flights.claim(replace(HURRIED, again=True), FAILURE_TTL + 1)
+    assert isinstance(action, Acquire)
+
+
+def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
+    flights = new_flights()
+    for n in range(3):
+        key = f"{KEY}{n}"
+        flights.claim(replace(HURRIED, id=20 + n, key=key), 0.0)
+        flights.must_wait(key, n + 1, "node 2", 0.0, until=2.0)
+    flights.tick(2.0)
+    assert flights._elsewhere == {}
+
+
+def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    flights.claim(B, 0.0)
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
+    assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
+    assert flights.may_compile(KEY, 1, 1.0) == [Reply(B, Lead(f"1.{B.id}"))]
+
+
+def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
+    flights, token = led_by_a()
+    flights.failed(KEY, token, "no registers", "rank 1", 0.0)
+    assert flights.claim(HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
+    flights = new_flights()
+    flights.claim(HURRIED, 0.0)
+    assert flights.found(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
 
 
 # Leading and landing.
@@ -405,7 +293,7 @@ def test_what_the_leader_lands_is_ready_for_all_who_wait() -> None:
     flights, token = led_by_a(B, C)
     assert flights.landing(KEY, token)
     ready = (Ready("wait"), A.home)
-    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Announce(KEY, 1, A.home)]
+    assert flights.landed(KEY, A.home) == [Reply(B, *ready), Reply(C, *ready), Upload(KEY, 1, A.home)]
     assert list(flights) == []
 
 
@@ -433,39 +321,38 @@ def test_the_leader_s_death_changes_nothing_once_its_files_are_handed_in() -> No
 def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
     flights, token = led_by_a()
     flights.landing(KEY, token)
-    assert claim(flights, B, 1.0) == []
+    assert flights.claim(B, 1.0) == []
     assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
 def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> None:
     flights, token = led_by_a(B)
     actions = flights.landed(KEY, "/elsewhere")
-    assert actions == [Reply(B, Ready("wait"), "/elsewhere"), Announce(KEY, 0, "/elsewhere")]
+    assert actions == [Reply(B, Ready("wait"), "/elsewhere"), Upload(KEY, 0, "/elsewhere")]
     assert flights.landing(KEY, token)
-    assert flights.landed(KEY, A.home) == [Announce(KEY, 1, A.home)]
+    assert flights.landed(KEY, A.home) == [Upload(KEY, 1, A.home)]
 
 
 def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.landed(KEY, "/elsewhere") == [
         Reply(A, Ready("wait"), "/elsewhere"),
-        Announce(KEY, 1, "/elsewhere"),
+        Upload(KEY, 1, "/elsewhere"),
     ]
-    assert flights.lease_answered(KEY, 1, WON, 0.0) == [EndLease(KEY, 1)]
+    assert flights.may_compile(KEY, 1, 0.0) == [EndLease(KEY, 1)]
 
 
 def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
     flights = new_flights()
-    assert flights.landed(KEY, "/elsewhere") == [Announce(KEY, 1, "/elsewhere")]
-    assert claim(flights, A, 0.0) == [AskLease(KEY, 2)]
+    assert flights.landed(KEY, "/elsewhere") == [Upload(KEY, 1, "/elsewhere")]
 
 
 def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
     flights.landed(KEY, "/elsewhere")
-    assert claim(flights, B, 1.0) == [AskLease(KEY, 3)]
+    assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere", remembered=True)]
 
 
 def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
@@ -481,21 +368,21 @@ def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() 
     flights.landing(KEY, token)
     alone = Alone("disk full")
     assert flights.not_published(KEY, token, "disk full", 0.0) == [Reply(B, alone), Reply(C, alone), EndLease(KEY, 1)]
-    assert claim(flights, B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
+    assert flights.claim(B, 0.0) == [Acquire(KEY, 2, B.home)], "nothing is remembered"
 
 
 def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
     flights, _ = led_by_a(B)
     assert flights.not_published(KEY, "1.999", "disk full", 0.0) == []
     assert flights.not_published("other", "1.1", "disk full", 0.0) == []
-    assert claim(flights, C, 0.0) == []
+    assert flights.claim(C, 0.0) == []
 
 
 def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:
     flights, _ = led_by_a(B)
     assert flights.failed(KEY, "1.999", "log", "rank 9", 0.0) == []
     assert flights.failed("other", "1.1", "log", "rank 9", 0.0) == []
-    assert claim(flights, C, 0.0) == []
+    assert flights.claim(C, 0.0) == []
 
 
 def test_a_leader_that_gives_up_is_followed_by_the_next() -> None:
@@ -525,7 +412,7 @@ def test_a_leader_that_dies_is_followed_by_the_next() -> None:
 def test_a_process_that_dies_leads_none_of_its_own_claims() -> None:
     flights, _ = led_by_a()
     again = Claimant(7, A.owner, KEY, "/home/7", "rank 1", MAX_WAIT)
-    claim(flights, again, 0.0)
+    flights.claim(again, 0.0)
     assert flights.gone(A.owner, 1.0) == [EndLease(KEY, 1)]
 
 
@@ -538,7 +425,7 @@ def test_a_waiter_that_dies_is_forgotten() -> None:
 
 def test_a_process_that_dies_leaves_all_its_flights() -> None:
     flights, _ = led_by_a(B)
-    claim(flights, Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
+    flights.claim(Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
     assert set(flights.gone(A.owner, 1.0)) == {Reply(B, Lead(f"1.{B.id}")), EndLease("other", 2)}
 
 
@@ -562,7 +449,7 @@ def overdue_flight() -> tuple[Flights, str]:
 def waiting_for(holder: str, *claimants: Claimant) -> Flights:
     flights = new_flights()
     for claimant in claimants:
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, holder, 0.0)
     return flights
 
@@ -609,7 +496,7 @@ def test_who_takes_over_from_a_leader_that_stalls_is_not_taken_to_work() -> None
 def test_who_comes_late_waits_as_long_as_the_others_did() -> None:
     flights, _ = overdue_flight()
     late = replace(D, id=9, deadline=2 * MAX_WAIT + 5)
-    claim(flights, late, MAX_WAIT + 5)
+    flights.claim(late, MAX_WAIT + 5)
     assert alone(flights.tick(2 * MAX_WAIT)) == {C.id, D.id}
     assert alone(flights.tick(2 * MAX_WAIT + 5)) == {late.id}
 
@@ -641,7 +528,7 @@ def test_if_the_one_that_went_ahead_fails_all_who_wait_compile_at_once() -> None
     failure = Failed("no registers", "rank 2")
     actions = flights.failed(KEY, token, "no registers", "rank 2", MAX_WAIT + 1)
     assert answered(actions) == {C.id: failure, D.id: failure}
-    assert claim(flights, replace(D, id=9), MAX_WAIT + 2) == [Reply(replace(D, id=9), failure)]
+    assert flights.claim(replace(D, id=9), MAX_WAIT + 2) == [Reply(replace(D, id=9), failure)]
     assert flights.landing(KEY, "1.1"), "the leader leads on"
 
 
@@ -660,8 +547,7 @@ def test_threads_of_the_leader_s_own_process_compile_when_they_have_waited_for_l
 def test_after_a_long_wait_for_another_node_one_waiter_compiles_and_goes_on_listening() -> None:
     flights = waiting_for("node 2", A, B)
     assert flights.tick(MAX_WAIT) == [Reply(A, Lead("1.1", hedges=True), late="node 2")]
-    assert flights.lease_answered(KEY, 1, leases.Ready("abc"), MAX_WAIT + 1) == [Fetch(KEY, 1, B.home, "abc")]
-    assert answered(flights.fetched(KEY, 1, B.home)) == {B.id: (Ready("wait"), B.home)}
+    assert answered(flights.found(KEY, 1, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
 def test_the_second_wait_for_another_node_is_bounded_and_the_flight_ends_with_its_last_compile() -> None:
@@ -678,7 +564,7 @@ def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurr
     flights.tick(MAX_WAIT)
     first, second = replace(HURRIED if hurried else C, key="other"), replace(D, key="other")
     for claimant in (first, second):
-        claim(flights, claimant, MAX_WAIT)
+        flights.claim(claimant, MAX_WAIT)
     assert flights.must_wait("other", 2, "node 2", MAX_WAIT) == [
         Reply(first, Lead(f"2.{first.id}", hedges=True), late="node 2")
     ]
@@ -690,27 +576,25 @@ def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurr
 def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -> None:
     flights = waiting_for("node 2", SLOW_A)
     flights.tick(SLOW)
-    claim(flights, replace(B, key="other"), SLOW)
+    flights.claim(replace(B, key="other"), SLOW)
     assert flights.must_wait("other", 2, "node 2", SLOW) == []
     flights.tick(MAX_WAIT)
-    claim(flights, replace(C, key="third"), MAX_WAIT)
+    flights.claim(replace(C, key="third"), MAX_WAIT)
     assert flights.must_wait("third", 3, "node 3", MAX_WAIT) == []
 
 
-def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
+def test_a_store_that_takes_too_long_lets_one_rank_compile_and_the_look_goes_on() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
-    assert flights.lease_answered(KEY, 1, WON, MAX_WAIT) == [Look(KEY, 1, A.home)]
-    assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == []
+    assert flights.may_compile(KEY, 1, MAX_WAIT) == []
     assert flights.landing(KEY, "1.1")
 
 
 def test_a_leader_s_time_is_bounded() -> None:
     flights, token = led_by_a()
     late = Claimant(5, 15, KEY, "/home/5", "rank 5", 10 * LIMIT)
-    claim(flights, late, LIMIT - 1)
+    flights.claim(late, LIMIT - 1)
     assert flights.tick(LIMIT) == []
     assert flights.tick(LIMIT + 0.1) == [Reply(late, Lead("1.5"))]
     assert not flights.landing(KEY, token)
@@ -724,19 +608,19 @@ def test_a_leader_whose_time_is_up_with_nobody_waiting_loses_the_lease() -> None
 
 def test_an_unforeseen_error_lets_the_waiters_go() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
-    actions = flights.derailed(1)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
+    actions = flights.derailed(KEY, 1)
     assert set(answered(actions)) == {A.id, B.id}
     assert all(isinstance(t, Alone) for t in answered(actions).values())
     assert lease_tasks(actions) == [EndLease(KEY, 1)]
     assert list(flights) == []
 
 
-def test_an_unforeseen_error_of_an_errand_does_not_stop_a_leader() -> None:
+def test_an_unforeseen_error_of_a_lease_task_does_not_stop_a_leader() -> None:
     flights, token = led_by_a(B)
-    assert flights.derailed(1) == []
-    assert flights.derailed(9) == []
+    assert flights.derailed(KEY, 1) == []
+    assert flights.derailed(KEY, 9) == []
     assert flights.landing(KEY, token)
 
 
@@ -748,9 +632,8 @@ def slow_flight() -> Flights:
     """A leads, B and C wait, and the moment has come to hedge."""
     flights = new_flights()
     for claimant in (SLOW_A, SLOW_B, SLOW_C):
-        claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+        flights.claim(claimant, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW - 0.1) == []
     return flights
 
@@ -783,21 +666,19 @@ def test_nothing_is_hedged_while_nodes_may_be_between_two_services() -> None:
 
 def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.claim(SLOW_A, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(2 * SLOW) == []
-    claim(flights, SLOW_B, 2 * SLOW)
+    flights.claim(SLOW_B, 2 * SLOW)
     assert answered(flights.tick(2 * SLOW)) == {B.id: Lead("1.2", hedges=True)}
 
 
 def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     known = [math.inf]
     flights = new_flights()
-    claim(flights, replace(A, slow_after=lambda: known[0]), 0.0)
-    claim(flights, B, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+    flights.claim(replace(A, slow_after=lambda: known[0]), 0.0)
+    flights.claim(B, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW) == []
     known[0] = SLOW
     assert answered(flights.tick(SLOW)) == {B.id: Lead("1.2", hedges=True)}
@@ -806,25 +687,24 @@ def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
-        claim(flights, claimant, 0.0)
-    flights.lease_answered(KEY, 1, WON, 0.0)
-    flights.looked(KEY, 1, A.home, None, 0.0)
+        flights.claim(claimant, 0.0)
+    flights.may_compile(KEY, 1, 0.0)
     assert flights.tick(SLOW) == []
 
 
 def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 1.0)
     assert flights.tick(SLOW) == []
     assert answered(flights.tick(1.0 + SLOW)) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.landed(KEY, "/there") == [Announce(KEY, 1, "/there")]
+    assert flights.landed(KEY, "/there") == [Upload(KEY, 1, "/there")]
     assert not list(flights)
 
 
 def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_compiles() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     for heard in (0.0, SLOW / 2, SLOW - 0.1):
         flights.must_wait(KEY, 1, "node 2", heard)
     assert answered(flights.tick(SLOW)) == {A.id: Lead("1.1", hedges=True)}
@@ -832,7 +712,7 @@ def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_comp
 
 def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
     assert flights.gone(A.owner, SLOW) == [EndLease(KEY, 1)]
@@ -844,7 +724,7 @@ def test_what_a_hedge_lands_is_ready_for_all_who_wait_and_the_leader_leads_on() 
     assert flights.landing(KEY, hedge_token)
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Announce(KEY, 0, "/there")]
+    assert lease_tasks(actions) == [Upload(KEY, 0, "/there")]
     assert flights.landing(KEY, token)
 
 
@@ -852,19 +732,18 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     flights, token, hedge_token = hedged_flight()
     flights.landing(KEY, hedge_token)
     flights.landed(KEY, "/there")
-    assert claim(flights, D, SLOW) == [Reply(D, Ready("wait"), "/there")]
-    assert claim(flights, HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
-    assert claim(flights, replace(D, again=True), SLOW) == [], "it was there, and is gone"
-    assert claim(flights, B, SLOW) == []
+    for claimant in (D, HURRIED):
+        assert flights.claim(claimant, SLOW) == [Reply(claimant, Ready("wait"), "/there", remembered=True)]
+    assert flights.claim(replace(D, again=True), SLOW) == [], "it was there, and is gone"
     assert flights.landing(KEY, token)
-    assert set(answered(flights.landed(KEY, A.home))) == {D.id, B.id}
+    assert set(answered(flights.landed(KEY, A.home))) == {D.id}
 
 
 def test_what_the_leader_lands_ends_the_hedge() -> None:
     flights, token, hedge_token = hedged_flight()
     assert flights.landing(KEY, token)
     actions = flights.landed(KEY, "/there")
-    assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
+    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
     assert flights.failed(KEY, hedge_token, "log", "rank 2", SLOW) == []
 
 
@@ -895,7 +774,7 @@ def hedged_and_patient() -> Flights:
     """A node that waits for another one, with a hedge here and a waiter that waits for ever."""
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_C, deadline=1e9)):
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
     return flights
@@ -930,7 +809,7 @@ def test_a_hedge_that_leads_while_its_files_are_published_has_landed_with_them()
     assert flights.gone(A.owner, SLOW + 1) == []
     actions = flights.landed(KEY, "/there")
     assert answered(actions) == {C.id: (Ready("wait"), "/there")}
-    assert lease_tasks(actions) == [Announce(KEY, 1, "/there")]
+    assert lease_tasks(actions) == [Upload(KEY, 1, "/there")]
     assert not list(flights), "it compiles nothing any more"
 
 

@@ -14,18 +14,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kcoord.agent import actions as act
-from kcoord.agent.actions import Claimant
-from kcoord.agent.flight import Flight, State
-from kcoord.agent.flights import Flights
-from kcoord.leases.base import Failed, Lease, Ready, Unleased
-from kcoord.leases.local import LocalLeases
+from kcoord.agent import flights as act
+from kcoord.agent.flights import Claimant, Flight, Flights, State
 from kcoord.protocol import messages
 from kcoord.settings import PATIENCE
 from tests.support.fuzzing import fuzz_machine
 
 LIMIT, FAILURE_TTL, MAX_WAIT, BUSY_FOR, SLOW = 40.0, 15.0, 25.0, 2.0, 10.0
-WON = Lease(LocalLeases(1, 1, 1), "key", "token", "host", 1)
 
 
 @dataclass
@@ -37,12 +32,9 @@ class Server:
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
     unanswered: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
-    looking_here: dict[int, str] = field(default_factory=dict)
-    asking: dict[int, str] = field(default_factory=dict)
-    cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
-    looking: dict[int, str] = field(default_factory=dict)
-    fetching: dict[int, str] = field(default_factory=dict)
-    held: dict[int, str] = field(default_factory=dict)  # leases that were won and not ended
+    acquiring: dict[int, str] = field(default_factory=dict)
+    cancelled: dict[int, str] = field(default_factory=dict)  # was acquiring; the answer may be under way all the same
+    held: dict[int, str] = field(default_factory=dict)  # rights to compile that were given and not ended
     tokens: dict[str, tuple[str, int]] = field(default_factory=dict)  # every token → its key and claim
     leads: dict[str, str] = field(default_factory=dict)  # key → the token that leads now
     hedges: dict[str, str] = field(default_factory=dict)  # key → the token that hedges now
@@ -73,33 +65,26 @@ class Server:
         """The tokens whose files are being published."""
         return {attempt.token for flight in self.flights for attempt in flight.attempts() if attempt.lands}
 
-    def lease(self, serial: int, answer: Lease | Unleased | Ready | Failed) -> None:
-        key = self.asking.pop(serial, "") or self.cancelled.pop(serial)
-        if isinstance(answer, (Lease, Unleased)):
+    def acquired(self, serial: int, answer: str) -> None:
+        key = self.acquiring.pop(serial, "") or self.cancelled.pop(serial)
+        if answer == "may compile":
             self.held[serial] = key
-        self.do(self.flights.lease_answered(key, serial, answer, self.now))
+            self.do(self.flights.may_compile(key, serial, self.now))
+        elif answer == "failed":
+            self.do(self.flights.failed_elsewhere(key, serial, "log", "node 2", self.now))
+        else:
+            manifest = "manifest" if answer == "found" else None
+            self.do(self.flights.found(key, serial, "/found", manifest))
 
     def wait(self, serial: int) -> None:
-        key = self.asking.get(serial) or self.cancelled[serial]
+        key = self.acquiring.get(serial) or self.cancelled[serial]
         before, unanswered = self.picture(), set(self.unanswered)
         flight = self.flights.get(key)
         in_vain = "node 2" in self.flights.overdue and flight is not None and flight.serial == serial
         self.do(self.flights.must_wait(key, serial, "node 2", self.now, self.now + BUSY_FOR))
-        assert not in_vain or flight.state is not State.ASKING or flight.hedge, "it is waited for again"
+        assert not in_vain or flight.state is not State.ACQUIRING or flight.hedge, "it is waited for again"
         if self.unanswered == unanswered:
             assert self.picture() == before
-
-    def looked_here(self, serial: int, found: bool) -> None:
-        key = self.looking_here.pop(serial)
-        self.do(self.flights.looked_here(key, serial, "/found" if found else None))
-
-    def looked(self, serial: int, found: bool) -> None:
-        key = self.looking.pop(serial)
-        self.do(self.flights.looked(key, serial, "/found", "manifest" if found else None, self.now))
-
-    def fetched(self, serial: int, found: bool) -> None:
-        key = self.fetching.pop(serial)
-        self.do(self.flights.fetched(key, serial, "/found" if found else None))
 
     def works(self, key: str, token: str) -> None:
         self.flights.works(key, token)
@@ -154,9 +139,7 @@ class Server:
 
     def derail(self, serial: int) -> None:
         """This flight's task ended in an unforeseen error, and reports nothing."""
-        for tasks in (self.looking_here, self.asking, self.looking, self.fetching):
-            tasks.pop(serial, None)
-        self.do(self.flights.derailed(serial))
+        self.do(self.flights.derailed(self.acquiring.pop(serial), serial))
 
     # What follows from them.
 
@@ -173,24 +156,14 @@ class Server:
         for action in actions:
             if isinstance(action, act.Reply):
                 self.answered(action)
-            elif isinstance(action, act.LookHere):
-                assert action.serial not in self.looking_here
-                self.looking_here[action.serial] = action.key
-            elif isinstance(action, act.AskLease):
-                assert action.serial not in self.asking, "the lease is asked for twice"
+            elif isinstance(action, act.Acquire):
+                assert action.serial not in self.acquiring, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
-                self.asking[action.serial] = action.key
-            elif isinstance(action, act.Look):
-                assert action.serial in self.held, "the store is looked at without the lease"
-                assert action.serial not in self.looking
-                self.looking[action.serial] = action.key
-            elif isinstance(action, act.Fetch):
-                assert action.serial not in self.fetching
-                self.fetching[action.serial] = action.key
+                self.acquiring[action.serial] = action.key
             else:  # the end of a lease
                 self.held.pop(action.serial, None)
-                if action.serial in self.asking and not isinstance(action, act.FailLease):
-                    self.cancelled[action.serial] = self.asking.pop(action.serial)
+                if action.serial in self.acquiring and not isinstance(action, act.FailLease):
+                    self.cancelled[action.serial] = self.acquiring.pop(action.serial)
         self.check()
 
     def answered(self, reply: act.Reply) -> None:
@@ -240,32 +213,21 @@ class Server:
                 assert self.now - attempt.since <= LIMIT
         assert len({attempt.token for attempt in attempts}) == len(attempts)
         if flight.leader is None:
-            task = {
-                State.LOOKING_HERE: self.looking_here,
-                State.ASKING: self.asking,
-                State.LOOKING: self.looking,
-                State.FETCHING: self.fetching,
-            }
-            assert flight.serial in task[flight.state], "a flight waits for a task that nobody runs"
-        if flight.landed:
-            assert flight.leader is not None
-            assert not flight.waiters, "somebody waits for what is there"
-            assert flight.hedge is None
+            assert flight.serial in self.acquiring, "a flight waits for a task that nobody runs"
         if flight.state is not State.LANDING:
-            looks = flight.state in (State.LOOKING_HERE, State.LOOKING, State.FETCHING)
-            assert flight.waiters or flight.leader or flight.hedge or looks
+            assert flight.waiters or flight.leader or flight.hedge
         for number, waiter in enumerate(flight.waiters.values()):
             if not waiter.waits:
                 assert number == 0, "a claim that does not wait queues"
                 assert flight.leader is None, "a claim that does not wait waits for a compile on this node"
                 assert not flight.remote, "a claim that does not wait waits for a compile on another node"
-        if flight.state in (State.LOOKING, State.LEADING, State.LANDING):
+        if flight.leader is not None:
             assert flight.serial in self.held, "a flight leads without its lease"
 
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
         flights = [
-            (f.key, f.serial, f.state, tuple(f.waiters), f.landed, f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
+            (f.key, f.serial, f.state, tuple(f.waiters), f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
             for f in self.flights
         ]
         return flights, copy.copy(self.flights._failures)
@@ -277,14 +239,8 @@ class Server:
         """
         ticks = len(self.claimed) + 2
         while ticks >= 0:
-            if self.looking_here:
-                self.looked_here(next(iter(self.looking_here)), found=False)
-            elif self.asking or self.cancelled:
-                self.lease(next(iter(self.asking or self.cancelled)), WON)
-            elif self.looking:
-                self.looked(next(iter(self.looking)), found=False)
-            elif self.fetching:
-                self.fetched(next(iter(self.fetching)), found=False)
+            if self.acquiring or self.cancelled:
+                self.acquired(next(iter(self.acquiring or self.cancelled)), "may compile")
             elif self.publishing:
                 self.published(0, well=False)
             elif self.unanswered or self.held or list(self.flights):
@@ -300,7 +256,7 @@ class Server:
 
 OWNERS = range(5)
 KEYS = ("a", "b")
-answers: st.SearchStrategy[Any] = st.sampled_from([WON, Unleased(), Ready("m"), Failed("log", "node 2")])
+ANSWERS = ("may compile", "found", "announced", "failed")
 
 
 class RandomServer(RuleBasedStateMachine):
@@ -325,44 +281,25 @@ class RandomServer(RuleBasedStateMachine):
         self.server.owner_gone(owner)
         self.server.gone.discard(owner)  # its number is used again, by a process that has claimed nothing yet
 
-    @rule(data=st.data(), answer=answers)
-    def lease(self, data: st.DataObject, answer: Lease | Unleased | Ready | Failed) -> None:
-        outstanding = [*self.server.asking, *self.server.cancelled]
+    @rule(data=st.data(), answer=st.sampled_from(ANSWERS))
+    def acquired(self, data: st.DataObject, answer: str) -> None:
+        outstanding = [*self.server.acquiring, *self.server.cancelled]
         if outstanding:
-            self.server.lease(data.draw(st.sampled_from(outstanding)), answer)
+            self.server.acquired(data.draw(st.sampled_from(outstanding)), answer)
 
     @rule(data=st.data())
     def wait(self, data: st.DataObject) -> None:
-        outstanding = [*self.server.asking, *self.server.cancelled]
+        outstanding = [*self.server.acquiring, *self.server.cancelled]
         if outstanding:
             self.server.wait(data.draw(st.sampled_from(outstanding)))
-
-    @rule(data=st.data(), found=st.booleans())
-    def looked_here(self, data: st.DataObject, found: bool) -> None:
-        if self.server.looking_here:
-            self.server.looked_here(data.draw(st.sampled_from(list(self.server.looking_here))), found)
-
-    @rule(data=st.data(), found=st.booleans())
-    def looked(self, data: st.DataObject, found: bool) -> None:
-        if self.server.looking:
-            self.server.looked(data.draw(st.sampled_from(list(self.server.looking))), found)
-
-    @rule(data=st.data(), found=st.booleans())
-    def fetched(self, data: st.DataObject, found: bool) -> None:
-        if self.server.fetching:
-            self.server.fetched(data.draw(st.sampled_from(list(self.server.fetching))), found)
 
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def take_off(self, key: str, owners: list[int]) -> None:
         """The usual way: three ranks ask, nobody has it, the first one leads."""
         for owner in owners[:3]:
             self.server.claim(owner, key, f"/home/{owner}")
-        for serial in [s for s, k in self.server.looking_here.items() if k == key]:
-            self.server.looked_here(serial, found=False)
-        for serial in [s for s, k in self.server.asking.items() if k == key]:
-            self.server.lease(serial, WON)
-        for serial in [s for s, k in self.server.looking.items() if k == key]:
-            self.server.looked(serial, found=False)
+        for serial in [s for s, k in self.server.acquiring.items() if k == key]:
+            self.server.acquired(serial, "may compile")
 
     @rule(key=st.sampled_from(KEYS), owners=st.permutations(OWNERS))
     def slow(self, key: str, owners: list[int]) -> None:
@@ -401,9 +338,8 @@ class RandomServer(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def derail(self, data: st.DataObject) -> None:
-        serials = [*self.server.looking_here, *self.server.asking, *self.server.looking, *self.server.fetching]
-        if serials:
-            self.server.derail(data.draw(st.sampled_from(serials)))
+        if self.server.acquiring:
+            self.server.derail(data.draw(st.sampled_from(list(self.server.acquiring))))
 
     @invariant()
     def holds(self) -> None:
@@ -436,15 +372,9 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     if made < 3:
         events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
-    for serial in [*server.asking, *server.cancelled]:
-        events += [("lease", (serial, a)) for a in (WON, Ready("m"), Failed("log"))]
+    for serial in [*server.acquiring, *server.cancelled]:
+        events += [("acquired", (serial, answer)) for answer in ANSWERS]
         events.append(("wait", (serial,)))
-    for serial in server.looking_here:
-        events += [("looked_here", (serial, True)), ("looked_here", (serial, False))]
-    for serial in server.looking:
-        events += [("looked", (serial, True)), ("looked", (serial, False))]
-    for serial in server.fetching:
-        events += [("fetched", (serial, True)), ("fetched", (serial, False))]
     for token in server.tokens:
         events += [("fail", ("a", token)), ("give_up", ("a", token)), ("stall", ("a", token))]
         if any(token == a.token and not a.works for f in server.flights for a in f.attempts()):
@@ -455,7 +385,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events.append(("landing", ("a", "foreign")))
     for index in range(len(server.publishing)):
         events += [("published", (index, True)), ("published", (index, False))]
-    events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
+    events += [("derail", (s,)) for s in server.acquiring]
     if server.now < 80:
         events += [("tick", (20.0,))]
     return events
@@ -464,33 +394,29 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
 def fingerprint(server: Server) -> int:
     """Equal for two orders of events after which everything that can happen is the same: a hash of 64 bits."""
     failure = server.flights._failures.get("a")
+    landed = server.flights._landed.get("a")
     elsewhere = server.flights._elsewhere.get("a", 0.0)
     flight = server.flights.get("a")
     state = (
         flight and (
             flight.serial,
-            flight.step,
             *[(w.id, w.waits) for w in flight.waiters.values()],
             *[a and (a.claimant.id, a.token, a.since, a.lands, a.works) for a in (flight.leader, flight.hedge)],
-            flight.manifest,
             flight.waited,
             flight.remote,
             flight.hedge_from,
             flight.overdue,
-            flight.landed,
         ),
         failure and failure.until,
+        landed,
         elsewhere if elsewhere > server.now else None,
         tuple(server.flights.overdue),
         server.flights._serial,
         server.now,
         tuple([c.deadline for c in server.claimed.values()]),
         frozenset(server.gone),
-        tuple(server.looking_here),
-        tuple(server.asking),
+        tuple(server.acquiring),
         tuple(server.cancelled),
-        tuple(server.looking),
-        tuple(server.fetching),
         tuple(server.tokens),
         tuple(server.publishing),
     )  # fmt: skip

@@ -9,25 +9,36 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kcoord.agent import actions as act
-from kcoord.agent.flight import State
-from kcoord.agent.flights import Flights
-from kcoord.agent.lease_tasks import LeaseTasks
+from kcoord.agent import flights as act
+from kcoord.agent.acquisition import Acquisition
+from kcoord.agent.flights import Flights, State
+from kcoord.agent.tiers import Tiers
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import Answer, Failed, Lease, Ready, Wait, within
 from kcoord.leases.local import LocalLeases
-from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
 
 KEY = "key"
+_NOBODY: dict[str, Any] = {"learn": lambda *_: None, "in_store": lambda *_: None, "used": lambda *_: None}
+
+
+class Tasks(Acquisition):
+    """An agent's acquisition, and the tiers that it uses."""
+
+    tiers: Tiers
+
+    async def end(self) -> None:
+        await self.drain(1.0)
+        self.tiers.close()
 
 
 def tasks_of(
@@ -38,7 +49,7 @@ def tasks_of(
     ttl: float = 15.0,
     notices: Notices | None = None,
     store: Store | None = None,
-) -> LeaseTasks:
+) -> Tasks:
     """Carries out all actions but answers to ranks, which go to `answered`."""
 
     def report(actions: list[act.Action]) -> None:
@@ -48,9 +59,10 @@ def tasks_of(
             elif answered is not None:
                 answered.append(action)
 
-    tasks = LeaseTasks(
-        leases, store, flights, notices or Notices(), agent_id="us", ttl=ttl, now=time.monotonic, report=report
-    )
+    notices = notices or Notices()
+    tiers = Tiers(store, None, notices, **_NOBODY)
+    tasks = Tasks(leases, tiers, flights, notices, agent_id="us", ttl=ttl, now=time.monotonic, report=report)
+    tasks.tiers = tiers
     return tasks
 
 
@@ -66,7 +78,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def leader_of(flights: Flights, tasks: LeaseTasks) -> str:
+async def leader_of(flights: Flights, tasks: Tasks) -> str:
     """A rank leads `KEY`, by its node's lease; its token."""
     for action in flights.claim(claimant(), time.monotonic()):
         tasks.start(action)  # type: ignore[arg-type]
@@ -93,7 +105,7 @@ def test_a_leader_s_lease_is_renewed_until_it_fails_and_other_nodes_hear_of_that
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert await leases.acquire(KEY, "theirs", "another node") == Failed("ptxas: no", "rank 1")
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -112,7 +124,7 @@ def test_a_lease_whose_artifact_stays_on_this_node_is_given_back() -> None:
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -122,14 +134,14 @@ def test_a_manifest_that_is_in_the_store_already_is_announced_at_once() -> None:
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
-        tasks.start(act.Announce(KEY, 1, "/home/1", "a manifest"))
+        tasks.start(act.Upload(KEY, 1, "/home/1", "a manifest"))
         await until(lambda: not tasks.busy)
         assert tasks.held == 0
         assert await leases.acquire(KEY, "theirs", "another node") == Ready("a manifest")
-        tasks.start(act.Announce("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
+        tasks.start(act.Upload("another key", 0, "/home/1", "its manifest"))  # nobody holds its lease
         await until(lambda: not tasks.busy)
         assert await leases.acquire("another key", "theirs", "another node") == Ready("its manifest")
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -150,7 +162,7 @@ def test_a_flight_that_ends_while_it_waits_for_another_node_holds_nothing_and_st
         await theirs.release()
         assert not leases._held
         assert isinstance(await leases.acquire(KEY, "third", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -174,7 +186,7 @@ def test_a_claim_that_does_not_wait_asks_once() -> None:
         assert len(asked) == 2, "theirs, and ours once"
         assert not leases._watchers
         assert flights.get(KEY) is None
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -194,31 +206,7 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
         await leader_of(flights, tasks)
         assert tasks.held == 0
         assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        class Hangs(LocalLeases):
-            async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
-                await asyncio.Event().wait()
-                raise AssertionError("unreachable")
-
-        key, home = key_of("k"), tmp_path / "home"
-        local.publish_local(stage(home), home, key, 0.5, Origin.here(1, 0, ""))
-        flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
-        tasks = tasks_of(flights, Hangs(15.0, 900.0, 30.0), answered)
-        asks = replace(claimant(), key=key.digest, home=str(home))
-        for action in flights.claim(asks, time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: answered)
-        assert [(reply.claimant, reply.answer, reply.home) for reply in answered] == [
-            (asks, messages.Ready("store"), str(home))
-        ]
-        assert not tasks.busy
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -243,7 +231,7 @@ def test_an_error_that_nobody_foresaw_ends_the_flight_and_gives_its_lease_back()
         assert flights.get(KEY) is None
         assert not leases._held
         assert any("please report it: ZeroDivisionError: look" in line for line in notices.since(0)[0])
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -264,13 +252,13 @@ def test_an_artifact_that_came_from_another_store_is_not_signed_anew(tmp_path: P
         local.install(fetched[0], fetched[1], home)
         leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
         tasks = tasks_of(flights, leases, store=store)
-        tasks.start(act.Announce(key.digest, 0, str(home)))
+        tasks.start(act.Upload(key.digest, 0, str(home)))
         await until(lambda: not tasks.busy)
         stated = store.stated(key.digest)
         assert (stated and stated[1]) == before
         answer = await leases.acquire(key.digest, "theirs", "another node")
         assert answer == Ready(before) if before is not None else isinstance(answer, Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -294,7 +282,7 @@ def test_an_agent_that_ends_gives_back_its_own_leases_and_no_others() -> None:
         tasks = tasks_of(flights, leases)
         await leader_of(flights, tasks)
         assert isinstance(await leases.acquire("collection", "us.gc", "us"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
         assert list(leases._held) == ["collection"]
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
 
@@ -318,9 +306,9 @@ class FullStore(Store):
             raise StoreError(f"{self.root}: it is full", "free some space")
 
 
-async def found_full(tasks: LeaseTasks, home: Path) -> None:
+async def found_full(tasks: Tasks, home: Path) -> None:
     """The agent has met the full store."""
-    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    tasks.start(act.Upload(key_of("k").digest, 0, str(at_home(home))))
     await until(lambda: tasks.tiers.store.faulty and not tasks.busy)
 
 
@@ -338,7 +326,7 @@ def test_a_node_whose_store_is_full_leads_without_the_lease(tmp_path: Path) -> N
         await leader_of(flights, tasks)
         assert tasks.held == 0
         assert isinstance(await leases.acquire(KEY, "theirs", "another node"), Lease)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -363,7 +351,7 @@ def test_who_gets_the_lease_after_a_wait_keeps_it_if_its_store_takes_artifacts(t
         await theirs.release()
         await leading
         assert (tasks.held, tasks.tiers.store.faulty) == ((0, True) if full else (1, False))
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -384,7 +372,7 @@ def test_a_ready_that_a_node_with_a_full_store_cannot_use_stays_true_for_others(
         assert tasks.held == (0 if full else 1)
         answer = await leases.acquire(KEY, "theirs", "another node")
         assert answer == Ready("a manifest") if full else isinstance(answer, Wait)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
 
@@ -404,25 +392,44 @@ def test_an_artifact_that_a_key_unknown_here_has_signed_stays_ready_for_others(t
         assert not home.exists()
         assert tasks.held == 0
         assert await leases.acquire(key.digest, "theirs", "another node") == Ready(manifest)
-        await tasks.drain(1.0)
+        await tasks.end()
 
     asyncio.run(scenario())
+
+
+def test_a_second_ready_that_proves_untrue_ends_in_a_compile_without_a_lease(tmp_path: Path) -> None:
+    class Insists(LocalLeases):
+        async def acquire(self, key: str, token: str, holder: str, *, void: str | None = None) -> Answer:
+            voids.append(void)
+            return Ready(f"manifest {len(voids)}")
+
+    async def scenario() -> None:
+        store, flights = Store(tmp_path / "store"), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
+        store.open()
+        tasks = tasks_of(flights, Insists(15.0, 900.0, 30.0), store=store)
+        await leader_of(flights, tasks)
+        assert tasks.held == 0
+        await tasks.end()
+
+    voids: list[str | None] = []
+    asyncio.run(scenario())
+    assert voids == [None, "manifest 1"]
 
 
 # Copies between homes of the local tier.
 
 
-def bringing(tasks: LeaseTasks, there: Path, home: Path) -> bool | None:
+def bringing(tasks: Tasks, there: Path, home: Path) -> bool | None:
     async def bring() -> bool | None:
         try:
             return await tasks.tiers.bring_home(key_of("k").digest, there, home)
         finally:
-            await tasks.drain(1.0)
+            await tasks.end()
 
     return asyncio.run(bring())
 
 
-def tasks_with(notices: Notices | None = None) -> LeaseTasks:
+def tasks_with(notices: Notices | None = None) -> Tasks:
     return tasks_of(
         Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0),
         LocalLeases(15.0, 900.0, 30.0),
@@ -483,9 +490,9 @@ class SlowStore(Store):
         return super().publish(manifest, contents)
 
 
-async def publishing(tasks: LeaseTasks, store: SlowStore, home: Path) -> None:
+async def publishing(tasks: Tasks, store: SlowStore, home: Path) -> None:
     """An artifact is on its way into the store."""
-    tasks.start(act.Announce(key_of("k").digest, 0, str(at_home(home))))
+    tasks.start(act.Upload(key_of("k").digest, 0, str(at_home(home))))
     await until(store.publishes.is_set)
 
 
@@ -535,39 +542,13 @@ def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_i
     asyncio.run(scenario())
 
 
-def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would give it back."""
-    looks, goes_on = threading.Event(), threading.Event()
-
-    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
-        looks.set()
-        assert goes_on.wait(20)
-        return False
-
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(looks.is_set)
-        await tasks.drain(1.0)
-        goes_on.set()
-        await until(lambda: not tasks.tiers.looks._turns)
-        assert not tasks.busy
-        assert not leases._held
-
-    monkeypatch.setattr(local, "is_whole", hanging)
-    monkeypatch.setattr(local, "check_owner", lambda *rest: None)
-    asyncio.run(scenario())
-
-
 def test_after_its_end_nothing_is_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "store")
         store.open()
         flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
         tasks = tasks_of(flights, LocalLeases(15.0, 900.0, 30.0), answered, store=store)
-        await tasks.drain(1.0)
+        await tasks.end()
         for action in flights.claim(claimant(), time.monotonic()):
             tasks.start(action)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
