@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.agent.connections import Observer
-from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
@@ -53,7 +52,6 @@ class Tiers:
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
         self._fresh: dict[
             str, tuple[Manifest, dict[str, bytes]]
@@ -83,7 +81,6 @@ class Tiers:
         for manifest, contents in fresh if self.store.exists else ():
             if sum(each.size for each, _ in self._fresh.values()) + manifest.size <= _MOST_FRESH:
                 self._fresh[key.digest] = manifest, contents
-        self.looks.landed(key.digest, home)
         return artifact
 
     def stays_here(self, digest: str) -> None:
@@ -136,7 +133,6 @@ class Tiers:
             return False
         self._learn(digest, manifest.compile_seconds)
         self._tell_in_store(digest)
-        self.looks.landed(digest, home)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
@@ -159,8 +155,7 @@ class Tiers:
             self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
-            self.looks.landed(digest, home)
-            self._tell_in_store(digest)
+                self._tell_in_store(digest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:

@@ -28,7 +28,7 @@ from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
 
 KEY = "key"
-_NOBODY: dict[str, Any] = {"learn": lambda *_: None, "in_store": lambda *_: None, "used": lambda *_: None}
+_NOBODY: dict[str, Any] = {"learn": lambda *_: None, "in_store": lambda *_: None}
 
 
 class Tasks(Acquisition):
