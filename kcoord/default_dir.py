@@ -118,7 +118,7 @@ def why_unsuitable(directory: Path) -> str:
 def why_temporary(local_dir: Path) -> str:
     """Why `local_dir`, the directory of artifacts, is in the temporary directory; empty if it is elsewhere."""
     runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
-    if local_dir not in (runtime, _in_temporary(runtime)):
+    if not {local_dir, local_dir.parent} & {runtime, _in_temporary(runtime)}:
         return ""
     return (why_unsuitable(cache) or f"{cache} took no file") if cache is not None else "this user has no home"
 

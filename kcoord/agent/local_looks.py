@@ -30,10 +30,12 @@ _Look = tuple[str, list[str], Callable[[str], None]]
 
 
 class LocalLooks:
-    """Nothing is read where others may write, which is told (`local.check_owner`). `vouched` is that of `local.is_whole`."""
+    """Nothing is read where others may write, which is told (`local.check_owner`). `only_landed`: only homes that this agent has
+    filled are looked at. Ranks that require no signatures name homes, too, with artifacts of other agents in them.
+    """
 
-    def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, vouched: bool) -> None:
-        self._threads, self._local_dir, self._notices, self._vouched = threads, local_dir, notices, vouched
+    def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, only_landed: bool) -> None:
+        self._threads, self._local_dir, self._notices, self._only_landed = threads, local_dir, notices, only_landed
         self._wanted: list[_Look] = []
         self._landed: Latest[str, str] = Latest(_MOST_LANDED)  # key → home
         self._due = False  # `_begin` is
@@ -45,11 +47,16 @@ class LocalLooks:
         """The artifact of `digest` is at `home`. Not guaranteed: that it stays there, which the next look finds out."""
         self._landed[digest] = str(home)
 
+    def has_landed(self, digest: str, home: Path) -> bool:
+        return self._landed.get(digest) == str(home)
+
     def look(self, digest: str, home: str, found: Callable[[str], None]) -> None:
         """Call ``found(place)``, later, with `home` if the whole artifact of `digest` is there, else with another home of this
         node that holds it, else with an empty text.
         """
-        homes = list(dict.fromkeys((home, self._landed.pop(digest, home))))  # forgotten, unless it is found
+        landed = self._landed.pop(digest, None)  # forgotten, unless it is found
+        named = [] if self._only_landed else [home]
+        homes = list(dict.fromkeys((*named, *([landed] if landed else []))))
         self._wanted.append((digest, homes, found))
         if not self._due:
             self._due = True
@@ -114,7 +121,7 @@ class LocalLooks:
     def _is_here(self, digest: str, home: Path, checked: set[Path]) -> bool:
         try:
             local.check_owner(home, self._local_dir, checked)
-            return local.is_whole(home, digest, vouched=self._vouched)
+            return local.is_whole(home, digest)
         except ArtifactInvalid as error:
             self._notices.tell(str(error))
             return False

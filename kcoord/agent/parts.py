@@ -15,6 +15,7 @@ from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
 from kcoord.agent.chores.requested import RequestedRecorder
+from kcoord.agent.chores.signing_keys import signing_keys
 from kcoord.agent.chores.statistics import Share, Statistics
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
@@ -30,7 +31,6 @@ from kcoord.agent.lease_tasks import LeaseTasks
 from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.metrics.observed import vitals
 from kcoord.agent.pools import Pools
-from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
@@ -105,10 +105,9 @@ class Parts:
         self.use_notes = UseNotes(root, notices)
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices)
-        keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
         with_chores = (stalls, self.statistics, self.profiles, self.requested, packing, self.timelines, self.sweeper,
-                       self.use_notes, in_store, on_node, keys, self.late)  # fmt: skip
-        self.chores = Chores(*(part.chores for part in with_chores))
+                       self.use_notes, in_store, on_node, self.late)  # fmt: skip
+        self.chores = Chores(*(part.chores for part in with_chores), signing_keys(trust, notices))
         self.pools = Pools(
             settings.ahead, self.connections, self.profiles, self.take_in, self.statistics.add, notices
         )  # fmt: skip

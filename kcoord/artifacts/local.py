@@ -220,13 +220,12 @@ def check_owner(place: Path, local_dir: Path | None, checked: set[Path] | None =
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")
 
 
-def is_whole(home: Path, digest: str, *, vouched: bool = False) -> bool:
-    """True if `home` holds the whole artifact of `digest`; with `vouched`, one that is not `Manifest.unvouched`."""
+def is_whole(home: Path, digest: str) -> bool:
+    """True if `home` holds the whole artifact of `digest`."""
     try:
-        found = open_artifact(home, digest)
+        return open_artifact(home, digest) is not None
     except ArtifactInvalid:
         return False
-    return found is not None and not (vouched and found.manifest.unvouched)
 
 
 def new_staging(home: Path, room: int = 0, local_dir: Path | None = None) -> Path:
@@ -287,13 +286,13 @@ def publish_local(
     key: CacheKey,
     compile_seconds: float,
     origin: Origin,
-    keep: Callable[[Manifest, dict[str, bytes]], object] = lambda manifest, contents: None,
+    keep: Callable[[Manifest, dict[str, bytes] | None], object] = lambda manifest, contents: None,
 ) -> Artifact:
     """Write the manifest of the files in `staging`, rename it to `home`, and return the artifact there, whoever won.
 
-    The files are read once, for their hashes; if ours won, and is small, ``keep(manifest, contents)`` gets them. The winner is
-    not read again, and another's artifact is verified. Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the
-    directory cannot be written). The staged files are then as they were, so that they can be published again, or adopted.
+    The files are read once, for their hashes; ``keep(manifest, contents)`` gets them if ours won, or None if they are large.
+    The winner is not read again, and another's artifact is verified. Raises `ArtifactInvalid` (nothing was staged), or
+    `StoreError` (the directory cannot be written). The staged files are then as they were, to be published again, or adopted.
     """
     with store_errors(staging):
         staged = describe(staging, key, compile_seconds, origin, home)
@@ -306,7 +305,7 @@ def publish_local(
             with suppress(OSError):
                 _write_texts(staging, staged.relocatable)
             raise
-    if other is None and staged.contents is not None:
+    if other is None:
         keep(staged.manifest, staged.contents)
     return other or Artifact(home, staged.manifest)
 
@@ -339,7 +338,7 @@ def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path 
             write_files(staging, written | relocated(texts, home), durable=False)
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
             close_to_writers(staging, manifest)
-            artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
+            artifact = _rename(staging, home, manifest.key.digest)
     except (StoreError, ArtifactInvalid):
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -357,13 +356,10 @@ def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:
         replace_file(staging / name, text, staging.parent)  # on a full disk the earlier file stays whole
 
 
-def _rename(
-    staging: Path, home: Path, digest: str, targets: tuple[str, ...] = (), *, vouched: bool = False
-) -> Artifact | None:
+def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact | None:
     """Rename `staging` to `home`. Returns another writer's artifact, verified, if that is there; None if ours is.
 
-    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it. With `vouched`, so is
-    one that is not.
+    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it.
     """
     others: list[Artifact] = []
 
@@ -373,8 +369,6 @@ def _rename(
         except ArtifactInvalid:
             return False
         if artifact is None or (targets and artifact.manifest.targets not in ((), targets)):
-            return False
-        if vouched and artifact.manifest.unvouched:
             return False
         others.append(artifact)
         return True

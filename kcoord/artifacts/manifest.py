@@ -86,8 +86,7 @@ class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
     `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
-    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store. `made_here`: on a node,
-    its own ranks compiled it. No manifest of a store has these two, whatever it states.
+    `made_here`: on a node, its own ranks compiled it. No manifest of a store has it, whatever it states.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
@@ -98,7 +97,6 @@ class Manifest:
     payload: Payload | None = None
     details: bytes = b""
     targets: tuple[str, ...] = ()
-    unvouched: bool = False
     made_here: bool = False
 
     @property
@@ -139,8 +137,6 @@ class Manifest:
             "payload": self.payload,
             "targets": list(self.targets),
         }
-        if self.unvouched:
-            document["unvouched"] = True
         if self.made_here:
             document["made_here"] = True
         return document
@@ -189,7 +185,6 @@ class Manifest:
             payload=None if payload is None else Payload(_size(payload[0]), _sha256(payload[1])),
             details=_bytes(document["details"]),
             targets=_targets(document.get("targets", [])),  # earlier manifests lack it
-            unvouched=bool(document.get("unvouched")),
             made_here=document.get("made_here") is True,
         )
 

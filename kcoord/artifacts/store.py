@@ -116,12 +116,10 @@ class Store:
     def publish(self, manifest: Manifest, contents: Contents) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest file (the winner's) in the store.
 
-        `contents` are verified already, or opened one by one, and verified as they are sent. An artifact that is `unvouched` is
-        never signed. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, `ArtifactInvalid` for an
-        unvouched one where signatures are required, and for files that are not those of the manifest.
+        `contents` are verified already, or opened one by one, and verified as they are sent. Where there is a key, the caller has
+        seen them compiled. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, and `ArtifactInvalid`
+        for files that are not those of the manifest.
         """
-        if manifest.unvouched and self.trust.required:
-            raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         if why := self.reads_only:
             raise why
 
@@ -134,8 +132,7 @@ class Store:
                     stated = payload_of(payload)
                 file.flush()
                 os.fsync(file.fileno())
-            encoded = replace(manifest, payload=stated, unvouched=False, made_here=False).encode()
-            return encoded if manifest.unvouched else self.trust.seal(MANIFEST, encoded)
+            return self.trust.seal(MANIFEST, replace(manifest, payload=stated, made_here=False).encode())
 
         return self._publish(manifest.key.digest, stage, manifest.size)
 
@@ -236,7 +233,7 @@ class Store:
         manifest = Manifest.decode(encoded)
         if manifest.key.digest != place.name:
             raise ArtifactInvalid(f"{place} holds the artifact of another key")
-        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
+        return replace(manifest, made_here=False)
 
     def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
         """The result of `fetch` for two files that were read elsewhere, trusted and verified in the same way; see `trusted`."""
@@ -339,14 +336,10 @@ class Store:
             raise ArtifactInvalid(f"{final} lacks {name}") from error
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
-        """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""
+        """Raises `ArtifactInvalid` if a trusted signature is required, and missing."""
         doubt = self.trust.doubt(MANIFEST, encoded)
-        if doubt is None:
-            return
-        if self.trust.required:
+        if doubt is not None:
             raise doubt.of(final)
-        if self._tell is not None:
-            self._tell(f"{doubt.of(final)}; it is used all the same (KCOORD_TRUST=warn)", about=f"trust: {doubt.fault}")
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,10 @@ def _file(text: str) -> Path:
 @click.option(
     "--all", "everything", is_flag=True, help="All artifacts of the store, and all profiles that it or this node has."
 )
-@click.option("--unsigned", is_flag=True, help="With a signing key: also what no key that is known here has signed. It is "
-              "marked, and no import signs it.")  # fmt: skip
 @click.option("--key", "keys", metavar="DIGEST", multiple=True, type=DIGEST,
               help="This artifact, by its key's digest or the beginning of it (`kcoord ls`); may be repeated.")  # fmt: skip
 def command(
-    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, unsigned: bool, keys: tuple[str, ...], as_json: bool
+    settings: Settings, names: tuple[str, ...], out: Path, everything: bool, keys: tuple[str, ...], as_json: bool
 ) -> None:  # fmt: skip
     """Write the profiles NAME, and the artifacts that their jobs asked for, into one FILE for `kcoord import`.
 
@@ -58,15 +56,12 @@ def command(
     if everything:
         digests |= set(store.digests())
         names = tuple(sorted({*profile_names(settings), *requested_profiles(store.root)}))
-    profiles, unread, doubtful = {}, {}, set()
+    profiles, unread = {}, {}
     signed_only = replace(settings, trust="require") if store.trust.keys else settings
     for name in names:
         needs = load_requested(requested_directory(store.root, name))
         try:
-            taken = replace(settings, trust="off") if unsigned else signed_only
-            profiles[name] = document.encode(recipes := _recipes(taken, name, bool(needs)), needs)
-            if unsigned and not _vouched(signed_only, name, recipes):
-                doubtful.add(name)
+            profiles[name] = document.encode(_recipes(signed_only, name, bool(needs)), needs)
         except StoreError:
             raise
         except KcoordError as error:
@@ -76,17 +71,16 @@ def command(
             continue
         digests |= {need.digest for need in needs}
     with bar(f"export {out.name}", quiet=as_json) as progress:
-        done = export(store, digests, profiles, out, progress, unsigned=unsigned, doubtful=doubtful)
+        done = export(store, digests, profiles, out, progress)
     left_out = unread | done.left_out
     if as_json:
         print_json({"file": str(out), "artifacts": done.artifacts, "profiles": sorted(profiles), "bytes": done.size,
-                    "left_out": left_out, "signed": bool(store.trust.signer), "marked": done.marked})  # fmt: skip
+                    "left_out": left_out, "signed": bool(store.trust.signer)})  # fmt: skip
     else:
         missing = f"; {len(left_out)} left out" if left_out else ""
         for name, reason in list(left_out.items())[:_MOST_SHOWN]:
             echo(f"left out: {name if name in unread else name[:12]}: {reason}", err=True)
         signed = "signed" if store.trust.signer else "not signed"
-        signed += f" ({done.marked} marked: no known key has signed them)" if done.marked else ""
         echo(
             f"{done.artifacts} artifacts and {done.profiles} profiles, {done.size:,} bytes, {signed}, in {out}{missing}"
         )
@@ -99,15 +93,6 @@ def _recipes(settings: Settings, name: str, needed: bool) -> list[Recipe]:
     if needed and name not in profile_names(settings):
         return []
     return load_profile(settings, name)
-
-
-def _vouched(signed_only: Settings, name: str, recipes: list[Recipe]) -> bool:
-    """True if known keys have signed all `recipes` of a profile."""
-    try:
-        signed = load_profile(signed_only, name) if recipes else []
-    except KcoordError:
-        return False
-    return {r.digest for r in recipes} <= {r.digest for r in signed}
 
 
 def _found(store: Store, keys: Iterable[str]) -> list[str]:

@@ -13,11 +13,10 @@ from kcoord.cli.options import IN_STORE, needed_store, print_json, subcommand
 from kcoord.cli.output import echo
 from kcoord.cli.transfer import bar
 from kcoord.profiles import document
-from kcoord.profiles.parts import parts, roots, save_part
+from kcoord.profiles.parts import roots, save_part
 from kcoord.profiles.recipe import Recipe
 from kcoord.profiles.requested import RequestedArtifact, requested_directory, save_requested
 from kcoord.settings import Settings
-from kcoord.telemetry.events import Notices
 from kcoord.transfer.bundle import Bundle, Imported
 from kcoord.transfer.bundle_index import BundleInvalid
 
@@ -35,8 +34,6 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
     store = Store(root, trust)
     check_is_store(store.root, or_new=settings.store_create)
     with Bundle(file, trust) as bundle:
-        if bundle.doubt is not None:
-            echo(f"kcoord: {bundle.doubt.of(file)}; it is imported all the same (KCOORD_TRUST=warn)", err=True)
         with bar(f"verify {file.name}", quiet=as_json) as progress:
             bundle.verify(progress)
         profiles = {name: _decoded(file, name, text) for name, text in bundle.profiles()}
@@ -44,11 +41,9 @@ def command(settings: Settings, file: Path, dry_run: bool, as_json: bool) -> Non
             store.open()
         with bar(f"import {file.name}", quiet=as_json) as progress:
             done = bundle.publish(store, progress, dry_run=dry_run)
-    if trust.required:
-        done.refused += len(profiles) - len(profiles := {n: p for n, p in profiles.items() if bundle.vouches_for(n)})
     if not dry_run:
         for name, (recipes, needs) in profiles.items():
-            _save(store, name, recipes, needs, vouched=bundle.vouches_for(name))
+            _save(store, name, recipes, needs, vouched=bundle.vouched)
     _print(done, sorted(profiles), store, dry_run, as_json)
 
 
@@ -60,22 +55,17 @@ def _decoded(file: Path, name: str, text: bytes) -> tuple[list[Recipe], list[Req
 
 
 def _save(store: Store, name: str, recipes: list[Recipe], needs: list[RequestedArtifact], *, vouched: bool) -> None:
-    """Without `vouched`, a signature by one of our keys, nothing is signed by the import, and nothing signed is replaced."""
-    directory = roots(store.root, store.root)[0] / name
-    if not vouched and store.trust.keys:
-        signed = {r.digest for r in parts(directory, Notices(), Trust("require", store.trust.keys))}
-        recipes = [r for r in recipes if r.digest not in signed]
+    """Without `vouched`, a signature by one of our keys, the import signs nothing; a signed part has another name, and stays."""
     if recipes:
-        save_part(directory, recipes, trust=store.trust if vouched else OFF)
+        save_part(roots(store.root, store.root)[0] / name, recipes, trust=store.trust if vouched else OFF)
     if needs:
         save_requested(requested_directory(store.root, name), needs)
 
 
 def _print(done: Imported, profiles: list[str], store: Store, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"published": done.published, "kept": done.kept, "refused": done.refused, "profiles": profiles,
+        print_json({"published": done.published, "kept": done.kept, "profiles": profiles,
                     "dry_run": dry_run})  # fmt: skip
         return
     would = "would be published" if dry_run else "published"
-    refused = f"; {done.refused} are not signed, and are left out" if done.refused else ""
-    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}{refused}")
+    echo(f"{done.published} artifacts {would} and {done.kept} kept, {len(profiles)} profiles, in {store.root}")

@@ -100,11 +100,12 @@ def _compact(
 def _merge_parts(directory: Path, paths: list[Path], trust: Trust) -> Merged | None:
     """Merge the parts of one signer, which is the most frequent one. Raises OSError, `StoreError`."""
     if trust.keys:
-        ours = trust.signers
+        ours = [key_id for key_id, key in trust.keys.items() if key.private is not None]
         if not ours:
             return None  # the merged part would have no signature
         signers = Counter(_signer(path) for path in paths)
-        trust = trust.only(max(ours, key=lambda key_id: signers[key_id]))
+        signer = max(ours, key=lambda key_id: signers[key_id])
+        trust = Trust(trust.policy, {signer: trust.keys[signer]})
     found: dict[str, Recipe] = {}
     known = Known()
     size = 0

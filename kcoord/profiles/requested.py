@@ -28,7 +28,7 @@ _MOST_KNOWN = 2 * MOST_REQUESTED  # different ones in all files of a profile, wh
 REQUESTED = FileFormat(b"kcoord-needs-1\n", ".needs", largest=32 << 20, most=MOST_REQUESTED, values=3)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACE = re.compile(
-    r"(?!objects/|packs/|profiles/|profiles-unsigned/|stats/|toolchain/|traces/)[a-z0-9][a-z0-9_-]{0,63}/[A-Za-z0-9_=-]{1,200}"
+    r"(?!objects/|packs/|profiles/|stats/|toolchain/|traces/)[a-z0-9][a-z0-9_-]{0,63}/[A-Za-z0-9_=-]{1,200}"
     r"|objects/[0-9a-f]{2}/[0-9a-f]{64}"
 )
 """A compiler's tier or kcoord's; nothing else of the local directory."""

@@ -108,8 +108,17 @@ class Coordinator:
         """True if `home` lies in a temporary directory of this process: nothing compiled there is published in the store."""
         return is_temporary(home) and not home.is_relative_to(self.settings.local_dir)
 
+    def _within_trust(self, key: CacheKey, home: Path) -> Path:
+        """`home`; where signatures are required, a home in the local directory in place of one outside it.
+
+        The local directory is that of one policy and one set of keys; a directory that the user named has artifacts of any.
+        """
+        required = self.settings.policy == "require"
+        return self.home(key.digest) if required and not home.is_relative_to(self.settings.local_dir) else home
+
     def _published_at(self, key: CacheKey, home: Path) -> Path:
         """`home`, or a home in the local directory if nothing can be published there: it is compiled once on this node."""
+        home = self._within_trust(key, home)
         return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
@@ -208,11 +217,11 @@ class Coordinator:
         target: GPUTarget | None = None,
         missing: Callable[[Path], object] = lambda home: None,
     ) -> Artifact | None:
-        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
-        that came without a signature, where signatures are required.
+        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
 
         ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`).
         """
+        home = self._within_trust(key, home)
         if not self.trusts(home):
             return None
         try:
@@ -222,8 +231,6 @@ class Coordinator:
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
-            if artifact is not None and artifact.manifest.unvouched and self.settings.policy == "require":
-                raise ArtifactInvalid(f"{home} was fetched without a signature, before KCOORD_TRUST=require")
             return artifact
         except ArtifactUnreadable as error:  # other processes may be able to read it
             let_through(error)

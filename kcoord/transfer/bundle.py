@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +49,10 @@ Progress = Callable[[int, int], object]
 
 @dataclass
 class Exported:
-    """Counts of artifacts and profiles, and the file's bytes. `left_out`: digests, and why. `marked`: how many of both the
-    bundle's signature does not vouch for.
-    """
+    """Counts of artifacts and profiles, and the file's bytes. `left_out`: digests, and why."""
 
     artifacts: int = 0
     profiles: int = 0
-    marked: int = 0
     size: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -66,25 +63,19 @@ def export(
     profiles: dict[str, bytes],
     out: Path,
     progress: Progress = lambda a, b: None,
-    *,
-    unsigned: bool = False,
-    doubtful: Collection[str] = (),
 ) -> Exported:
     """Write a bundle beside `out`, and rename it to `out` when it is whole. An artifact that the store lacks, or that does not
     verify, is left out.
 
-    Signed if the store's `trust` has a key. The bundle's signature then vouches for the artifacts that a known key has signed.
-    The others are left out under any policy, or, with `unsigned`, marked, as the profiles in `doubtful` are. Memory holds one
-    artifact at a time; each is read twice, since the index comes first. Raises `StoreError` if the store or the file's disk
-    fails, or an artifact is replaced meanwhile.
+    Signed if the store's `trust` has a key. Artifacts that no known key has signed are then left out, under any policy: the
+    bundle's signature vouches for all that it holds. Memory holds one artifact at a time; each is read twice, since the index
+    comes first. Raises `StoreError` if the store or the file's disk fails, or an artifact is replaced meanwhile.
     """
-    done, trust = Exported(), store.trust
-    if unsigned:
-        store = Store(store.root, Trust("off", trust.keys))
-    packed = tuple(gather(store, sorted(set(digests)), done.left_out, unsigned=unsigned))
+    done = Exported()
+    packed = tuple(gather(store, sorted(set(digests)), done.left_out))
     blobs = tuple((name, Blob.of(text)) for name, text in sorted(profiles.items()))
-    index = Index(packed, blobs, frozenset(doubtful) if trust.keys else frozenset())
-    head = head_of(index, trust)
+    index = Index(packed, blobs)
+    head = head_of(index, store.trust)
     part = out.with_name(f".{out.name}.{staging_name()}.part")
     written = 0
     try:
@@ -107,7 +98,6 @@ def export(
         with suppress(OSError):  # it was never there: a part of its path is none, or must not be looked at
             part.unlink(missing_ok=True)
     done.artifacts, done.profiles, done.size = len(packed), len(blobs), len(head) + written
-    done.marked = sum(not entry.vouched for entry in packed) + len(index.doubtful)
     return done
 
 
@@ -116,7 +106,6 @@ def gather(
     digests: Iterable[str],
     left_out: dict[str, str],
     *,
-    unsigned: bool = False,
     reads: Reads | None = None,
 ) -> Iterator[Packed]:
     """The index's entries for the artifacts `digests`, each verified. The digests that `export` leaves out go to `left_out`, with
@@ -128,11 +117,10 @@ def gather(
             left_out[digest] = why
             continue
         _, encoded, payload = found
-        vouched = not trust.keys or trust.verifies(MANIFEST, encoded)
-        if vouched or unsigned:
-            yield Packed(digest, Blob.of(encoded), Blob.of(payload), vouched)
+        if not trust.keys or trust.verifies(MANIFEST, encoded):
+            yield Packed(digest, Blob.of(encoded), Blob.of(payload))
         else:
-            left_out[digest] = "no key that is known here has signed it: --unsigned takes it, marked"
+            left_out[digest] = "no key that is known here has signed it"
 
 
 def head_of(index: Index, trust: Trust) -> bytes:
@@ -165,27 +153,24 @@ def contents_of(
 
 @dataclass
 class Imported:
-    """Counts of artifacts: published now, there already, and refused: a signature is required, and nobody vouches for them."""
+    """Counts of artifacts: published now, and there already."""
 
     published: int = 0
     kept: int = 0
-    refused: int = 0
 
 
 class Bundle:
     """An open bundle, whose index is trusted and states the file's size. Close it, or use it in a ``with``.
 
     `path` names it to people; it is opened, unless `file` is open already. Raises `BundleInvalid`, also for an index of more than
-    `largest_index` bytes, or `StoreError` if the file cannot be read. `doubt`: the reason why no key of ours vouches for it,
-    under a policy that lets it pass. `vouched`: True if a key of ours does, under any policy; only then its content may be signed
-    anew, except for what the index marks.
+    `largest_index` bytes, or `StoreError` if the file cannot be read. `vouched`: True if a key of ours signed it, under any
+    policy; only then its content may be signed anew.
     """
 
     def __init__(
         self, path: Path, trust: Trust, file: BinaryIO | None = None, largest_index: int = _LARGEST_INDEX
     ) -> None:
         self._path, self._trust, self._largest_index = path, trust, largest_index
-        self.doubt: ArtifactDistrusted | None = None
         self.vouched = False
         with store_errors(path):
             self._file: BinaryIO = file or open(path, "rb", opener=open_unwaiting)  # noqa: SIM115 - closed by `close`
@@ -220,12 +205,8 @@ class Bundle:
         """
         done = Imported()
         for entry, encoded, payload in self._artifacts(progress):
-            digest, vouched = entry.digest, self.vouched and entry.vouched
-            if self._trust.required and not (vouched or self._trust.verifies(MANIFEST, encoded)):
-                done.refused += 1
-                continue
             try:
-                there = store.files(digest) is not None
+                there = store.files(entry.digest) is not None
             except ArtifactDistrusted as error:
                 there = error.unknown_key  # not ours to replace
             except ArtifactInvalid:
@@ -235,7 +216,7 @@ class Bundle:
                 continue
             done.published += 1
             if not dry_run:
-                store.publish_files(digest, self._resealed(encoded) if vouched else encoded, payload)
+                store.publish_files(entry.digest, self._resealed(encoded) if self.vouched else encoded, payload)
         return done
 
     def places(self) -> dict[str, tuple[int, Packed]]:
@@ -274,10 +255,9 @@ class Bundle:
             raise BundleInvalid(f"{self._path}: it ends before its index does, or has a huge one: copy it again")
         try:
             sealed = self._file.read(length)
-            self.doubt = self._trust.doubt(BUNDLE, sealed)
             self.vouched = self._trust.verifies(BUNDLE, sealed)
-            if self.doubt is not None and self._trust.required:
-                raise BundleInvalid(f"{self._path}: {self.doubt.fault}: {_REMEDY}")
+            if doubt := self._trust.doubt(BUNDLE, sealed):
+                raise BundleInvalid(f"{self._path}: {doubt.fault}: {_REMEDY}")
             plain, _ = split(sealed)
             index = Index.decode(plain)
         except ArtifactInvalid as error:
@@ -288,10 +268,6 @@ class Bundle:
                 f"{self._path}: it has {found.st_size} bytes, and its index states {stated}: copy it again"
             )
         return index, start + length
-
-    def vouches_for(self, profile: str) -> bool:
-        """True if a key of ours vouches for `profile`."""
-        return self.vouched and profile not in self.index.doubtful
 
     def _artifacts(self, progress: Progress) -> Iterator[tuple[Packed, bytes, bytes]]:
         """Each artifact, its manifest file and payload, every byte verified. Raises `BundleInvalid`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -49,23 +49,19 @@ class Blob:
 
 @dataclass(frozen=True)
 class Packed:
-    """An artifact: its key's digest, and its two files. `vouched`: whoever signed the bundle had verified its signature."""
+    """An artifact: its key's digest, and its two files."""
 
     digest: str
     manifest: Blob
     payload: Blob
-    vouched: bool = True
 
 
 @dataclass(frozen=True)
 class Index:
-    """A bundle's artifacts by digest, and its documents of profiles by name, both sorted. The bundle's signature does not vouch
-    for the profiles in `doubtful`.
-    """
+    """A bundle's artifacts by digest, and its documents of profiles by name, both sorted."""
 
     artifacts: tuple[Packed, ...]
     profiles: tuple[tuple[str, Blob], ...] = ()
-    doubtful: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
@@ -80,26 +76,19 @@ class Index:
             ],
             "profiles": [[name, blob.size, blob.sha256] for name, blob in self.profiles],
         }
-        unvouched = [[p.digest for p in self.artifacts if not p.vouched], sorted(self.doubtful)]
-        if any(unvouched):
-            document["unvouched"] = unvouched
         return bytes(msgpack.packb(document))
 
     @classmethod
     def decode(cls, data: bytes) -> Index:
         """Raises `BundleInvalid` for a name or a number that is not allowed."""
         try:
-            artifacts, profiles, marked, doubtful = _Reader(data).read()
+            artifacts, profiles = _Reader(data).read()
             for names in ([p.digest for p in artifacts], [name for name, _ in profiles]):
                 if names != sorted(set(names)):
                     raise ValueError("its index is not sorted, or names something twice")
-            if marked - {p.digest for p in artifacts} or doubtful - {name for name, _ in profiles}:
-                raise ValueError("its index marks something that it does not hold")
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise BundleInvalid(f"this is no bundle that can be read: {error}") from error
-        if marked:
-            artifacts = tuple(replace(entry, vouched=entry.digest not in marked) for entry in artifacts)
-        return cls(artifacts, profiles, doubtful)
+        return cls(artifacts, profiles)
 
 
 class _Reader:
@@ -113,10 +102,8 @@ class _Reader:
         )  # fmt: skip
         self._reader.feed(data)
 
-    def read(self) -> tuple[tuple[Packed, ...], tuple[tuple[str, Blob], ...], frozenset[Any], frozenset[Any]]:
-        """The artifacts and the profiles, and the marked ones of both, in the order in which `Index.encode` writes them."""
-        marked: frozenset[Any] = frozenset()
-        doubtful = marked
+    def read(self) -> tuple[tuple[Packed, ...], tuple[tuple[str, Blob], ...]]:
+        """The artifacts and the profiles, in the order in which `Index.encode` writes them."""
         fields = self._reader.read_map_header()
         self._field("format")
         if (found := self._reader.unpack()) != _FORMAT:
@@ -125,33 +112,20 @@ class _Reader:
         artifacts = tuple(_packed(*self._values(5)) for _ in range(self._reader.read_array_header()))
         self._field("profiles")
         profiles = tuple(_profile(*self._values(3)) for _ in range(self._reader.read_array_header()))
-        if fields == 4:
-            self._field("unvouched")
-            self._length(2)
-            marked, doubtful = self._names(len(artifacts)), self._names(len(profiles))
-        elif fields != 3:
+        if fields != 3:
             raise ValueError("its index has other fields")
         if self._reader.tell() != self._end:
             raise ValueError("something follows its index")
-        return artifacts, profiles, marked, doubtful
+        return artifacts, profiles
 
     def _field(self, name: str) -> None:
         if self._reader.unpack() != name:
             raise ValueError("its index has other fields")
 
-    def _length(self, length: int) -> None:
+    def _values(self, length: int) -> list[Any]:
         if self._reader.read_array_header() != length:
             raise ValueError("its index has an entry of another length")
-
-    def _values(self, length: int) -> list[Any]:
-        self._length(length)
         return [self._reader.unpack() for _ in range(length)]
-
-    def _names(self, most: int) -> frozenset[Any]:
-        length = self._reader.read_array_header()
-        if length > most:
-            raise ValueError("its index marks something that it does not hold")
-        return frozenset(self._reader.unpack() for _ in range(length))
 
 
 def _packed(digest: Any, size: Any, sha256: Any, payload_size: Any, payload_sha256: Any) -> Packed:

@@ -26,7 +26,7 @@ from kcoord.errors import ArtifactInvalid, KcoordError, StoreError
 from kcoord.files import private
 from kcoord.files.daemon import in_daemon
 from kcoord.keys.cache_key import CacheKey
-from kcoord.profiles.parts import load_profile, save_part, unvouched
+from kcoord.profiles.parts import load_profile, save_part
 from kcoord.profiles.requested import RequestedArtifact, load_requested, requested_directory
 from kcoord.settings import Settings
 from kcoord.transfer.pack import Pack, PackUnused, read_pack
@@ -152,17 +152,15 @@ class _Prefetch:
             self._pack.close()
 
     def _copy_profile(self, name: str) -> None:
-        """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
-        settings, copies = self._settings, unvouched(self._settings.local_dir)
-        if self._trust.keys:
-            settings, copies = replace(settings, trust="require"), settings.local_dir / "profiles"
+        """A first job has none. Nobody judges a node's own copy again: its directory is that of this policy and these keys."""
+        settings = self._settings
         try:
             recipes = load_profile(settings, name)
         except StoreError:
             raise
         except KcoordError:
             return
-        save_part(copies / name, recipes, local_dir=settings.local_dir)
+        save_part(settings.local_dir / "profiles" / name, recipes, local_dir=settings.local_dir)
 
     def _fetch_all(self, root: Path) -> None:
         store = Store(root, self._trust)
@@ -178,7 +176,7 @@ class _Prefetch:
 
     def _fetch(self, store: Store, need: RequestedArtifact) -> None:
         home = self._settings.local_dir / need.place
-        if local.is_whole(home, need.digest, vouched=self._trust.required):
+        if local.is_whole(home, need.digest):
             self._count(there=1)
             return
         pack = self._pack

@@ -97,16 +97,17 @@ def test_nothing_is_loaded_that_another_user_may_write_to_or_has_written(
     """As an earlier kcoord left them under a umask of 0."""
     more = {"KCOORD_SPAWN": "0", **({"KCOORD_SIGNING_KEY": KEY, "KCOORD_TRUST": policy} if policy == "require" else {})}
     asks(sandbox, **more)
-    (home,) = looked_at.glob("objects/??/" + "?" * 64)
+    (home,) = looked_at.rglob("objects/??/" + "?" * 64)
+    tier = home.parents[2]
     subprocess.run(["chmod", "-R", "a+rX", looked_at], check=True)
     theirs = {"objects": home.parent, "bucket": home, "home": home / "folder", "folder": home / "folder" / "more"}[
         opened
     ]
     _forge(home, sandbox.root / "forged")
     theirs.parent.chmod(0o777)
-    kept = sandbox.root / "forged" / theirs.relative_to(looked_at)
+    kept = sandbox.root / "forged" / theirs.relative_to(tier)
     if opened in ("home", "folder"):  # the manifest is theirs, too: they had the time
-        shutil.copy2(sandbox.root / "forged" / home.relative_to(looked_at) / local.MANIFEST_NAME, home)
+        shutil.copy2(sandbox.root / "forged" / home.relative_to(tier) / local.MANIFEST_NAME, home)
     assert by_other("mv", theirs, theirs.with_name("away"))
     assert by_other("cp", "-r", kept, theirs)
     if closed:

@@ -104,7 +104,7 @@ class LatePublishes:
                 if prefix in left and path.parent != node_decided(self._local_dir, manifest.key.digest):
                     left.discard(prefix)
                     try:
-                        if manifest.made_here and not manifest.unvouched:
+                        if manifest.made_here:
                             self._publish_one(store, path.parent, manifest.key.digest)
                     except StoreError as error:  # the agent's other uses of the store tell it
                         log.info("late publishes: %s", error)

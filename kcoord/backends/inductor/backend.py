@@ -60,12 +60,8 @@ class InductorBackend(Backend[Entry, Entries]):
         hooks.hook()
 
     def child_environ(self, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-        """Torch's own caches are this user's alone, too: what a lead finds there, it shares.
-
-        Where signatures are required they are of their own: torch uses the libraries that an earlier job put there.
-        """
-        directory = f"{self.name}-signed" if settings.policy == "require" else self.name
-        return {CACHE: environ.get(CACHE) or str(settings.local_dir / directory)}
+        """Torch's own caches are this user's alone, too: what a lead finds there, it shares."""
+        return {CACHE: environ.get(CACHE) or str(settings.local_dir / self.name)}
 
     def tiers(self, environ: Mapping[str, str]) -> dict[str, Path]:
         chosen = environ.get(CACHE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from kcoord.backends.base import Backend
 from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import place_of
 from kcoord.keys.cache_key import CacheKey
-from kcoord.settings import Settings
 from tests.support.sandbox import Sandbox
 
 
@@ -68,21 +66,6 @@ def test_a_broken_one_is_named_once_and_left_alone(registered: Any, value: str) 
 def test_a_built_in_one_is_not_replaced(registered: Any) -> None:
     registered(triton=f"{__name__}:Other", python=f"{__name__}:Other")
     assert [backend.name for backend in registry.backends()] == BUILT_IN
-
-
-def test_torchs_own_caches_are_others_where_signatures_are_required(tmp_path: Path) -> None:
-    key = tmp_path / "keys"
-    key.write_text("k1 " + "0" * 64 + "\n")
-    key.chmod(0o600)
-    inductor = next(backend for backend in registry.backends() if backend.name == "inductor")
-    found = []
-    for flags in ({}, {"trust": "require", "signing_key_file": str(key)}):
-        settings = Settings.from_environ({}, local_dir=str(tmp_path), **flags)
-        found.append(inductor.child_environ(settings, {})["TORCHINDUCTOR_CACHE_DIR"])
-        assert (
-            inductor.child_environ(settings, {"TORCHINDUCTOR_CACHE_DIR": "/mine"})["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-        )
-    assert found == [f"{tmp_path}/inductor", f"{tmp_path}/inductor-signed"]
 
 
 def test_recipes_find_their_backend_by_kind() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.artifacts.signing import OFF, PROFILE, Trust
+from kcoord.artifacts.signing import OFF, PROFILE, Key, Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import StoreError
 from kcoord.files import beneath
@@ -30,9 +30,9 @@ from tests.support.cluster import start_agent
 from tests.support.command import as_json, kcoord
 from tests.support.sandbox import Sandbox
 
-OURS = Trust("require", {"main": b"0" * 32})
-NEW_KEY = Trust("require", {"new": b"1" * 32, **OURS.keys})
-STRANGERS = Trust("require", {"theirs": b"2" * 32})
+OURS = Trust("require", {"main": Key.of_seed(b"0" * 32)})
+NEW_KEY = Trust("require", {"new": Key.of_seed(b"1" * 32), **OURS.keys})
+STRANGERS = Trust("require", {"theirs": Key.of_seed(b"2" * 32)})
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_what_a_key_signed_goes_when_that_key_is_taken_away_merged_or_not(store:
     many(store, 30, NEW_KEY, first=100)
     assert compact(store, NEW_KEY) == 30, "one signer's at a time, the most"
     compact(store, NEW_KEY)
-    new_alone = NEW_KEY.only(NEW_KEY.signer)
+    new_alone = Trust("require", {"new": NEW_KEY.keys["new"]})
     assert {call for (call,) in read(store, NEW_KEY)} == {-1, *range(20), *range(100, 130)}
     assert {call for (call,) in read(store, new_alone)} == {-1, *range(100, 130)}
     same = [save_part(home(store), [recipe(1)], trust=key) for key in (new_alone, OURS)]
@@ -303,7 +303,7 @@ def test_gc_merges_old_parts_and_a_dry_run_does_not(sandbox: Sandbox) -> None:
     kcoord(sandbox, "gc", "--dry-run", **settings)
     assert len(PARTS.paths(home(store.root))) == 40
     told = kcoord(sandbox, "gc", KCOORD_SIGNING_KEY="nonsense", **settings)
-    assert "parts of profiles are not merged: KCOORD_SIGNING_KEY: it must be ID:SECRET" in told.stderr
+    assert "parts of profiles are not merged: KCOORD_SIGNING_KEY: it must be a key id and a key" in told.stderr
     assert kcoord(sandbox, "gc", KCOORD_TRUST="require", **settings).stderr == ""
     assert len(PARTS.paths(home(store.root))) == 40
     assert as_json(sandbox, "gc", **settings)["tidied"] == {"parts of profiles, merged": 40}

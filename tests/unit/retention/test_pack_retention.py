@@ -136,7 +136,7 @@ def test_other_files_and_links_there_are_left_alone(store: Store, tmp_path: Path
 def test_verify_names_a_pack_that_is_damaged_or_that_no_key_of_ours_has_signed(sandbox: Sandbox) -> None:
     store = made(sandbox.root / "store")
     there = {"KCOORD_STORE": str(store.root)}
-    signed = {**there, "KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "warn"}
+    signed = {**there, "KCOORD_SIGNING_KEY": OURS}
     told = as_json(sandbox, "verify", code=1, **signed)
     assert "not signed" in told["bad"][str(pack_of(store))]
     content = bytearray(pack_of(store).read_bytes())
