@@ -34,8 +34,8 @@ class LocalLooks:
     filled are looked at. Ranks that require no signatures name homes, too, with artifacts of other agents in them.
     """
 
-    def __init__(self, threads: Executor, local_dir: Path | None, notices: Notices, *, only_landed: bool) -> None:
-        self._threads, self._local_dir, self._notices, self._only_landed = threads, local_dir, notices, only_landed
+    def __init__(self, threads: Executor, notices: Notices, *, only_landed: bool) -> None:
+        self._threads, self._notices, self._only_landed = threads, notices, only_landed
         self._wanted: list[_Look] = []
         self._landed: Latest[str, str] = Latest(_MOST_LANDED)  # key → home
         self._due = False  # `_begin` is
@@ -120,7 +120,7 @@ class LocalLooks:
 
     def _is_here(self, digest: str, home: Path, checked: set[Path]) -> bool:
         try:
-            local.check_owner(home, self._local_dir, checked)
+            local.check_owner(home, checked)
             return local.is_whole(home, digest)
         except ArtifactInvalid as error:
             self._notices.tell(str(error))

@@ -51,7 +51,7 @@ class Tiers:
         self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self.looks = LocalLooks(self._local_io, local_dir, notices, only_landed=self._trust.required)
+        self.looks = LocalLooks(self._local_io, notices, only_landed=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
         # compiled here, and on their way into the store: those that are signed; without contents if these are large
         self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
@@ -127,7 +127,7 @@ class Tiers:
 
     def _check(self, places: tuple[Path, ...]) -> None:
         for place in places:
-            local.check_owner(place, self._local_dir)
+            local.check_owner(place)
 
     async def from_pack(self, digest: str, home: Path, announced: str) -> bool:
         """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""

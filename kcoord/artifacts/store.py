@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kcoord.artifacts.access import Doubt, doubts
 from kcoord.artifacts.manifest import LARGEST_MANIFEST, Contents, Manifest
 from kcoord.artifacts.payload import check_sizes, pack, pack_into, payload_of, unpack
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
@@ -62,8 +61,8 @@ class Store:
     def open(self) -> str:
         """Create the store if it is new and may be, and return its uuid. Safe to run from many nodes at once.
 
-        A store that can be read and not written is opened all the same: see `reads_only`. Of another store that strangers may
-        rearrange the user is told; where signatures are required it is refused.
+        A store that can be read and not written is opened all the same: see `reads_only`. Where signatures are not required the
+        user is told of a store that everybody may rearrange.
         """
         if not self._creates:
             self._layout.find()
@@ -94,21 +93,10 @@ class Store:
 
     def _check_access(self) -> None:
         with store_errors(self.root):
-            found = doubts(self.root)
-        if self._unwritable is not None and found:
-            if not self.trust.required:  # else a signature vouches for all that is used
-                self._warn(
-                    replace(found[0], remedy="its owners choose the code that ranks load, unless KCOORD_TRUST=require")
-                )
-            return
-        for doubt in found:
-            if self.trust.required:
-                raise StoreError(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", f"{doubt.finding}: {doubt.remedy}")
-            self._warn(doubt)
-
-    def _warn(self, doubt: Doubt) -> None:
-        if self._tell is not None:
-            self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
+            found = open_to_all(self.root)
+        if self._tell is not None and not self.trust.required:
+            for path in found:
+                self._tell(f"{path}: {OPEN_TO_ALL}: {CLOSE_IT}", about=f"access to {path}")
 
     def home(self, digest: str) -> Path:
         return self._layout.objects / digest[:2] / digest
@@ -361,6 +349,21 @@ class _Torn(Exception):
 
 class _NotAnnounced(ArtifactInvalid):
     """Another artifact than the announced one. It may be whole."""
+
+
+OPEN_TO_ALL = "everybody may rename what is in it, and choose the code that ranks load, unless KCOORD_TRUST=require"
+CLOSE_IT = "chmod o-w (or +t, if everybody is to use it)"
+
+
+def open_to_all(root: Path) -> list[Path]:
+    """The upper directories of the store at `root`, and of the store that its namespace is in, that everybody may rearrange.
+
+    Not looked at: owners, groups, access control lists, and file system exports. Raises OSError if there is no such store.
+    """
+    places = [root, root / "v1", root / "v1" / "objects"]
+    if root.parent.name == "namespaces":
+        places = [root.parent.parent, root.parent, *places]
+    return [path for path in places if path.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH]
 
 
 def manifest_digest(encoded: bytes) -> str:

@@ -23,8 +23,8 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin, Payload
-from kcoord.artifacts.owners import check_directory, check_folders, check_ours
 from kcoord.deferred import Deferred
+from kcoord.files.private import check_directory, check_folders, check_ours
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
@@ -82,15 +82,15 @@ class Verified:
             digest, identities, files, seconds, origin, payload, *rest = msgpack.unpackb(packed, use_list=False)
             if digest != key.digest:
                 return None
-            sheltered = check_directory(root)
+            check_directory(root)
             statuses = [status_of(f"{root}/{MANIFEST_NAME}")]
             for name, *_ in files:
-                check_folders(root, name, sheltered=sheltered)
+                check_folders(root, name)
                 statuses.append(os.lstat(f"{root}/{name}"))
-            for found in statuses:
-                check_ours(root, found, sheltered=sheltered)
             if tuple(map(identity_of, statuses)) != identities:
                 return None
+            for found in statuses:
+                check_ours(root, found)
             plain = tuple(map(FileEntry._make, files))
             stored = None if payload is None else Payload(*payload)
             manifest = Manifest(key, plain, seconds, Origin(*origin), stored, b"", *rest)

@@ -131,6 +131,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
 
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
+    from kcoord.ownership import make_directory
     from kcoord.protocol import endpoint
     from kcoord_launch.checks import check_directories
 
@@ -140,7 +141,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     check_directories(settings, store=opens_store)
     path = settings.socket_path
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent, above=0o700)
         with endpoint.agent_lock(path, settings.agent_timeout):
             listener = endpoint.bind_unless_served(path, settings.agent_timeout)
             if listener is None:

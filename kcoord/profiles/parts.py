@@ -106,7 +106,7 @@ def parts(
 
     try:
         if local_dir is not None:
-            check_tier(directory, local_dir)
+            check_tier(directory)
         read_all(lambda: PARTS.paths(directory), read)
     except StoreError as refused:
         notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
@@ -147,7 +147,7 @@ def save_part(
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     if local_dir is not None:
         with store_errors(directory):
-            make_own(directory, local_dir)
+            make_own(directory)
     # the signer is in the name: a part of one key does not replace a part of another
     return save(directory, PARTS.name(" ".join([trust.signer, *sorted(by_digest)])), content, earlier)
 
@@ -155,7 +155,7 @@ def save_part(
 def _private_roots(settings: Settings) -> list[Path]:
     """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
     found = roots(settings.store_root, settings.local_dir)
-    check_tier(found[-1], settings.local_dir)
+    check_tier(found[-1])
     return found
 
 

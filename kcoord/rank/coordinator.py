@@ -80,7 +80,7 @@ class Coordinator:
         self._client = AgentClient(settings, self.notices)
         self._recorder = Recorder(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
-        self._staging = StagingDirectories(self.notices, self._tiers.trusts, settings.local_dir)
+        self._staging = StagingDirectories(self.notices, self._tiers.is_private, settings.local_dir)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._recorder.ended)
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
@@ -98,7 +98,7 @@ class Coordinator:
 
     def trusts(self, home: str | Path) -> bool:
         """False where nothing is loaded or published: kcoord is off, or another user may write to the directory around `home`."""
-        return self._tiers.trusts(home)
+        return self._tiers.is_private(home)
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""

@@ -60,7 +60,7 @@ class Ledger:
         return changed
 
     def _write(self, directory: Path, text: str) -> None:
-        make_own(directory, self._root.parent)
+        make_own(directory)
         replace_file(directory / f"{self._agent}.json", text.encode())
 
     def mine(self, job: str) -> dict[str, float]:

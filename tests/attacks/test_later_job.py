@@ -15,12 +15,12 @@ from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.store import Store
 from kcoord.keys.cache_key import CacheKey
 from kcoord.profiles.parts import load_profile, save_part
-from kcoord.rank.client import Lead
+from kcoord.rank.client import Alone, Lead
 from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, manifest_of
 from kcoord.transfer.prefetch import prefetch
-from tests.support.agents import Node, key_of
+from tests.support.agents import Node, key_of, stage, until
 from tests.support.command import KCOORD
 from tests.support.profiles import recipe
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
@@ -168,6 +168,28 @@ def test_an_agent_that_requires_signatures_copies_nothing_from_a_home_that_it_ha
         answer = client.claim(key, theirs)
         assert isinstance(answer, Lead), "it is not taken for an artifact of this agent"
         client.give_up(answer, key)
+
+
+def test_an_artifact_that_a_publish_meets_at_its_home_goes_to_no_rank_that_requires_signatures(
+    sandbox: Sandbox,
+) -> None:
+    """Of two ranks of one agent, one requires signatures, and the other publishes where an earlier job's artifact lies."""
+    with Node(signing_key=OURS, store=str(sandbox.root / "store"), store_create="1") as node:
+        agent = node.start()
+        client, waiting, key = node.client(), node.client(), key_of("k")
+        theirs = node.directory / "theirs" / "home"
+        lead = client.claim(key, theirs)
+        assert isinstance(lead, Lead)
+        staging = stage(theirs)
+        local.install(manifest_of(key=key), FILES, theirs)  # an agent with less trust fetched it
+        answer = node.claiming(waiting, "k")
+        until(lambda: node.flight("k").get("waiting"))
+        assert client.publish(lead, key, staging, theirs, 0.5, "no device")
+        assert isinstance(answer.result(30), Alone)
+        assert not node.home("k").exists()
+        agent.terminate()
+        agent.wait(60)  # for its publishes
+        assert Store(sandbox.root / "store").manifest_file(key.digest) is None, "it is not signed"
 
 
 def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signatures_are_required(

@@ -145,19 +145,6 @@ def test_a_compiler_is_not_given_a_directory_that_another_user_may_write_to(
     )
 
 
-def test_open_modes_below_a_local_directory_that_nobody_else_can_enter_do_not_count(sandbox: Sandbox) -> None:
-    """As an earlier kcoord left them: a job after the upgrade compiles nothing again."""
-    sandbox.local.chmod(0o700)
-    asks(sandbox, KCOORD_SPAWN="0")
-    subprocess.run(["chmod", "-R", "a+rwX", *sandbox.local.iterdir()], check=True)
-    (home,) = sandbox.local.glob("objects/??/" + "?" * 64)
-    home.chmod(0o700)  # as staging always was
-    made = (home / local.MANIFEST_NAME).stat().st_ino
-    done = asks(sandbox, KCOORD_SPAWN="0")
-    assert (done.stdout, done.stderr) == ("ours ours\n", "")
-    assert (home / local.MANIFEST_NAME).stat().st_ino == made
-
-
 def test_a_listed_artifact_is_not_loaded_once_others_may_write_around_it(tmp_path: Path) -> None:
     """It was verified before, and is not read again."""
     key, settings = CacheKey.of("test", "k"), Settings.from_environ({"KCOORD_LOCAL_DIR": str(tmp_path / "local")})

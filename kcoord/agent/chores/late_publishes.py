@@ -118,7 +118,7 @@ class LatePublishes:
 
     def _publish_one(self, store: Store, home: Path, digest: str) -> None:
         """Raises `StoreError`, `ArtifactInvalid` and OSError."""
-        local.check_owner(home, self._local_dir)
+        local.check_owner(home)
         found = local.contents_at(home, digest)
         if found is not None:
             store.publish(*found)

@@ -47,7 +47,7 @@ def looking(wanted: list[tuple[str, str]]) -> tuple[list[bool], int, list[str]]:
     """Answers, turns of a thread, and notices."""
     notices = Notices()
     with Threads(4) as threads:
-        answers = asyncio.run(found(LocalLooks(threads, None, notices, only_landed=False), wanted))
+        answers = asyncio.run(found(LocalLooks(threads, notices, only_landed=False), wanted))
         return answers, threads.turns, notices.since(0)[0]
 
 
@@ -85,7 +85,7 @@ def test_a_tier_is_checked_once_in_a_turn_and_again_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[Path] = []
-    monkeypatch.setattr(local, "check_tier", lambda tier, local_dir: checked.append(tier))
+    monkeypatch.setattr(local, "check_tier", lambda tier: checked.append(tier))
     wanted = [(key_of(name).digest, published(tmp_path, name)) for name in ("k", "l", "m")]
     for turn in (1, 2):
         assert looking(wanted)[0] == [True] * 3
@@ -99,7 +99,7 @@ def test_after_an_error_that_nobody_foresaw_nothing_is_here_and_the_next_look_wo
         raise ZeroDivisionError("look")
 
     async def scenario() -> None:
-        looks, wanted = LocalLooks(threads, None, notices, only_landed=False), [(key_of("k").digest, home)]
+        looks, wanted = LocalLooks(threads, notices, only_landed=False), [(key_of("k").digest, home)]
         with monkeypatch.context() as patch:
             patch.setattr(local, "is_whole", ill)
             assert await found(looks, wanted) == [False]
@@ -130,7 +130,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
 
 def test_a_look_that_hangs_holds_up_no_other_turn(tmp_path: Path, hanging: Hanging) -> None:
     async def scenario() -> None:
-        looks, slow = LocalLooks(threads, None, Notices(), only_landed=False), list[bool]()
+        looks, slow = LocalLooks(threads, Notices(), only_landed=False), list[bool]()
         for _ in range(100):  # two turns
             looks.look(key_of("hangs").digest, str(tmp_path / "hangs"), lambda place: slow.append(bool(place)))
         await asyncio.sleep(0)
@@ -158,7 +158,7 @@ def test_beside_a_look_that_hangs_the_claims_of_its_turn_go_on_to_the_lease_afte
     )
 
     async def scenario() -> None:
-        looks = LocalLooks(threads, None, Notices(), only_landed=False)
+        looks = LocalLooks(threads, Notices(), only_landed=False)
         assert await found(looks, [before, hung, after]) == [True, False, False]
         assert looks._turns, "the thread is still there"
         hanging.goes_on.set()
@@ -174,7 +174,7 @@ def test_while_all_looks_hang_claims_go_on_to_the_lease_after_seconds_at_most(
     hung, wanted = (key_of("h").digest, str(tmp_path / "hangs")), (key_of("k").digest, published(tmp_path, "k"))
 
     async def scenario() -> None:
-        looks = LocalLooks(threads, None, Notices(), only_landed=False)
+        looks = LocalLooks(threads, Notices(), only_landed=False)
         before = [asyncio.ensure_future(found(looks, [hung] * 64)) for _ in range(local_looks._ABREAST)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -202,7 +202,7 @@ def test_a_user_who_may_have_no_more_threads_has_claims_that_go_on_to_the_lease(
 
     async def scenario() -> None:
         looks, wanted = (
-            LocalLooks(threads, None, notices, only_landed=False),
+            LocalLooks(threads, notices, only_landed=False),
             [(key_of("k").digest, published(tmp_path, "k"))],
         )
         for _ in range(4):
@@ -221,7 +221,7 @@ def test_a_claim_whose_answer_fails_takes_no_other_with_it(tmp_path: Path) -> No
 
     async def scenario() -> None:
         looks, wanted = (
-            LocalLooks(threads, None, notices, only_landed=False),
+            LocalLooks(threads, notices, only_landed=False),
             (key_of("k").digest, published(tmp_path, "k")),
         )
         for _ in range(4):
@@ -237,7 +237,7 @@ def test_a_claim_whose_answer_fails_takes_no_other_with_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("closes", ["before its thread begins", "while its thread looks"])
 def test_after_its_end_nothing_is_answered_and_nothing_begun(tmp_path: Path, hanging: Hanging, closes: str) -> None:
     async def scenario() -> None:
-        looks, told = LocalLooks(threads, None, Notices(), only_landed=False), list[bool]()
+        looks, told = LocalLooks(threads, Notices(), only_landed=False), list[bool]()
         for _ in range(100):
             looks.look(key_of("k").digest, str(tmp_path / "hangs"), told.append)
         if closes == "while its thread looks":
