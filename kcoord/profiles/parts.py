@@ -19,7 +19,7 @@ from kcoord.artifacts.signing import OFF, PROFILE, VERIFIES_ONLY, Trust, split
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import fault_of, store_error, store_errors
-from kcoord.files.private import check_tier, make_own
+from kcoord.files.private import check_tier, make_own, make_private
 from kcoord.files.shared_directory import read_all, save
 from kcoord.ownership import is_ours
 from kcoord.profiles.automatic import is_automatic, nearest, superfluous
@@ -155,6 +155,7 @@ def save_part(
 def _private_roots(settings: Settings) -> list[Path]:
     """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
     found = roots(settings.store_root, settings.local_dir)
+    make_private(settings.local_dir)
     check_tier(found[-1])
     return found
 

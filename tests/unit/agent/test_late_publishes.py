@@ -134,15 +134,6 @@ def test_a_kernel_that_the_store_refuses_holds_up_no_other(kernels: Kernels, mon
     assert tried == [digests[3]], "the others are marked"
 
 
-def test_one_that_came_without_a_signature_is_never_signed(tmp_path: Path) -> None:
-    kernels = Kernels(tmp_path, Store(tmp_path / "store", trust(OURS)))
-    mine, theirs = kernels.make("mine"), kernels.make("theirs")
-    path = kernels.local_dir / local.place_of(theirs) / local.MANIFEST_NAME
-    manifest = Manifest.decode(path.read_bytes())
-    path.write_bytes(Manifest(**{**vars(manifest), "unvouched": True}).encode())
-    assert kernels.job(mine, theirs) == {mine}
-
-
 def test_a_compilers_own_cache_is_looked_into_unless_others_can_write_there(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

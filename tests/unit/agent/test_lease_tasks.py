@@ -733,7 +733,7 @@ def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeyp
     """Nobody would give it back."""
     looks, goes_on = threading.Event(), threading.Event()
 
-    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
+    def hanging(home: Path, digest: str) -> bool:
         looks.set()
         assert goes_on.wait(20)
         return False
