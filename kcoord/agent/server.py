@@ -134,13 +134,13 @@ class Agent:
             self._parts.tiers.packs.begin(self._settings.recorded_as)
         learning = asyncio.create_task(self._learn())
         await asyncio.wait({learning}, timeout=_LEARNS_WITHIN)
-        server = self._parts.connections.listen(listener)
+        close = self._parts.connections.listen(listener)
         pulse = asyncio.create_task(self._pulse())
         pulse.add_done_callback(self._pulse_ended)
         try:
             await self._stopping.wait()
         finally:
-            server.close()
+            close()
             pulse.cancel()
             learning.cancel()
             await self._drain()

@@ -142,8 +142,10 @@ def _wrong(round_: Round, thrown: list[Thrown], told: list[_Told]) -> list[str]:
         for event in rank.of("wrong"):
             harmed = [
                 o for o in thrown
-                if o.met and o.fault.kind == "artifact-on-node" and o.fault.node == rank.node
-                and round_.kernels[o.fault.kernel].name == event["kernel"] and event["asked"] - 0.5 <= o.began <= event["t"]
+                if o.met and o.fault.node == rank.node and event["asked"] - 0.5 <= o.began <= event["t"] and (
+                    o.fault.kind == "local-removed"
+                    or (o.fault.kind == "artifact-on-node" and round_.kernels[o.fault.kernel].name == event["kernel"])
+                )
             ]  # fmt: skip
             if not harmed:
                 findings.append(
@@ -258,7 +260,7 @@ def _excused(one: Thrown, number: int, name: str, done: list[tuple[_Told, dict[s
 def _logs(sites: list[Site]) -> list[str]:
     findings = []
     for site in sites:
-        for path in [site.log, *site.local.glob("*.log")]:
+        for path in [site.log, *site.logs()]:
             text = path.read_text(errors="replace")
             for block in _without_ordered(text):
                 if _ALARMING.search(block):
@@ -291,7 +293,7 @@ def _left_over(
     killed = {o.fault.node for o in thrown if o.met and o.fault.kind == "agent-kill"}
     for site in sites:
         findings += [f"process {pid} of node {site.number} is left: {command}" for pid, command in site.processes()]
-        sockets = [p.name for p in site.local.iterdir() if p.is_socket()]
+        sockets = [str(path) for path in site.sockets()]
         if sockets and not (round_.launcher == "ranks" and site.number in killed):
             findings.append(f"a socket of node {site.number} is left: {sockets}")
     if redis is not None:

@@ -68,7 +68,8 @@ class Thrower:
         group, _, what = fault.kind.partition("-")
         with contextlib.suppress(ProcessLookupError):  # it ended by itself, just now
             {"rank": self._rank, "agent": self._agent, "redis": self._in_redis, "store": self._in_store,
-             "artifact": self._artifact, "clock": self._clock}[group](thrown, what)  # fmt: skip
+             "artifact": self._artifact, "clock": self._clock,
+             "tmp": self._temporary, "local": self._local}[group](thrown, what)  # fmt: skip
         return thrown
 
     def end(self, thrown: Thrown) -> None:
@@ -139,12 +140,40 @@ class Thrower:
             "foreign": hello + frames.encode_frame({"id": 1, "op": "publish", "token": 7, "key": dice.randbytes(20)}),
         }[thrown.fault.detail]
         try:
-            connection.connect(str(site.settings.socket_path))
+            connection.connect(str(site.socket))
             connection.sendall(content, socket.MSG_NOSIGNAL)
         except OSError as error:  # there is no agent at this moment
             thrown.note = str(error)
         else:
             thrown.met = True
+
+    def _temporary(self, thrown: Thrown, what: str) -> None:
+        site = self._sites[thrown.fault.node]
+        if what == "new":  # as a job's own /tmp is gone with the job, and its next one has another
+            for each in site.temporary.iterdir():
+                shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
+            thrown.met = True
+        elif not site.mounted:
+            thrown.note = "this user may not mount"
+        elif what == "noexec":
+            thrown.met = site.remount("noexec")
+            thrown.undo.append(lambda: site.remount("exec") and None)
+        else:
+            filler = site.temporary / f"filler-{thrown.fault.number}"
+            thrown.undo.append(lambda: filler.unlink(missing_ok=True))
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            thrown.met = True
+
+    def _local(self, thrown: Thrown, what: str) -> None:
+        """In one moment, as a Slurm epilog's ``rm`` of a directory is for whoever asks later."""
+        site = self._sites[thrown.fault.node]
+        gone = self._round_directory / f"gone-{thrown.fault.number}"
+        with contextlib.suppress(FileNotFoundError):  # removed before, and nobody has made it since
+            site.local.rename(gone)
+            thrown.met = True
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _clock(self, thrown: Thrown, what: str) -> None:
         interposer = self._sites[thrown.fault.node].interposer

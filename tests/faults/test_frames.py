@@ -24,7 +24,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.agent import connections
 from kcoord.agent.connections import Connections, Observer
 from kcoord.artifacts.describe import seal
 from kcoord.artifacts.manifest import Manifest, Origin
@@ -176,20 +175,18 @@ def allow_files(stack: contextlib.ExitStack, number: int) -> None:
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "_FRAME_TIMEOUT", 0.2)
+def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(tmp_path: Path) -> None:
     asked: list[messages.Request] = []
     half = frames.encode_frame({"op": "status", "id": 1})
 
     async def scenario() -> None:
         there = Connections(
-            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer()
-        )
+            "agent", Notices(), False, lambda c, n, message: asked.append(message), lambda c: None, Observer(),
+            frame_timeout=0.2,
+        )  # fmt: skip
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(tmp_path / "s"))
-            server = there.listen(listener)
+            close = there.listen(listener)
             slow, patient = await peer(tmp_path / "s"), await peer(tmp_path / "s")
             slow[1].write(half[:-1])
             patient[1].write(half)
@@ -206,7 +203,7 @@ def test_a_frame_that_is_begun_and_not_ended_ends_its_connection_alone(
                 writer.close()
             while len(there):
                 await asyncio.sleep(0.01)
-            server.close()
+            close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
