@@ -95,16 +95,6 @@ def test_every_directory_that_a_chain_of_links_passes_is_looked_at(tmp_path: Pat
 
 
 @only_root
-def test_a_group_that_has_other_members_is_others(tmp_path: Path) -> None:
-    os.chown(tmp_path, -1, OTHER)
-    tmp_path.chmod(0o770)
-    doubt = doubt_of(tmp_path)
-    assert str(doubt) == f"{tmp_path}: group {OTHER} may write to it"
-    tmp_path.chmod(0o750)
-    assert doubt_of(tmp_path) == ""
-
-
-@only_root
 @pytest.mark.parametrize(
     ("name", "members", "trusted"),
     [("me", [], True), ("me", ["me"], True), ("me", ["you"], False), ("users", [], False)],
@@ -132,16 +122,6 @@ def test_users_of_an_access_control_list_are_others(tmp_path: Path) -> None:
     assert "may write to it" in str(doubt_of(tmp_path))
 
 
-def test_a_mount_point_that_its_administrator_left_open_is_for_those_who_see_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A volume of a Kubernetes pod is everybody's, without the sticky bit."""
-    tmp_path.chmod(0o777)
-    make_private_fails(tmp_path / "named")
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
-    make_private(tmp_path / "named")
-
-
 @only_root
 def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,11 +138,6 @@ def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_th
     tmp_path.chmod(0o777)
     assert "everybody may replace it" in str(doubt_of(tmp_path / "named"))
     assert f"it belongs to user {OTHER}" in str(doubt_of(tmp_path))
-
-
-def make_private_fails(path: Path) -> None:
-    with pytest.raises(StoreError, match="everybody may replace it"):
-        make_private(path)
 
 
 @only_root
