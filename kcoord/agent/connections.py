@@ -19,13 +19,15 @@ from typing import Any
 
 import kcoord
 from kcoord.agent.watch.processes import ProcessWatch
-from kcoord.errors import ProtocolError
+from kcoord.artifacts.manifest import Manifest
+from kcoord.errors import ArtifactInvalid, ProtocolError, StoreError
 from kcoord.protocol import frames
 from kcoord.protocol.endpoint import BACKLOG
 from kcoord.protocol.identity import Identity
 from kcoord.protocol.messages import Answer, Request, parse_request
 from kcoord.protocol.peer import Peer, peer_of, receive_first
 from kcoord.telemetry.events import Notices, log, tell_if_failed
+from kcoord.telemetry.spans import Span
 
 _HELLO_TIMEOUT = 10.0  # seconds
 _FRAME_TIMEOUT = 30.0  # seconds, from a frame's length to its last byte; between two frames a client may be silent
@@ -55,13 +57,19 @@ class Connection:
 
 
 class Observer:
-    """Sees what is answered. This one does nothing; `kcoord.agent.metrics.observed` counts."""
+    """Hears of the agent's work. This one does nothing; `kcoord.agent.metrics` counts."""
 
     def answered(self, message: Request, answer: Answer, seconds: float) -> None:
         """`message` is answered, so many seconds after it arrived."""
 
-    def counted(self, counters: dict[Any, Any]) -> None:
-        """A rank delivered `counters`, for the first time."""
+    def delivered(self, spans: list[Span]) -> None:
+        """A rank, or a worker of the pool, delivered `spans`."""
+
+    def carried(self, how: str, manifest: Manifest) -> None:
+        """An artifact was ``published`` in the store, or ``fetched`` from it."""
+
+    def store_failed(self, operation: str, error: StoreError | ArtifactInvalid) -> None:
+        """A ``publish`` or ``fetch`` failed. Called in any thread."""
 
 
 class Connections:

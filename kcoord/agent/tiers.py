@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from kcoord.agent.connections import Observer
 from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
@@ -33,9 +34,9 @@ _MOST_FRESH_KEYS = 20_000
 
 
 class Tiers:
-    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, ``in_store(digest)`` each artifact that was
-    published or fetched, and ``used(name)`` the name of a pack that serves. `local_dir` is `Settings.local_dir`. An artifact's
-    place is looked at each time that it is used: it must be this user's alone.
+    """``learn(name, seconds)`` gets the compile time that a fetched artifact records, and ``used(name)`` the name of a pack that
+    serves. `local_dir` is `Settings.local_dir`. An artifact's place is looked at each time that it is used: it must be
+    this user's alone.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Tiers:
         notices: Notices,
         *,
         learn: Callable[[str, float], None],
-        in_store: Callable[[str], None],
         used: Callable[[str], object],
+        observer: Observer | None = None,
     ) -> None:
         self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
-        self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
+        self._local_dir, self._notices, self._learn, self._observer = local_dir, notices, learn, observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, notices, only_landed=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
@@ -142,10 +143,11 @@ class Tiers:
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
         """Fetch an artifact to `home`; returns the SHA-256 of its manifest, None if the store has no usable one."""
         try:
-            fetched = await self.store.use(lambda store: store.fetch(digest, announced))
+            fetched = await self.store.use(self._observed("fetch", lambda store: store.fetch(digest, announced)))
             if fetched is None:
                 return None
             manifest, contents, stated = fetched
+            self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
             self.looks.landed(digest, home)
@@ -181,10 +183,12 @@ class Tiers:
             if not manifest.made_here or (fresh is None and self._trust.signer):
                 stated = store.stated(digest)
                 return None if stated is None else (stated[1], stated[0])
-            return store.publish(*found), manifest
+            announced = store.publish(*found)
+            self._observer.carried("published", manifest)
+            return announced, manifest
 
         try:
-            published = await self.store.use(publish, publishes=True)
+            published = await self.store.use(self._observed("publish", publish), publishes=True)
             if published is None:
                 return None
             self._is_in_store(published[1])
@@ -195,7 +199,18 @@ class Tiers:
             self._notices.tell(f"not published: {error}")
         return None
 
+    def _observed(self, operation: str, work: Callable[[Store], T]) -> Callable[[Store], T]:
+        """`work`, whose failures the observer hears of."""
+
+        def run(store: Store) -> T:
+            try:
+                return work(store)
+            except (StoreError, ArtifactInvalid) as error:
+                self._observer.store_failed(operation, error)
+                raise
+
+        return run
+
     def _is_in_store(self, manifest: Manifest) -> None:
         """The store has this artifact."""
-        self._tell_in_store(manifest.key.digest)
         self.packs.note(manifest)

@@ -1,4 +1,4 @@
-"""Names of staging directories, which state the host, the process and the pid namespace of their owner."""
+"""Names of a layout and of staged files; these state the host, the process and the pid namespace of their owners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import hashlib
 import os
 import uuid
 from pathlib import Path
+
+LAYOUT = "v2"
+"""The directory that holds all of a store but its marker; its name is the version of the layout."""
 
 
 def staging_name() -> str:

@@ -41,7 +41,7 @@ def earlier_job(sandbox: Sandbox, **settings: str) -> None:
     """Its agent goes on; what it compiled is in the store, and no more on this node."""
     counters(sandbox, **settings)
     assert sandbox.processes()
-    eventually(lambda: list((sandbox.root / "store" / "v1" / "objects").glob("*/*/manifest.msgpack")))
+    eventually(lambda: list((sandbox.root / "store" / "v2" / "objects").glob("*/*")))
     for objects in list(sandbox.local.rglob("objects")):
         shutil.rmtree(objects)
 
@@ -53,11 +53,11 @@ def test_a_job_that_requires_signatures_is_not_served_by_an_agent_that_does_not(
     sandbox: Sandbox, earlier: dict[str, str]
 ) -> None:
     earlier_job(sandbox, **earlier)
-    unsigned = next((sandbox.root / "store" / "v1" / "objects").glob("*/*/manifest.msgpack"))
+    unsigned = next((sandbox.root / "store" / "v2" / "objects").glob("*/*"))
     if earlier.get("KCOORD_TRUST") == "off":
         from tests.support.signing import unsigned as strip
 
-        strip(unsigned.parent)
+        strip(unsigned)
     found, _ = counters(sandbox, **SIGNED)
     assert (found["compiles"], found["store_hits"], found["alone"]) == (1, 0, 0), "by an agent of its own"
 
@@ -125,12 +125,12 @@ def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox
     """Its writer takes it away, so that a node with a key publishes its copy."""
     store = Path(fetched_by_a_job_without_keys(sandbox)["KCOORD_STORE"])
     (home,) = sandbox.local.glob("objects/*/*/kcoord-manifest.msgpack")
-    shutil.rmtree(Store(store).home(home.parent.name))
-    shutil.rmtree(store / "v1" / "leases")
+    Store(store).home(home.parent.name).unlink()
+    shutil.rmtree(store / "v2" / "leases")
     again, told = counters(sandbox, **{**SIGNED, "KCOORD_TRUST": policy})
     assert again["compiles"] == (policy == "require"), told
-    eventually(lambda: Store(store).manifest_file(home.parent.name) is not None or policy == "off")
-    encoded = Store(store).manifest_file(home.parent.name)
+    eventually(lambda: Store(store).manifest_bytes(home.parent.name) is not None or policy == "off")
+    encoded = Store(store).manifest_bytes(home.parent.name)
     assert (encoded is not None and trust(OURS).verifies("manifest", encoded)) == (policy == "require")
 
 
@@ -189,7 +189,7 @@ def test_an_artifact_that_a_publish_meets_at_its_home_goes_to_no_rank_that_requi
         assert not node.home("k").exists()
         agent.terminate()
         agent.wait(60)  # for its publishes
-        assert Store(sandbox.root / "store").manifest_file(key.digest) is None, "it is not signed"
+        assert Store(sandbox.root / "store").manifest_bytes(key.digest) is None, "it is not signed"
 
 
 def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signatures_are_required(
@@ -197,10 +197,10 @@ def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signat
 ) -> None:
     """A recipe names a function, which a rank imports and calls."""
     store = opened(sandbox.root / "store", policy="off")
-    save_part(store.root / "v1" / "profiles" / "p", [recipe(66)])
+    save_part(store.root / "v2" / "profiles" / "p", [recipe(66)])
     flags = {"store": str(store.root), "local_dir": str(sandbox.local), "profile": "p"}
     prefetch(Settings.from_environ({}, **flags), timeout=60, most=1 << 20, say=print)
-    save_part(store.root / "v1" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
+    save_part(store.root / "v2" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
     without_store = {**flags, "store": ""}
     assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
     signing = {"signing_key": OURS}

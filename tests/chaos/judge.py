@@ -301,9 +301,9 @@ def _left_over(
     failed = any(o.met and o.fault.kind.startswith("store-") for o in thrown)
     if store is not None and not killed and not failed:
         # what a killed agent leaves, and what a store that takes no writes keeps, ends by its TTL, which is seen by who asks
-        findings += [f"a lease file is left: {p.name}" for p in (store / "v1" / "leases").glob("*/*.lease")]
+        findings += [f"a lease file is left: {p.name}" for p in (store / "v2" / "leases").glob("*/*.lease")]
     stagings = [p for site in sites for p in site.local.glob("objects/*/.kcoord/staging")]
-    for staging in [*stagings, *([store / "v1" / "staging"] if store is not None else [])]:
+    for staging in [*stagings, *([store / "v2" / "staging"] if store is not None else [])]:
         sweep(staging, here_after=0.0, elsewhere_after=0.0)
         left = [p.name for p in staging.iterdir()] if staging.exists() else []
         findings += [f"{staging} holds {left} after it was swept"] if left else []

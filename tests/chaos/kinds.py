@@ -35,7 +35,7 @@ SETTINGS = {
     "KCOORD_FAILURE_TTL": FAILURE_TTL,
     "KCOORD_AGENT_TIMEOUT": AGENT_TIMEOUT,
     "KCOORD_IDLE_TIMEOUT": IDLE_TIMEOUT,
-    "KCOORD_STALL": STALL,
+    "KCOORD_STALL_SECONDS": STALL,
     "KCOORD_HEDGE_AFTER": HEDGE_AFTER,
 }
 
@@ -144,7 +144,7 @@ _ALL = (
     ),
     Kind(
         "store-fails", "node", 3.0, 1, _STORE_BACK, lasts=(0.5, 5.0), needs="store", weight=3,
-        details=("EROFS", "ENOSPC", "EDQUOT", "EACCES", "EIO", "ESTALE", "EIO-once", "ESTALE-once", "lost-rename"),
+        details=("EROFS", "ENOSPC", "EDQUOT", "EACCES", "EIO", "ESTALE", "EIO-once", "ESTALE-once", "no-links", "lost-link"),
         why="what could not be published or read in time is compiled by the other node",
     ),
     Kind(
@@ -152,7 +152,7 @@ _ALL = (
         lasts=(0.5, 5.0), details=("EROFS", "ENOSPC", "EIO"), needs="store",
     ),
     Kind(
-        "store-stalls", "node", 2.0, 1, _STORE_BACK, lasts=(0.5, 4.0), details=("open", "rename", "fsync"), needs="store",
+        "store-stalls", "node", 2.0, 1, _STORE_BACK, lasts=(0.5, 4.0), details=("open", "link", "fsync"), needs="store",
         why="as store-fails",
     ),
     Kind(

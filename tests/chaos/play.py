@@ -101,7 +101,7 @@ def _play(round_: Round, place: Place, directory: Path) -> Verdict:
 def _leave(directory: Path, store: Path | None, sites: list[Site]) -> None:
     """What a node that crashed three days ago left behind."""
     for staging in [
-        *([store / "v1" / "staging"] if store else []),
+        *([store / "v2" / "staging"] if store else []),
         sites[0].local / "objects" / "ab" / ".kcoord" / "staging",
     ]:
         left = staging / f"{os.uname().nodename}-4194303-{'5' * 12}"

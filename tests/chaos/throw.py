@@ -28,8 +28,10 @@ _SOON_OVER = "7 1999999999999999 1000 0"  # the numbers of a record, whose TTL i
 _WRITES = ("mkdir", "rename", "unlink", "link", "write", "utime")
 _STORE_ERRORS = {
     "EROFS": (errno.EROFS, _WRITES), "ENOSPC": (errno.ENOSPC, ("mkdir", "write")),
-    "EDQUOT": (errno.EDQUOT, ("mkdir", "write")), "EACCES": (errno.EACCES, ("mkdir", "rename", "open")),
-    "EIO": (errno.EIO, ("open", "read", "write", "rename", "fsync")), "ESTALE": (errno.ESTALE, ("open", "read", "rename")),
+    "EDQUOT": (errno.EDQUOT, ("mkdir", "write")), "EACCES": (errno.EACCES, ("mkdir", "rename", "link", "open")),
+    "EIO": (errno.EIO, ("open", "read", "write", "rename", "link", "fsync")),
+    "ESTALE": (errno.ESTALE, ("open", "read", "rename", "link")),
+    "no-links": (errno.EPERM, ("link",)),
     "EIO-once": (errno.EIO, ("read",)), "ESTALE-once": (errno.ESTALE, ("open",)),
 }  # fmt: skip
 
@@ -276,8 +278,8 @@ class Thrower:
         detail = thrown.fault.detail
         if thrown.fault.kind == "store-stalls":
             faults = [interposer.stall(detail, below=store, seconds=thrown.fault.seconds, times=4)]
-        elif detail == "lost-rename":
-            faults = [interposer.fail("rename", below=store / "v1" / "objects", error=errno.ENOENT, times=1, done=True)]
+        elif detail == "lost-link":
+            faults = [interposer.fail("link", below=store / "v2" / "objects", error=errno.ENOENT, times=1, done=True)]
         else:
             error, calls = _STORE_ERRORS[detail]
             times = 1 if detail.endswith("-once") else None
@@ -289,7 +291,7 @@ class Thrower:
         digest = self._key(fault).digest
         if what == "in-store":
             assert self._store is not None
-            home = self._store / "v1" / "objects" / digest[:2] / digest
+            home = self._store / "v2" / "objects" / digest[:2] / digest
         else:
             home = self._sites[fault.node].local / "objects" / digest[:2] / digest
         try:
@@ -309,10 +311,9 @@ class Thrower:
 
 def _harm(home: Path, how: str, dice: random.Random) -> None:
     """Raises FileNotFoundError if there is nothing at `home`."""
-    names = sorted(p.name for p in home.iterdir())
-    path = home / dice.choice(names)
+    path = dice.choice(sorted(home.iterdir())) if home.is_dir() else home  # in the store an artifact is one file
     if how == "removed":
-        if dice.random() < 0.5:
+        if path == home or dice.random() < 0.5:
             path.unlink()
         else:
             shutil.rmtree(home)

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.agent.connections import Connections, Observer
-from kcoord.artifacts.describe import seal
+from kcoord.artifacts.describe import describe
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.errors import ArtifactInvalid, ProtocolError
 from kcoord.leases import base as leases
@@ -45,7 +45,7 @@ from tests.support.fuzzing import MOST_NESTED, changed, fuzz, mutants, nested, p
 
 KEY = key_of("fuzzed")
 RECIPE = Recipe("triton", "train", "kernel", {"a": (1, "x")}, "cuda:90", 1.5, 3)
-SPAN = ["compile", "ok", "triton", "kernel", KEY.digest[:16], 1.7e9, 0.5, 0.0, False, ""]
+SPAN = ["compile", "ok", "triton", "kernel", KEY.digest[:16], 1.7e9, 0.5, 0.0, False, "", "", 0.0, 1]
 NOWHERE = "/tmp/nowhere-at-all"
 REQUESTS: dict[str, dict[str, Any]] = {
     "claim": {"digest": KEY.digest, "backend": "b", "name": "n", "home": f"{NOWHERE}/home", "wait": False},
@@ -58,7 +58,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "lookup": {"digest": KEY.digest},
     "offer": {"key": KEY.to_wire(), "content": b"choice", "seconds": 1.0, "device": "d"},
     "record": {"profile": "mine", "recipes": [RECIPE.to_wire()]},
-    "deliver": {"counters": {"requests": 1}, "spans": [SPAN], "dropped": 0},
+    "deliver": {"spans": [SPAN], "dropped": 0},
     "announce": {"recipes": [RECIPE.to_wire()], "profile": "mine", "node": 1, "nodes": 2},
     "join": {},
     "take": {"memory": 1 << 40, "idle": 8.0, "left": 1e6, "ended": "failed", "why": "w", "last": True},
@@ -288,7 +288,7 @@ CALLS: dict[str, Callable[[AgentClient, Node], Any]] = {
     "claim": lambda client, node: client.claim(KEY, node.home("k")),
     "attempt": lambda client, node: client.claim(KEY, node.home("k"), wait=False),
     "publish": lambda client, node: client.publish(None, KEY, stage(node.home("k")), node.home("k"), 0.5, ""),
-    "deliver": lambda client, node: client.deliver({"requests": 1}, [SPAN]),
+    "deliver": lambda client, node: client.deliver([SPAN]),
     "record": lambda client, node: client.record("mine", [RECIPE.to_wire()]),
     "lookup": lambda client, node: client.lookup(KEY),
     "offer": lambda client, node: client.offer(KEY, b"choice", 1.0, ""),
@@ -390,7 +390,7 @@ def test_a_rank_gets_its_artifact_whatever_its_agent_says(lied_to: tuple[Node, L
 
 def manifest_in(staging: Path) -> bytes:
     (staging / "kernel.txt").write_text("a kernel")
-    return seal(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encode()
+    return describe(staging, KEY, 0.5, Origin("host", 1, 2, "device", 3.0)).encoded
 
 
 @given(data=st.data())

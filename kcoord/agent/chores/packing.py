@@ -25,6 +25,7 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.files import beneath
 from kcoord.files.faults import store_errors
+from kcoord.files.naming import LAYOUT
 from kcoord.leases.base import LeaseService, leased
 from kcoord.profiles.packs import usable_packs
 from kcoord.retention.uses import load_uses, note_uses, prefix_of
@@ -157,7 +158,7 @@ class PackWriter:
         if newest is None or newest.digests <= set(used):
             return []
         with store_errors(store.root):
-            now = beneath.touched(store.root / "v1", store.root)
+            now = beneath.touched(store.root / LAYOUT, store.root)
         uses = load_uses(store.root)
         ages = {digest: now - uses.get(prefix_of(digest), 0.0) for digest in newest.digests.difference(used)}
         return sorted(

@@ -28,7 +28,7 @@ class Disk:
         self.store, self.notices = Store(root), Notices()
         self.store.open()
         self.shared = SharedStore(self.store, self.notices)
-        self._objects = root / "v1" / "objects"
+        self._objects = root / "v2" / "objects"
 
     def break_it(self) -> None:
         self._objects.rename(self._objects.with_name("away"))
