@@ -24,7 +24,7 @@ from pathlib import Path
 
 from kcoord import mounts
 from kcoord.interruption import let_through
-from kcoord.ownership import doubt_of, is_ours, is_safe_to_share
+from kcoord.ownership import doubt_of, is_ours, is_safe_to_share, make_directory, make_own
 
 _MOST = 100  # names that others may have taken
 _ELSEWHERE = ("/tmp", "/var/tmp")  # where others can replace whatever is in TMPDIR, or TMPDIR is not this node's
@@ -110,7 +110,7 @@ def why_unsuitable(directory: Path) -> str:
             return f"{directory} is mounted {'noexec' if flags & os.ST_NOEXEC else 'read-only'}"
         if directory.is_symlink():
             return f"{directory} is a symbolic link"
-        return str(doubt_of(directory) or "")
+        return doubt_of(directory)
     except OSError as error:
         return f"{directory}: {error.strerror}"
 
@@ -118,16 +118,18 @@ def why_unsuitable(directory: Path) -> str:
 def why_temporary(local_dir: Path) -> str:
     """Why `local_dir`, the directory of artifacts, is in the temporary directory; empty if it is elsewhere."""
     runtime, cache = own_directory(usual_runtime_dir()), cache_directory()
-    if local_dir not in (runtime, _in_temporary(runtime)):
+    if not {local_dir, local_dir.parent} & {runtime, _in_temporary(runtime)}:
         return ""
     return (why_unsuitable(cache) or f"{cache} took no file") if cache is not None else "this user has no home"
 
 
 def takes_libraries(directory: Path, room: int) -> bool:
-    """True if `directory`, which is created, has `room` bytes free, takes a file, and lets it be mapped as a library."""
+    """True if `directory`, which is created, has `room` bytes free, takes a file, and lets it be mapped as a library.
+
+    Directories above it are created, too, for this user alone, whatever the umask.
+    """
     try:
-        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        make_directory(directory, above=0o700)
         disk = os.statvfs(directory)
         mounts.try_library(directory)
     except OSError as error:
@@ -150,8 +152,7 @@ def own_directory(usual: Path) -> Path:
     Creates it. `usual` also if a disk refuses: the code that needs the directory reports why.
     """
     try:
-        why = _problem(usual)
-        if why:
+        if why := make_own(usual):
             places = dict.fromkeys((usual, *(Path(directory, usual.name) for directory in _ELSEWHERE)))
             instead = next(filter(None, map(_instead_of, places)), None)
             if instead is not None:
@@ -164,26 +165,13 @@ def own_directory(usual: Path) -> Path:
     return usual
 
 
-def _problem(directory: Path) -> str:
-    """Empty if `directory` is this user's alone; it is created if it is not there. Raises OSError."""
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        if directory.is_symlink():
-            return f"{directory}: it is a symbolic link"
-        if (uid := directory.lstat().st_uid) != os.geteuid():
-            return f"{directory}: it belongs to user {uid}"
-    doubt = doubt_of(directory)
-    return "" if doubt is None else str(doubt)
-
-
 def _instead_of(usual: Path) -> Path | None:
     """Another directory beside `usual`; None if others could replace it, too."""
     try:
         if not (is_ours(os.geteuid()) and is_safe_to_share(usual.parent)):
             return None
         names = (usual.with_name(f"{usual.name}-{number}") for number in range(1, _MOST))
-        found = next((name for name in names if not _problem(name)), None)
+        found = next((name for name in names if not make_own(name)), None)
         return found or Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=usual.parent))
     except OSError:
         return None

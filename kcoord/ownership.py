@@ -1,7 +1,11 @@
-"""The users who may put files into a directory, or another directory in its place: by the owners and modes on the way to it.
+"""The one rule for what kcoord loads, and where it writes.
 
-This user and root are trusted, and the host's users that a container cannot name (in a user namespace), among them the host's
-root. Not seen: access control lists of NFS v4, and what other hosts may do on a shared file system.
+A file or a directory is loaded from if this user or root owns it and nobody else may write to it. Each directory and link on the
+way to it must belong to this user or to root, and nobody else may rename what is in it: nobody else may write there, or it is
+sticky, as ``/tmp``, or it is a mount point of root's, left open for those who see the mount, as every volume of a Kubernetes pod.
+
+Users that this user namespace does not map, among them the host's root, may own what is on the way, and nothing that is loaded.
+Not seen: access control lists of NFS v4, and what other hosts may do on a shared file system.
 """
 
 from __future__ import annotations
@@ -12,54 +16,36 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 _MOST_LINKS = 40  # as Linux
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """A problem with the owner or the mode of `path`, or of what is `above` it. `mode`: chmod is a remedy."""
-
-    path: str
-    finding: str
-    mode: bool = False
-    above: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.finding}"
-
-
-def doubt_of(directory: str | os.PathLike[str], shelter: str = "") -> Doubt | None:
-    """The reason why another user may write to `directory`, or replace it; None if nobody else can.
+def doubt_of(directory: str | os.PathLike[str]) -> str:
+    """Why another user may write to `directory`, or replace it, after its path; empty if nobody else can.
 
     Of a directory that does not exist, the last one on the way to it that does is judged in its place. Symbolic links that
-    nobody else can change are followed. `shelter` is a directory, by its real path, that nobody else can enter: modes below it do
-    not count, owners do. Raises OSError, also for a way that this user cannot go.
+    nobody else can change are followed. Raises OSError, also for a way that this user cannot go.
     """
     *above, (last, found) = _way(os.path.abspath(directory))  # noqa: PTH100 - also of a relative TRITON_CACHE_DIR
     if not stat.S_ISDIR(found.st_mode):
-        return Doubt(last, "it is no directory")
-    if (finding := finding_of(last, found, sheltered=_is_in(last, shelter))) is not None:
-        return Doubt(last, finding, mode=is_ours(found.st_uid) and not found.st_mode & stat.S_ISVTX)
-    name = os.fspath(directory)
-    doubts = (_doubt_above(name, path, status, sheltered=_is_in(path, shelter)) for path, status in above)
-    return next(filter(None, doubts), None)
+        return f"{last}: it is no directory"
+    if finding := finding_of(last, found):
+        return f"{last}: {finding}"
+    finding = _finding_above(above)
+    return f"{os.fspath(directory)}: {finding}" if finding else ""
 
 
-def finding_of(path: str, found: os.stat_result, *, sheltered: bool = False) -> str | None:
-    """The reason why another user may change the file or directory at `path`; None: it is ours or root's, and nobody else may.
-
-    `sheltered`: it lies in a directory that nobody else can enter, so its mode does not count.
-    """
+def finding_of(path: str, found: os.stat_result) -> str:
+    """Why another user may change the file or directory at `path`; empty if it is ours or root's, and nobody else may."""
     if not is_ours(found.st_uid):
         anybody = ", whom this user namespace does not map: that may be anybody" if found.st_uid == os.geteuid() else ""
         return f"it belongs to user {found.st_uid}{anybody}"
-    who = "" if sheltered else _other_writers(path, found)
-    return f"{who} may write to it" if who else None
+    who = _other_writers(path, found)
+    sticky = ", as to /tmp" if found.st_mode & stat.S_ISVTX else ""
+    return f"{who} may write to it{sticky}" if who else ""
 
 
 def is_ours(uid: int) -> bool:
@@ -69,11 +55,34 @@ def is_ours(uid: int) -> bool:
 
 def is_safe_to_share(directory: str | os.PathLike[str]) -> bool:
     """True if nobody else can rename or replace this user's entries of `directory`, as in ``/tmp``. Raises OSError."""
-    return not any(_doubt_above("", path, status) for path, status in _way(os.path.abspath(directory)))  # noqa: PTH100
+    return not _finding_above(_way(os.path.abspath(directory)))  # noqa: PTH100
 
 
-def _is_in(path: str, shelter: str) -> bool:
-    return bool(shelter) and path.startswith(f"{shelter.rstrip('/')}/")
+def make_own(directory: Path) -> str:
+    """Create `directory` for this user alone, or look at it; returns why it is not this user's alone, after its path.
+
+    It must be a real directory of this user's. Empty: paths below it are safe to use, and to hand to a compiler, which takes no
+    descriptors: nobody else can lead them elsewhere. Raises OSError.
+    """
+    make_directory(directory)
+    found = directory.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return f"{directory}: it is a symbolic link"
+    if found.st_uid != os.geteuid():
+        return f"{directory}: it belongs to user {found.st_uid}"
+    return doubt_of(directory)
+
+
+def make_directory(directory: Path, mode: int = 0o700, above: int = 0o755) -> None:
+    """Create `directory`, and those above it that do not exist; the umask only takes away from the modes. Raises OSError."""
+    try:
+        directory.mkdir(mode=mode)
+    except FileNotFoundError:
+        make_directory(directory.parent, above, above)
+        directory.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError:
+        if not (directory.is_dir() or directory.is_symlink()):
+            raise
 
 
 def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -105,17 +114,17 @@ def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
         left += target.split("/")[::-1]
 
 
-def _doubt_above(directory: str, path: str, found: os.stat_result, *, sheltered: bool = False) -> Doubt | None:
-    """A doubt of `directory`, for the sake of `path` on the way to it."""
-    if not _is_trusted(found.st_uid):
-        return Doubt(directory, f"user {found.st_uid}, who owns {path}, may replace it", above=True)
-    if sheltered or stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
-        return None
-    who = _other_writers(path, found)
-    # a mount point that its administrator left open is for those who see the mount: a volume of a Kubernetes pod is such
-    if not who or (is_ours(found.st_uid) and os.path.ismount(path)):
-        return None
-    return Doubt(directory, f"{who} may replace it, by a rename in {path}", above=True)
+def _finding_above(way: Iterable[tuple[str, os.stat_result]]) -> str:
+    """Why another user may replace what `way` leads to; empty if nobody else can."""
+    for path, found in way:
+        if not (found.st_uid in (os.geteuid(), 0) or found.st_uid == _unmapped(os.geteuid())):
+            return f"user {found.st_uid}, who owns {path}, may replace it"
+        if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+            continue
+        who = _other_writers(path, found)
+        if who and not (is_ours(found.st_uid) and os.path.ismount(path)):
+            return f"{who} may replace it, by a rename in {path}"
+    return ""
 
 
 def _other_writers(path: str, found: os.stat_result) -> str:
@@ -141,10 +150,6 @@ def _is_private(gid: int) -> bool:
     except KeyError:
         return False
     return (gid, group.gr_name) == (user.pw_gid, user.pw_name) and set(group.gr_mem) <= {user.pw_name}
-
-
-def _is_trusted(uid: int) -> bool:
-    return uid in (os.geteuid(), 0) or uid == _unmapped(os.geteuid())
 
 
 @functools.lru_cache(maxsize=16)

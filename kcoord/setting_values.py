@@ -11,7 +11,7 @@ from kcoord.units import parse_span
 
 LONGEST_SOCKET_PATH = 100  # bytes; sockaddr_un holds 108, and a lock file needs a suffix
 LONGEST_JOB = 200  # characters of a job's name
-TRUST = ("require", "warn", "off")
+TRUST = ("require", "off")
 _TEN_YEARS = 10 * 365 * 86400.0
 
 

@@ -33,6 +33,7 @@ ALTERNATIVES = SECRET_FILES | {inline: file for file, inline in SECRET_FILES.ite
 LONGEST_JOB = values.LONGEST_JOB
 PATIENCE = 4
 """Times `max_wait` that a compile on this node is waited for while it uses the CPU."""
+_REQUIRED = "require-"  # the beginning of a local directory's name
 NO_PROFILE = "off"
 """As a profile's name: none."""
 
@@ -62,7 +63,8 @@ class Settings:
         False, values.switch, "0 or 1", "1: a process that finds no store in KCOORD_STORE makes one, as `kcoord store "
         "init` does.")  # fmt: skip
     local_dir: Path = _setting(
-        usual_runtime_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone. Default: "
+        usual_runtime_dir, values.path, "directory", "The node's own copies, on local disk, for this user alone; where "
+        "signatures are required, a directory of their policy and keys below it. Default: "
         "kcoord in the user's cache directory (XDG_CACHE_HOME, or ~/.cache) if that is local, takes files and is not mounted "
         "noexec; else kcoord-UID in the temporary directory.")  # fmt: skip
     redis_url: str | None = _setting(
@@ -79,13 +81,13 @@ class Settings:
         _DEFAULT_NAMESPACE, values.name, "name", "Separates teams that share one Redis and one store: each namespace "
         "but `default` has its own, in namespaces/NAME below KCOORD_STORE.")  # fmt: skip
     trust: str | None = _setting(
-        None, values.one_of(*values.TRUST), "policy", "Policy for what none of our keys has signed in the store: require "
-        "(compile instead), warn (use it, and warn once) or off. Default: require with a signing key, off without.")  # fmt: skip
+        None, values.one_of(*values.TRUST), "policy", "What to do with store content that is not signed by one of our keys: "
+        "require (compile instead) or off (use it). Default: require with a signing key, off without.")  # fmt: skip
     signing_key_file: Path | None = _setting(
         None, values.path, "file", "Keys that sign and verify the store's content, for the agent alone; `kcoord keys` "
         "makes them. A mounted Secret, or a file that only its owner may read.")  # fmt: skip
     signing_key: str | None = _setting(
-        None, str, "ID:SECRET", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
+        None, str, "ID:KEY", "One such key, where a file is inconvenient. KCOORD_SIGNING_KEY_FILE wins.",
         repr=False)  # fmt: skip
     trust_keys: str | None = _setting(
         None, str, "name", "The name of the keys that the node's agent must have, for a rank that is not given them. "
@@ -193,7 +195,24 @@ class Settings:
                 f"KCOORD_LEASE_LIMIT={settings.lease_limit:g} is below KCOORD_LEASE_TTL={settings.lease_ttl:g}: "
                 "raise the limit or lower the TTL"
             )
-        return settings
+        return replace(settings, local_dir=settings._tier())
+
+    def _tier(self) -> Path:
+        """The local directory of this policy: where signatures are required one of its own, below the one that is named.
+
+        So nothing is loaded there that was fetched, or copied, under less trust or other keys. The name of a directory that an
+        earlier process has chosen so stays.
+        """
+        if self.policy != "require":
+            return self.local_dir
+        name = f"{_REQUIRED}{hashlib.sha256(str(self.key_name).encode()).hexdigest()[:8]}"
+        return self.local_dir if self.local_dir.name == name else self.local_dir / name
+
+    @property
+    def shared_with_ranks(self) -> Settings:
+        """For a sidecar, whose ranks know neither its policy nor its keys: the local directory as it is named."""
+        named = self.local_dir.parent if self.local_dir.name.startswith(_REQUIRED) else self.local_dir
+        return replace(self, local_dir=named)
 
     def as_mounted(self) -> Settings:
         """A copy for a process that reads secrets, without the files that a mounted Secret lacks (`is_left_out`).
@@ -202,8 +221,11 @@ class Settings:
         """
         named = {name: path for name in self.optional if (path := getattr(self, name)) is not None}
         left_out: dict[str, Any] = {name: None for name, path in named.items() if is_left_out(path)}
+        if not left_out:
+            return self
         # socket and keys keep their names, which other processes make without looking at files
-        return replace(self, socket=self.socket_path, trust_keys=self.key_name, **left_out) if left_out else self
+        mounted = replace(self, socket=self.socket_path, trust_keys=self.key_name, **left_out)
+        return mounted if mounted.policy == self.policy else mounted.shared_with_ranks
 
     @property
     def store_root(self) -> Path | None:
@@ -257,7 +279,10 @@ class Settings:
             return self.socket
         path = self.local_dir / f"agent-{self.fingerprint}.sock"
         # containers that share a home must not meet one agent: it knows its ranks by their pids
-        if self.local_dir == cache_directory() or len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
+        if (
+            cache_directory() in (self.local_dir, self.local_dir.parent)
+            or len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH
+        ):
             path = own_directory(usual_runtime_dir()) / path.name  # may write to the disk: only if needed
         if len(os.fsencode(path)) > values.LONGEST_SOCKET_PATH:
             path = own_directory(Path("/tmp", usual_runtime_dir().name)) / path.name  # TMPDIR is too long as well

@@ -108,7 +108,7 @@ class Choices:
     async def _read(self, home: Path, digest: str) -> Found | None:
         def read() -> Found | None:
             try:
-                local.check_owner(home, self._local_dir)
+                local.check_owner(home)
                 found = local.read_artifact(home, digest)
                 return None if found is None else (found[0].manifest, found[1])
             except ArtifactInvalid as error:

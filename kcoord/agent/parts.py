@@ -9,6 +9,7 @@ from kcoord.agent.chores.chore import Chores
 from kcoord.agent.chores.local_retention import LocalRetention
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.chores.profiles import Profiles
+from kcoord.agent.chores.signing_keys import signing_keys
 from kcoord.agent.chores.store_retention import StoreRetention
 from kcoord.agent.chores.sweeping import Sweeper
 from kcoord.agent.chores.timelines import Timelines
@@ -20,7 +21,6 @@ from kcoord.agent.measurements import SharedMeasurements
 from kcoord.agent.pools import Pools
 from kcoord.agent.tiers import Tiers
 from kcoord.agent.used_artifacts import UsedArtifacts
-from kcoord.agent.watch.signing_keys import SigningKeyWatch
 from kcoord.agent.watch.stalls import StallWatch
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
@@ -83,9 +83,8 @@ class Parts:
         )  # fmt: skip
         in_store = StoreRetention(root, settings, leases, agent_id, notices, trust)
         on_node = LocalRetention(settings.local_dir, settings.local_max_size, root, notices, trust)
-        keys = SigningKeyWatch(trust, settings.signing_key_file if store else None, notices)
-        with_chores = (stalls, self.profiles, self.packing, self.timelines, self.sweeper, in_store, on_node, keys)
-        self.chores = Chores(*(part.chores for part in with_chores))
+        with_chores = (stalls, self.profiles, self.packing, self.timelines, self.sweeper, in_store, on_node)
+        self.chores = Chores(*(part.chores for part in with_chores), signing_keys(trust, notices))
         self.pools = Pools(settings.pool_workers, self.connections, self.profiles, self.take_in, notices)
         self._retention = in_store, on_node
         self.launchers = Launchers(owned, stop)

@@ -18,17 +18,19 @@ from kcoord.agent.connections import Observer
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_access import SharedStore
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.manifest import Contents, Manifest, Origin
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
 from kcoord.keys.cache_key import CacheKey
+from kcoord.latest import Latest
 from kcoord.telemetry.events import Notices
 
 T = TypeVar("T")
 
 _MOST_DISTRUSTED = 100_000
 _MOST_FRESH = 256 << 20  # bytes
+_MOST_FRESH_KEYS = 20_000
 _ONE_IN = 16  # agents that fetch an artifact tells retention
 
 
@@ -53,9 +55,9 @@ class Tiers:
         self._observer = observer or Observer()
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices)
-        self._fresh: dict[
-            str, tuple[Manifest, dict[str, bytes]]
-        ] = {}  # published here, and on their way into the store
+        # compiled here, and on their way into the store: those that are signed; without contents if these are large
+        self._fresh: Latest[str, tuple[Manifest, dict[str, bytes] | None]] = Latest(_MOST_FRESH_KEYS)
+        self._filled: Latest[str, Path] = Latest(_MOST_FRESH_KEYS)  # key → the home that this agent filled
         self._distrusted: set[str] = set()  # keys whose artifact in the store this agent does not trust, and others may
 
     def distrusts(self, digest: str) -> bool:
@@ -72,15 +74,17 @@ class Tiers:
         self, staging: Path, home: Path, key: CacheKey, compile_seconds: float, origin: Origin
     ) -> local.Artifact:
         """Raises `ArtifactInvalid` or `StoreError`."""
-        fresh: list[tuple[Manifest, dict[str, bytes]]] = []
+        fresh: list[tuple[Manifest, dict[str, bytes] | None]] = []
         work = functools.partial(
             local.publish_local, staging, home, key, compile_seconds, origin,
             lambda manifest, contents: fresh.append((manifest, contents)),
         )  # fmt: skip
         artifact = await self._at((staging, home), work)
         for manifest, contents in fresh if self.store.exists else ():
-            if sum(each.size for each, _ in self._fresh.values()) + manifest.size <= _MOST_FRESH:
-                self._fresh[key.digest] = manifest, contents
+            held = sum(each.size for each, kept in self._fresh.values() if kept is not None)
+            self._fresh[key.digest] = manifest, contents if held + manifest.size <= _MOST_FRESH else None
+        if fresh:
+            self._filled[key.digest] = home
         return artifact
 
     def stays_here(self, digest: str) -> None:
@@ -93,8 +97,10 @@ class Tiers:
         def copy() -> bool | None:
             try:
                 self._check((there, home))
-                if local.is_whole(home, digest, vouched=self._trust.required):
+                if local.is_whole(home, digest):
                     return True
+                if self._trust.required and self._filled.get(digest) != there:
+                    return False  # it may be another agent's, with less trust
                 found = local.contents_at(there, digest)
                 if found is None:
                     return None
@@ -124,13 +130,14 @@ class Tiers:
 
     def _check(self, places: tuple[Path, ...]) -> None:
         for place in places:
-            local.check_owner(place, self._local_dir)
+            local.check_owner(place)
 
     async def from_pack(self, digest: str, home: Path, announced: str) -> bool:
         """Bring the announced artifact from a pack to `home`. False: no pack serves it; it may be in the store all the same."""
         manifest = await self.packs.bring(digest, home, announced)
         if manifest is None:
             return False
+        self._filled[digest] = home
         self._learn(digest, manifest.compile_seconds)
         self._tell_in_store(digest)
         return True
@@ -155,7 +162,8 @@ class Tiers:
             self._observer.carried("fetched", manifest)
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
-                self._tell_in_store(digest)
+            self._filled[digest] = home
+            self._tell_in_store(digest)
             return stated
         except ArtifactDistrusted as error:
             if error.unknown_key and len(self._distrusted) < _MOST_DISTRUSTED:
@@ -170,21 +178,24 @@ class Tiers:
     async def into_store(self, digest: str, home: Path) -> str | None:
         """Publish the artifact at `home`; returns the SHA-256 of the store's manifest, None if it did not get there.
 
-        One that was not compiled here came from a store, under keys that this node may trust no more: it is not signed anew.
+        Only an artifact that was compiled here is published; with a key, one that this agent has just put there. Another may have
+        come from a store that this node trusts no more.
         """
 
         fresh = self._fresh.pop(digest, None)
 
         def publish(store: Store) -> tuple[str, Manifest] | None:
             self._check((home,))
-            found = fresh or local.contents_at(home, digest)
-            if found is None:
+            found: tuple[Manifest, Contents] | None
+            if fresh is not None and fresh[1] is not None:
+                found = fresh[0], fresh[1]
+            elif (found := local.contents_at(home, digest)) is None:
                 return None
             manifest = found[0]
-            if not manifest.made_here:
+            if not manifest.made_here or (fresh is None and self._trust.signer):
                 stated = store.stated(digest)
                 return None if stated is None else (stated[1], stated[0])
-            announced = store.publish(manifest, found[1])
+            announced = store.publish(*found)
             self._observer.carried("published", manifest)
             return announced, manifest
 

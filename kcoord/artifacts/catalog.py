@@ -78,9 +78,9 @@ def _read(home: Path) -> Manifest | None:
         return None  # it is being removed, or damaged, which `kcoord verify` reports
 
 
-def _is_ours(cache: Path, local_dir: Path) -> bool:
+def _is_ours(cache: Path) -> bool:
     try:
-        check_tier(cache, local_dir)
+        check_tier(cache)
     except StoreError:
         return False
     return True
@@ -97,7 +97,7 @@ def tiers(local_dir: Path) -> list[Path]:
     """
     caches = sorted(local_dir.iterdir()) if local_dir.is_dir() else []
     caches += [Path(value) for name, value in os.environ.items() if name.endswith("_CACHE_DIR") and value]
-    caches = [path for path in caches if (path / ".kcoord").is_dir() and _is_ours(path, local_dir)]
+    caches = [path for path in caches if (path / ".kcoord").is_dir() and _is_ours(path)]
     try:
         buckets = sorted(p for p in (local_dir / "objects").iterdir() if _BUCKET.fullmatch(p.name))
     except FileNotFoundError:

@@ -11,11 +11,12 @@ import errno
 import io
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from kcoord.artifacts.describe import describe
@@ -34,17 +35,16 @@ from kcoord.artifacts.manifest import (
     largest_at_home,
     portable,
 )
-from kcoord.artifacts.owners import check_directory, check_folders, check_ours, close_to_writers
 from kcoord.errors import ArtifactInvalid, ArtifactUnreadable, StoreError
 from kcoord.files.faults import store_errors
 from kcoord.files.naming import staging_name
-from kcoord.files.private import check_tier, make_directory, make_own
+from kcoord.files.private import check_directory, check_folders, check_ours, check_tier, make_own
 from kcoord.files.reading import open_plain, read_plain
 from kcoord.files.rename import rename_into_place, set_aside, write_files
 from kcoord.files.replace import replace_file
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import is_settled, stamp_of
-from kcoord.ownership import is_ours
+from kcoord.ownership import is_ours, make_directory
 
 Identity = tuple[int, int, int, int, int]
 
@@ -98,13 +98,11 @@ def published(home: Path, digest: str) -> Artifact | None:
     root = os.fspath(home)
     path = f"{root}/{MANIFEST_NAME}"
     try:
-        sheltered = check_directory(root)
-        manifest = Manifest.decode(
-            read_plain(path, LARGEST_MANIFEST, opened=lambda found: check_ours(path, found, sheltered=sheltered))
-        )
+        check_directory(root)
+        manifest = Manifest.decode(read_plain(path, LARGEST_MANIFEST, opened=lambda found: check_ours(path, found)))
         for entry in manifest.files:
-            check_folders(root, entry.name, sheltered=sheltered)
-            check_ours(f"{root}/{entry.name}", os.lstat(f"{root}/{entry.name}"), sheltered=sheltered)
+            check_folders(root, entry.name)
+            check_ours(f"{root}/{entry.name}", os.lstat(f"{root}/{entry.name}"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -132,18 +130,18 @@ def _read(home: Path, digest: str | None, keep: bool, *, afresh: bool) -> tuple[
     except OSError as error:
         raise _unreadable(home, error) from error
     try:
-        sheltered = check_directory(root)
-        check_ours(f"{root}/{MANIFEST_NAME}", seen[0], sheltered=sheltered)
+        check_directory(root)
+        check_ours(f"{root}/{MANIFEST_NAME}", seen[0])
         manifest = Manifest.decode(encoded)
         if digest is not None and manifest.key.digest != digest:
             raise ArtifactInvalid(f"{home} holds the artifact of another key")
         for entry in manifest.files:
             if keep or entry.relocatable or entry.size <= LARGEST_IN_MEMORY:
-                content = _read_file(home, entry, afresh, seen.append, sheltered=sheltered)
+                content = _read_file(home, entry, afresh, seen.append)
                 if keep:
                     contents[entry.name] = content
                 continue
-            with _open_file(home, entry, afresh, sheltered=sheltered) as file:
+            with _open_file(home, entry, afresh) as file:
                 seen.append(os.fstat(file.fileno()))
                 for _ in checked_pieces(entry, file):
                     pass
@@ -162,15 +160,13 @@ def _read_file(
     entry: FileEntry,
     afresh: bool = False,
     opened: Callable[[os.stat_result], object] = lambda found: None,
-    *,
-    sheltered: bool = False,
 ) -> bytes:
     """The portable content of one file of the artifact at `home`, checked. Raises `ArtifactInvalid`, and OSError."""
     path = f"{os.fspath(home)}/{entry.name}"
-    check_folders(os.fspath(home), entry.name, sheltered=sheltered)
+    check_folders(os.fspath(home), entry.name)
 
     def check(found: os.stat_result) -> None:
-        check_ours(path, found, sheltered=sheltered)
+        check_ours(path, found)
         opened(found)
 
     content = read_plain(path, largest_at_home(entry, home), afresh=afresh, opened=check)
@@ -179,15 +175,15 @@ def _read_file(
     return content
 
 
-def _open_file(home: Path, entry: FileEntry, afresh: bool = False, *, sheltered: bool) -> BinaryIO:
+def _open_file(home: Path, entry: FileEntry, afresh: bool = False) -> BinaryIO:
     """One file of the artifact at `home`, to be read piece by piece as it travels; its bytes are not checked."""
     if entry.relocatable:
-        return io.BytesIO(_read_file(home, entry, afresh, sheltered=sheltered))
+        return io.BytesIO(_read_file(home, entry, afresh))
     path = f"{os.fspath(home)}/{entry.name}"
-    check_folders(os.fspath(home), entry.name, sheltered=sheltered)
+    check_folders(os.fspath(home), entry.name)
     file = open_plain(path, entry.size, afresh=afresh)
     try:
-        check_ours(path, os.fstat(file.fileno()), sheltered=sheltered)
+        check_ours(path, os.fstat(file.fileno()))
     except ArtifactInvalid:
         file.close()
         raise
@@ -200,8 +196,8 @@ def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
     """
     manifest_path = f"{os.fspath(home)}/{MANIFEST_NAME}"
     try:
-        sheltered = check_directory(os.fspath(home))
-        check_ours(manifest_path, os.lstat(manifest_path), sheltered=sheltered)
+        check_directory(os.fspath(home))
+        check_ours(manifest_path, os.lstat(manifest_path))
         manifest = Manifest.read(home)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -213,7 +209,7 @@ def contents_at(home: Path, digest: str) -> tuple[Manifest, Contents] | None:
 
     def opened(entry: FileEntry) -> BinaryIO:
         try:
-            return _open_file(home, entry, sheltered=sheltered)
+            return _open_file(home, entry)
         except OSError as error:
             raise _unreadable(home, error) from error
 
@@ -226,16 +222,16 @@ def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
     return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
 
 
-def check_owner(place: Path, local_dir: Path | None, checked: set[Path] | None = None) -> None:
+def check_owner(place: Path, checked: set[Path] | None = None) -> None:
     """Raises `ArtifactInvalid` if another user owns `place`, a home or a staging directory, or may write around it.
 
-    What others can write is neither published nor signed. `local_dir`: see `check_tier`. `checked` has the directories around
-    that were found good a moment ago, and gets this one: a tier's check costs as much as a look at an artifact.
+    What others can write is neither published nor signed. `checked` has the directories around that were found good a moment
+    ago, and gets this one: a tier's check costs as much as a look at an artifact.
     """
     tier = place.parent
     if checked is None or tier not in checked:
         try:
-            check_tier(tier, local_dir)
+            check_tier(tier)
         except StoreError as error:
             raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
         if checked is not None:
@@ -245,13 +241,12 @@ def check_owner(place: Path, local_dir: Path | None, checked: set[Path] | None =
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")
 
 
-def is_whole(home: Path, digest: str, *, vouched: bool = False) -> bool:
-    """True if `home` holds the whole artifact of `digest`; with `vouched`, one that is not `Manifest.unvouched`."""
+def is_whole(home: Path, digest: str) -> bool:
+    """True if `home` holds the whole artifact of `digest`."""
     try:
-        found = open_artifact(home, digest)
+        return open_artifact(home, digest) is not None
     except ArtifactInvalid:
         return False
-    return found is not None and not (vouched and found.manifest.unvouched)
 
 
 def new_staging(home: Path, room: int = 0, local_dir: Path | None = None) -> Path:
@@ -265,7 +260,7 @@ def new_staging(home: Path, room: int = 0, local_dir: Path | None = None) -> Pat
     with store_errors(staging.parent):
         if named:
             make_directory(home.parent, 0o755)  # its parents, too, whatever the umask
-        make_own(staging.parent, local_dir)
+        make_own(staging.parent)
         staging.mkdir(
             mode=0o755 if named else 0o700
         )  # survives the rename; the directory above keeps others out until then
@@ -312,26 +307,26 @@ def publish_local(
     key: CacheKey,
     compile_seconds: float,
     origin: Origin,
-    keep: Callable[[Manifest, dict[str, bytes]], object] = lambda manifest, contents: None,
+    keep: Callable[[Manifest, dict[str, bytes] | None], object] = lambda manifest, contents: None,
 ) -> Artifact:
     """Write the manifest of the files in `staging`, rename it to `home`, and return the artifact there, whoever won.
 
-    The files are read once, for their hashes; if ours won, and is small, ``keep(manifest, contents)`` gets them. The winner is
-    not read again, and another's artifact is verified. Raises `ArtifactInvalid` (nothing was staged) or `StoreError` (the
-    directory cannot be written). The staged files are then as they were, so that they can be published again, or adopted.
+    The files are read once, for their hashes; ``keep(manifest, contents)`` gets them if ours won, or None if they are large.
+    The winner is not read again, and another's artifact is verified. Raises `ArtifactInvalid` (nothing was staged), or
+    `StoreError` (the directory cannot be written). The staged files are then as they were, to be published again, or adopted.
     """
     with store_errors(staging):
         staged = describe(staging, key, compile_seconds, origin, home)
         (staging / MANIFEST_NAME).write_bytes(staged.encoded)
         try:
             _write_texts(staging, _relocated(staged.relocatable, home))
-            close_to_writers(staging, staged.manifest)
+            _close_to_writers(staging, staged.manifest)
             other = _rename(staging, home, key.digest, staged.manifest.targets)
         except (StoreError, OSError):
             with suppress(OSError):
                 _write_texts(staging, staged.relocatable)
             raise
-    if other is None and staged.contents is not None:
+    if other is None:
         keep(staged.manifest, staged.contents)
     return other or Artifact(home, staged.manifest)
 
@@ -363,8 +358,8 @@ def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path 
             texts = {entry.name: written[entry.name] for entry in manifest.files if entry.relocatable}
             write_files(staging, written | _relocated(texts, home))
             (staging / MANIFEST_NAME).write_bytes(manifest.encode())
-            close_to_writers(staging, manifest)
-            artifact = _rename(staging, home, manifest.key.digest, vouched=not manifest.unvouched)
+            _close_to_writers(staging, manifest)
+            artifact = _rename(staging, home, manifest.key.digest)
     except (StoreError, ArtifactInvalid):
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -375,6 +370,16 @@ def install(manifest: Manifest, contents: Contents, home: Path, local_dir: Path 
     if artifact is None:
         raise StoreError(f"{home}: it vanished right after it was written: does something clean this directory?")
     return artifact
+
+
+def _close_to_writers(staging: Path, manifest: Manifest) -> None:
+    """Take the right to write to the artifact's files and folders from everybody else, whatever the umask. Raises OSError."""
+    names = {MANIFEST_NAME, *(file.name for file in manifest.files)}
+    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    for path in (f"{staging}/{name}" for name in names | folders):
+        mode = os.lstat(path).st_mode
+        if mode & 0o022:
+            os.chmod(path, stat.S_IMODE(mode) & ~0o022)  # noqa: PTH101 - plain paths: a publish has many
 
 
 def _write_pieces(staging: Path, manifest: Manifest, opened: Callable[[FileEntry], BinaryIO]) -> dict[str, bytes]:
@@ -404,13 +409,10 @@ def _write_texts(staging: Path, texts: dict[str, bytes]) -> None:
         replace_file(staging / name, text, staging.parent)  # on a full disk the earlier file stays whole
 
 
-def _rename(
-    staging: Path, home: Path, digest: str, targets: tuple[str, ...] = (), *, vouched: bool = False
-) -> Artifact | None:
+def _rename(staging: Path, home: Path, digest: str, targets: tuple[str, ...] = ()) -> Artifact | None:
     """Rename `staging` to `home`. Returns another writer's artifact, verified, if that is there; None if ours is.
 
-    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it. With `vouched`, so is
-    one that is not.
+    With `targets`, an artifact for other GPUs is replaced: every request for these would refuse it.
     """
     others: list[Artifact] = []
 
@@ -420,8 +422,6 @@ def _rename(
         except ArtifactInvalid:
             return False
         if artifact is None or (targets and artifact.manifest.targets not in ((), targets)):
-            return False
-        if vouched and artifact.manifest.unvouched:
             return False
         others.append(artifact)
         return True
@@ -435,7 +435,7 @@ def read_contents(artifact: Artifact) -> dict[str, bytes]:
     """All files of an opened artifact as they travel, checked once more. Raises `ArtifactInvalid`."""
     root = artifact.path
     try:
-        sheltered = check_directory(os.fspath(root))
-        return {entry.name: _read_file(root, entry, sheltered=sheltered) for entry in artifact.manifest.files}
+        check_directory(os.fspath(root))
+        return {entry.name: _read_file(root, entry) for entry in artifact.manifest.files}
     except OSError as error:
         raise ArtifactUnreadable(f"{artifact.path} cannot be read: {error}") from error

@@ -79,8 +79,7 @@ class Manifest:
     """An artifact's description. `compile_seconds` is the duration of its compile, which a hit saves.
 
     `targets` are the GPUs that the files themselves name, as ``cuda:90``; empty if they name none.
-    `unvouched`: on a node, none of its keys had signed the artifact when it was fetched from the store. `made_here`: on a node,
-    its own ranks compiled it. No manifest of a store has these two, whatever it states.
+    `made_here`: on a node, its own ranks compiled it. No manifest of a store has it, whatever it states.
     A decoded manifest's key has no details, which only people read: they stay packed until `explained` is called.
     """
 
@@ -90,7 +89,6 @@ class Manifest:
     origin: Origin
     details: bytes = b""
     targets: tuple[str, ...] = ()
-    unvouched: bool = False
     made_here: bool = False
 
     @property
@@ -130,8 +128,6 @@ class Manifest:
             "origin": self.origin,
             "targets": list(self.targets),
         }
-        if self.unvouched:
-            document["unvouched"] = True
         if self.made_here:
             document["made_here"] = True
         return document
@@ -178,7 +174,6 @@ class Manifest:
             ),
             details=_bytes(document["details"]),
             targets=_targets(document["targets"]),
-            unvouched=bool(document.get("unvouched")),
             made_here=document.get("made_here") is True,
         )
 

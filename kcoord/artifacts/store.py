@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from kcoord.artifacts.access import Doubt, doubts
 from kcoord.artifacts.manifest import Contents, Manifest
 from kcoord.artifacts.object import LARGEST_OBJECT, StoredObject, check_sizes, read_manifest, read_object, write_object
 from kcoord.artifacts.signing import MANIFEST, OFF, VERIFIES_ONLY, Trust, split
@@ -30,6 +29,7 @@ from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, ArtifactUnreadabl
 from kcoord.files import beneath
 from kcoord.files.faults import store_error, store_errors
 from kcoord.files.link import publish_file
+from kcoord.files.naming import LAYOUT
 from kcoord.files.reading import open_plain
 from kcoord.files.rename import refresh_names, set_aside
 
@@ -63,8 +63,8 @@ class Store:
     def open(self) -> str:
         """Create the store if it is new and may be, and return its uuid. Safe to run from many nodes at once.
 
-        A store that can be read and not written is opened all the same: see `reads_only`. Of another store that strangers may
-        rearrange the user is told; where signatures are required it is refused.
+        A store that can be read and not written is opened all the same: see `reads_only`. Where signatures are not required the
+        user is told of a store that everybody may rearrange.
         """
         if not self._creates:
             self._layout.find()
@@ -95,21 +95,10 @@ class Store:
 
     def _check_access(self) -> None:
         with store_errors(self.root):
-            found = doubts(self.root)
-        if self._unwritable is not None and found:
-            if not self.trust.required:  # else a signature vouches for all that is used
-                self._warn(
-                    replace(found[0], remedy="its owners choose the code that ranks load, unless KCOORD_TRUST=require")
-                )
-            return
-        for doubt in found:
-            if self.trust.required:
-                raise StoreError(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", f"{doubt.finding}: {doubt.remedy}")
-            self._warn(doubt)
-
-    def _warn(self, doubt: Doubt) -> None:
-        if self._tell is not None:
-            self._tell(f"{doubt.path}: {doubt.finding}: {doubt.remedy}", about=f"access to {doubt.path}")
+            found = open_to_all(self.root)
+        if self._tell is not None and not self.trust.required:
+            for path in found:
+                self._tell(f"{path}: {OPEN_TO_ALL}: {CLOSE_IT}", about=f"access to {path}")
 
     def home(self, digest: str) -> Path:
         return self._layout.objects / digest[:2] / digest
@@ -117,16 +106,13 @@ class Store:
     def publish(self, manifest: Manifest, contents: Contents) -> str:
         """Publish an artifact, signed if there is a key; return the SHA-256 of the manifest (the winner's) in the store.
 
-        `contents` are verified already, or opened one by one, and verified as they are sent. An artifact that is `unvouched` is
-        never signed. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, `ArtifactInvalid` for an
-        unvouched one where signatures are required, and for files that are not those of the manifest.
+        `contents` are verified already, or opened one by one, and verified as they are sent. Where there is a key, the caller has
+        seen them compiled. Raises `ArtifactDistrusted` if an artifact is there that this node cannot judge, and `ArtifactInvalid`
+        for files that are not those of the manifest.
         """
-        if manifest.unvouched and self.trust.required:
-            raise ArtifactInvalid(f"{manifest.key.name}: it was fetched before signatures were required, and has none")
         if why := self.reads_only:
             raise why
-        encoded = replace(manifest, unvouched=False, made_here=False).encode()
-        sealed = encoded if manifest.unvouched else self.trust.seal(MANIFEST, encoded)
+        sealed = self.trust.seal(MANIFEST, replace(manifest, made_here=False).encode())
         return self._publish(
             manifest.key.digest, sealed, manifest.size, lambda file: write_object(file, manifest, sealed, contents)
         )
@@ -213,7 +199,7 @@ class Store:
         manifest = Manifest.decode(encoded)
         if manifest.key.digest != place.name:
             raise ArtifactInvalid("it holds the artifact of another key")
-        return replace(manifest, unvouched=not self.trust.verifies(MANIFEST, encoded), made_here=False)
+        return replace(manifest, made_here=False)
 
     def checked(self, place: Path, encoded: bytes, payload: bytes) -> tuple[Manifest, dict[str, bytes], str]:
         """The result of `fetch` for an object that was read elsewhere, trusted and verified in the same way; see `trusted`."""
@@ -353,14 +339,10 @@ class Store:
             raise
 
     def _check_signature(self, final: Path, encoded: bytes) -> None:
-        """Raises `ArtifactInvalid` if a trusted signature is required, and missing; with the policy ``warn`` a user is told."""
+        """Raises `ArtifactInvalid` if a trusted signature is required, and missing."""
         doubt = self.trust.doubt(MANIFEST, encoded)
-        if doubt is None:
-            return
-        if self.trust.required:
+        if doubt is not None:
             raise doubt.of(final)
-        if self._tell is not None:
-            self._tell(f"{doubt.of(final)}; it is used all the same (KCOORD_TRUST=warn)", about=f"trust: {doubt.fault}")
 
 
 @contextmanager
@@ -384,6 +366,21 @@ class _Torn(Exception):
 
 class _NotAnnounced(ArtifactInvalid):
     """Another artifact than the announced one. It may be whole."""
+
+
+OPEN_TO_ALL = "everybody may rename what is in it, and choose the code that ranks load, unless KCOORD_TRUST=require"
+CLOSE_IT = "chmod o-w (or +t, if everybody is to use it)"
+
+
+def open_to_all(root: Path) -> list[Path]:
+    """The upper directories of the store at `root`, and of the store that its namespace is in, that everybody may rearrange.
+
+    Not looked at: owners, groups, access control lists, and file system exports. Raises OSError if there is no such store.
+    """
+    places = [root, root / LAYOUT, root / LAYOUT / "objects"]
+    if root.parent.name == "namespaces":
+        places = [root.parent.parent, root.parent, *places]
+    return [path for path in places if path.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH]
 
 
 def manifest_digest(encoded: bytes) -> str:

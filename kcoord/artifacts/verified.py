@@ -23,14 +23,14 @@ import msgpack
 
 from kcoord.artifacts.local import Artifact, identity_of, open_artifact
 from kcoord.artifacts.manifest import MANIFEST_NAME, FileEntry, Manifest, Origin
-from kcoord.artifacts.owners import check_directory, check_folders, check_ours
 from kcoord.deferred import Deferred
+from kcoord.files.private import check_directory, check_folders, check_ours
 from kcoord.files.reading import status_of
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.keys.tools.machine_cache import keep, kept
 
-_NAME = "verified-2"
+_NAME = "verified-3"
 _MOST = 2048  # artifacts, in 3 MB, which each process reads
 _LASTS = 24 * 3600  # seconds
 _SAVED_WITHIN = 5.0  # seconds that the end of a process waits for a save that is under way
@@ -82,15 +82,15 @@ class Verified:
             digest, identities, files, seconds, origin, *rest = msgpack.unpackb(packed, use_list=False)
             if digest != key.digest:
                 return None
-            sheltered = check_directory(root)
+            check_directory(root)
             statuses = [status_of(f"{root}/{MANIFEST_NAME}")]
             for name, *_ in files:
-                check_folders(root, name, sheltered=sheltered)
+                check_folders(root, name)
                 statuses.append(os.lstat(f"{root}/{name}"))
-            for found in statuses:
-                check_ours(root, found, sheltered=sheltered)
             if tuple(map(identity_of, statuses)) != identities:
                 return None
+            for found in statuses:
+                check_ours(root, found)
             plain = tuple(map(FileEntry._make, files))
             manifest = Manifest(key, plain, seconds, Origin(*origin), b"", *rest)
         except _UNUSABLE as error:
@@ -105,7 +105,7 @@ class Verified:
         try:
             packed = msgpack.packb([
                 manifest.key.digest, artifact.identities, manifest.files, manifest.compile_seconds, manifest.origin,
-                manifest.targets, manifest.unvouched, manifest.made_here,
+                manifest.targets, manifest.made_here,
             ])  # fmt: skip
         except OverflowError:  # a time of after the year 2554 has no encoding
             return

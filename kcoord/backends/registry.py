@@ -24,7 +24,7 @@ from kcoord.backends.backend import Backend
 from kcoord.backends.compiler import Compiler
 from kcoord.backends.fail_open import fails_open, notices
 from kcoord.errors import KcoordError, StoreError
-from kcoord.files.private import check_tier, is_shelter, make_own, make_tier
+from kcoord.files.private import check_tier, make_own, make_tier
 from kcoord.interruption import let_through
 from kcoord.keys.cache_key import CacheKey
 from kcoord.settings import Settings
@@ -134,7 +134,7 @@ def obstacle(compiler: Compiler, settings: Settings, environ: Mapping[str, str])
     """The reason why `compiler` cannot be hooked in this environment, and the remedy; None if nothing keeps it.
 
     The compiler's own directories must be this user's alone: files of others are neither loaded nor shared. Those that it is
-    given in the local directory are made here, whatever the umask, if that is open to others' eyes.
+    given in the local directory are made here, whatever the umask.
     """
     found = compiler.obstacle(environ)
     if found is not None:
@@ -143,9 +143,9 @@ def obstacle(compiler: Compiler, settings: Settings, environ: Mapping[str, str])
     for name, tier in {**given, **named}.items():
         try:
             if name in named:
-                check_tier(tier, settings.local_dir)
-            elif not is_shelter(settings.local_dir):
-                make_own(tier, settings.local_dir)
+                check_tier(tier)
+            else:
+                make_own(tier)
         except StoreError as error:
             let_through(error)
             return f"{name}={error}", f"until then kcoord leaves {compiler.name} alone"

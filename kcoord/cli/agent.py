@@ -30,20 +30,22 @@ _CHECKED_WITHIN = 5.0  # seconds
               help="With --prefetch: fetch about this much at most.")  # fmt: skip
 @click.option("--await", "within", type=Finite(0, 3600), metavar="SECONDS",
               help="Wait until the agent answers, at most this long. Exits with 0 also if it does not.")  # fmt: skip
-@click.option("--sidecar", is_flag=True, help="In a pod: if the agent cannot serve, log why and stay; hide its secrets from "
-              "other processes of this user.")  # fmt: skip
+@click.option("--sidecar", is_flag=True, help="In a pod, whose ranks know no keys: under every policy KCOORD_LOCAL_DIR is the "
+              "local directory itself. If the agent cannot serve, log why and stay; hide its secrets from other processes of "
+              "this user.")  # fmt: skip
 @settings_flags(*ALL)
 def command(
     stop: bool, check: bool, prefetch: bool, timeout: float, max_mib: int, within: float | None, sidecar: bool,
     **flags: str | None,
 ) -> None:  # fmt: skip
     """Run this node's agent until SIGTERM. It finishes its publishes and releases its leases first."""
-    if stop + check + prefetch + sidecar + (within is not None) > 1:
-        raise click.UsageError("--stop, --check, --prefetch, --await and --sidecar are five commands: give one of them")
+    if stop + check + (prefetch or sidecar) + (within is not None) > 1:
+        raise click.UsageError("--stop, --check, --prefetch, --await and --sidecar are five commands: give one of them, or "
+                               "--prefetch and --sidecar")  # fmt: skip
     if prefetch or check or sidecar or within is not None:  # in a pod, beside the agent's secrets
         _hide_memory()
     if prefetch:
-        _prefetch(flags, timeout, max_mib << 20)
+        _prefetch(flags, timeout, max_mib << 20, sidecar)
     if within is not None:
         _await(flags, within)
     elif sidecar:
@@ -64,7 +66,7 @@ def _serve_beside(flags: dict[str, str | None]) -> None:
     """Never returns. An agent that ends at once, again and again, would keep the pod's other containers from starting."""
     _end_at_once_on(signal.SIGTERM)  # until the agent's loop handles it
     try:
-        _serve(Settings.from_environ(**flags), flags, opens_store=False)
+        _serve(Settings.from_environ(**flags).shared_with_ranks, flags, opens_store=False)
     except (KcoordError, OSError) as error:
         _end_at_once_on(signal.SIGTERM, signal.SIGINT)  # the agent's loop, if it began, no longer handles them
         echo(f"kcoord: {error}; the job runs without an agent", err=True)
@@ -92,7 +94,7 @@ def _check(settings: Settings) -> None:
         raise AgentUnavailable(fault)
 
 
-def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
+def _prefetch(flags: dict[str, str | None], timeout: float, most: int, sidecar: bool) -> None:
     """Never returns. The exit code is 0: a pod whose init container fails does not start."""
     from kcoord.backends.registry import place_of
     from kcoord.packs.prefetch import prefetch
@@ -105,6 +107,7 @@ def _prefetch(flags: dict[str, str | None], timeout: float, most: int) -> None:
     log_to_stderr("%(message)s")
     try:
         settings = Settings.from_environ(**flags)
+        settings = settings.shared_with_ranks if sidecar else settings
         if settings.disable:
             log("KCOORD_DISABLE is set: nothing is fetched")
         else:
@@ -128,6 +131,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
 
     from kcoord.agent.__main__ import run_agent
     from kcoord.artifacts.signing import Trust
+    from kcoord.ownership import make_directory
     from kcoord.protocol import endpoint
     from kcoord_launch.checks import check_directories
 
@@ -137,7 +141,7 @@ def _serve(settings: Settings, flags: dict[str, str | None], *, opens_store: boo
     check_directories(settings, store=opens_store)
     path = settings.socket_path
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent, above=0o700)
         with endpoint.agent_lock(path, settings.agent_timeout):
             listener = endpoint.bind_unless_served(path, settings.agent_timeout)
             if listener is None:

@@ -17,10 +17,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import kcoord
-from kcoord.artifacts.access import doubts
 from kcoord.artifacts.manifest import FileEntry, Manifest, Origin
 from kcoord.artifacts.signing import Trust
-from kcoord.artifacts.store import Store
+from kcoord.artifacts.store import CLOSE_IT, OPEN_TO_ALL, Store, open_to_all
 from kcoord.artifacts.store_root import check_is_store
 from kcoord.backends.registry import compilers, obstacle
 from kcoord.cli.console import Console
@@ -142,7 +141,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
         if refused is None:
             _publish_and_fetch(store)
         took = (time.perf_counter() - started) * 1000
-        doubted = doubts(store.root)
+        doubted = open_to_all(store.root)
     except OSError as error:
         yield Finding("store", "fail", f"{settings.store}: {error.strerror}", "look at its server and its mount")
         return
@@ -161,8 +160,8 @@ def _store(settings: Settings) -> Iterator[Finding]:
     if kind in LOCAL and (has_redis or nodes_of() > 1):
         remedy = "name a directory that all nodes share, or look at its mount"
         yield Finding("store", "warn", f"{store.root} is on {kind}: of several nodes each would have its own", remedy)
-    for doubt in doubted:
-        yield Finding("store", "warn", f"{doubt.path}: {doubt.finding}", doubt.remedy)
+    for path in doubted:
+        yield Finding("store", "warn", f"{path}: {OPEN_TO_ALL}", CLOSE_IT)
     yield from _directory("store", settings.store)
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from kcoord.artifacts.signing import Trust
-from kcoord.artifacts.signing_keys import Ed25519Key, Key, kind_of, new_key, parse_id, public_half, read_keys, text_of
+from kcoord.artifacts.signing import Key, Trust, parse_id, read_keys
 from kcoord.cli.console import Console
 from kcoord.cli.options import Parsed, json_flag, print_json
 from kcoord.cli.output import echo
@@ -22,9 +21,6 @@ from kcoord.settings import Settings, variable
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ID = Parsed("id", parse_id)
-_ed25519 = click.option(
-    "--ed25519", is_flag=True, help="A pair of keys, of which the public one verifies and cannot sign."
-)
 _id = click.option(
     "--id", "key_id", metavar="ID", type=_ID, help="The new key's id. Default: the date and random digits."
 )
@@ -34,32 +30,26 @@ _id = click.option(
 def command() -> None:
     """Make, list and rotate the keys that sign the store's content.
 
-    A file of keys is for KCOORD_SIGNING_KEY_FILE. With --ed25519 there are two: FILE signs, and FILE.pub verifies alone, for
-    nodes that publish nothing.
+    A file of keys is for KCOORD_SIGNING_KEY_FILE. FILE signs, and FILE.pub verifies alone, for nodes that publish nothing.
     """
 
 
 @command.command("new")
 @click.argument("file", type=_FILE)
-@_ed25519
 @_id
-def new(file: Path, ed25519: bool, key_id: str | None) -> None:
-    """Write a new key to FILE, which only its owner may read. A file that exists is not replaced."""
-    pair = [file, _verifiers(file)] if ed25519 else [file]
-    for path in pair:
+def new(file: Path, key_id: str | None) -> None:
+    """Write a new key to FILE and its public half to FILE.pub, which only their owner may read. No file is replaced."""
+    for path in (file, _public(file)):
         if os.path.lexists(path):
             raise KcoordError(
-                f"{path} is there: name another file, or add a key to it with 'kcoord keys rotate {path}'"
+                f"{path} is there: name another file, or add a key to it with 'kcoord keys rotate {file}'"
             )
-    key_id = key_id or _new_id()
-    key = new_key(ed25519=ed25519)
-    for path, half in zip(pair, (key, public_half(key)), strict=False):
-        _write(path, {key_id: half}, replaces=False)
-    echo(f"{file}: the key {key_id} ({kind_of(key)}) signs and verifies: {variable('signing_key_file')}={file}")
-    if ed25519:
-        echo(f"{pair[1]}: its public half verifies alone: for every node that is not to sign")
-    else:
-        echo("every node that has it can sign: copy it to all of them, for this user alone (chmod 600)")
+    key_id, key = key_id or _new_id(), _new_key()
+    _write(file, {key_id: key}, replaces=False)
+    _write(_public(file), {key_id: key.public_half}, replaces=False)
+    echo(f"{file}: the key {key_id} signs and verifies: {variable('signing_key_file')}={file}")
+    echo("every node that has it can sign: copy it to those that publish, for this user alone (chmod 600)")
+    echo(f"{_public(file)}: its public half verifies alone: for every node that is not to sign")
 
 
 @command.command("list")
@@ -69,13 +59,13 @@ def show(file: Path | None, as_json: bool) -> None:
     """Print the keys of FILE, or of KCOORD_SIGNING_KEY_FILE: ids and kinds, and no secret."""
     keys = read_keys(_given(file))
     signer = Trust("require", keys).signer
-    found = [{"id": key_id, "kind": kind_of(key), "signs": key_id == signer} for key_id, key in keys.items()]
+    found = [{"id": key_id, "kind": key.kind, "signs": key_id == signer} for key_id, key in keys.items()]
     if as_json:
         print_json(found)
         return
     table = Table("id", "kind", "")
     for key_id, key in keys.items():
-        table.add_row(key_id, kind_of(key), "signs and verifies" if key_id == signer else "verifies")
+        table.add_row(key_id, key.kind, "signs and verifies" if key_id == signer else "verifies")
     Console().print(table)
 
 
@@ -83,38 +73,29 @@ def show(file: Path | None, as_json: bool) -> None:
 @click.argument("file", type=_FILE, required=False)
 @_id
 def rotate(file: Path | None, key_id: str | None) -> None:
-    """Put a new key first in FILE, or in KCOORD_SIGNING_KEY_FILE. It signs from then on; the earlier keys stay, and verify.
+    """Put a new key first in FILE, or in KCOORD_SIGNING_KEY_FILE. It signs from then on.
 
-    The new key is of the kind of the one that signed. Of earlier Ed25519 keys the public half stays, and FILE.pub gets the new
-    one. Print what to do next.
+    Of earlier keys the public half stays, and verifies. FILE.pub gets the new public half. Print what to do next.
     """
     file = _given(file)
     if file.is_symlink():  # as a mounted Secret is
         raise KcoordError(f"{file} is a symbolic link: rotate the file that it is made from")
     keys = read_keys(file)
-    signer = Trust("require", keys).signer
-    if not signer:
+    if not Trust("require", keys).signer:
         raise KcoordError(f"{file}: its keys only verify: rotate the file that signs")
     key_id = key_id or _new_id()
     if key_id in keys:
         raise KcoordError(f"{file} has a key {key_id!r}: give another --id")
-    ed25519 = isinstance(keys[signer], Ed25519Key)
-    key = new_key(ed25519=ed25519)
-    if ed25519:  # first: a signer must not run ahead of those who verify
-        verifiers = _verifiers(file)
-        public = {key_id: key, **keys, **(read_keys(verifiers) if os.path.lexists(verifiers) else {})}
-        _write(verifiers, {i: public_half(k) for i, k in public.items() if isinstance(k, Ed25519Key)}, replaces=True)
-    _write(file, {key_id: key, **{i: public_half(k) for i, k in keys.items()}}, replaces=True)
+    key, verifiers = _new_key(), _public(file)
+    known = {**keys, **(read_keys(verifiers) if os.path.lexists(verifiers) else {})}
+    # first the verifiers: a signer must not run ahead of those who verify
+    _write(verifiers, {i: k.public_half for i, k in {key_id: key, **known}.items()}, replaces=True)
+    _write(file, {key_id: key, **{i: k.public_half for i, k in keys.items()}}, replaces=True)
     earlier = ", ".join(keys)
-    echo(f"{file}: {key_id} ({kind_of(key)}) signs; {earlier} verify")
-    if ed25519:
-        echo(
-            f"1. copy {verifiers} to the nodes that verify, then {file} to those that sign; agents read it within a minute"
-        )
-    else:
-        echo(
-            f"1. copy {file} to every node; agents read it within a minute, and leave alone what a key signed that they lack"
-        )
+    echo(f"{file}: {key_id} signs; {earlier} verify")
+    echo(
+        f"1. copy {verifiers} to the nodes that verify, then {file} to those that sign; agents read it within a minute"
+    )
     echo("2. move what is signed: kcoord export --all all.kcb, and with the new key alone kcoord import all.kcb")
     echo(f"3. remove {earlier} everywhere; if a key was stolen do this first, and begin with an empty store")
 
@@ -127,8 +108,15 @@ def _given(file: Path | None) -> Path:
     return path
 
 
-def _verifiers(file: Path) -> Path:
+def _public(file: Path) -> Path:
     return file.with_name(f"{file.name}.pub")
+
+
+def _new_key() -> Key:
+    try:
+        return Key.of_seed(os.urandom(32))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _new_id() -> str:
@@ -141,7 +129,7 @@ def _write(path: Path, keys: dict[str, Key], *, replaces: bool) -> None:
     with store_errors(path):
         try:
             with open(fresh, "x", opener=_private) as file:
-                file.writelines(f"{key_id} {text_of(key)}\n" for key_id, key in keys.items())
+                file.writelines(f"{key_id} {key.text}\n" for key_id, key in keys.items())
                 file.flush()
                 os.fsync(file.fileno())
             if replaces:

@@ -51,8 +51,8 @@ def command(settings: Settings, digests: tuple[str, ...], everything: bool, on_n
     """Check every byte of all artifacts, or of those whose keys begin with a DIGEST. Names those that are bad; then the exit code
     is 1.
 
-    Signatures in the store are checked, too: with KCOORD_TRUST=require or warn an artifact without a signature by one of our keys
-    is bad. So are the packs of profiles, unless each DIGEST is named. Nothing is moved or removed.
+    Signatures in the store are checked, too: with KCOORD_TRUST=require an artifact without a signature by one of our keys is bad.
+    So are the packs of profiles, unless each DIGEST is named. Nothing is moved or removed.
     """
     if everything and digests:
         raise click.UsageError("give either --all or each DIGEST")
@@ -88,8 +88,6 @@ _Check = tuple[str, str, Callable[[], object]]
 
 
 def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen) -> Iterator[_Check]:
-    strict = Trust("require" if trust.policy == "warn" else trust.policy, trust.keys)
-
     def check(digest: str) -> None:
         found = store.object(digest)
         if found is None:
@@ -99,7 +97,7 @@ def _in_store(store: Store, trust: Trust, digests: tuple[str, ...], seen: _Seen)
         signature = split(encoded)[1]
         if signature is not None:
             seen.signed += 1
-        judge = strict
+        judge = trust
         if signature is not None and signature.key_id in trust.keys:
             judge = Trust("require", trust.keys)  # a wrong signature is bad under any policy
         doubt = judge.doubt(MANIFEST, encoded)

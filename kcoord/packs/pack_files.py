@@ -127,7 +127,7 @@ def note_here(local_dir: Path, name: str) -> None:
     """This node has, or had, the artifacts that its ranks need of the pack `name`. Raises nothing."""
     with suppress(OSError, StoreError):
         directory = local_dir / _HERE
-        make_own(directory, local_dir)
+        make_own(directory)
         (directory / name).touch()
         for old in sorted(directory.iterdir(), key=lambda path: -path.stat().st_mtime)[_MOST_NOTED:]:
             old.unlink()

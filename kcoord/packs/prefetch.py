@@ -24,7 +24,7 @@ from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.index import Use
 from kcoord.packs.pack import Pack, read_pack
 from kcoord.packs.pack_files import note_here
-from kcoord.packs.recipe_files import load_profile, save_part, unvouched
+from kcoord.packs.recipe_files import load_profile, save_part
 from kcoord.settings import Settings
 from kcoord.units import bytes_text
 
@@ -117,9 +117,7 @@ class _Prefetch:
             return
         store = Store(root, Trust.of(self._settings))
         private.make_private(self._settings.local_dir)
-        self._copy_profile(
-            store.trust, name
-        )  # first: it is small, and artifacts that are left out can be compiled together
+        self._copy_profile(name)  # first: it is small, and artifacts that are left out can be compiled together
         pack = read_pack(store, name, self._settings.local_dir)
         if pack is None:
             return
@@ -132,22 +130,20 @@ class _Prefetch:
                 self._bring(pack, store, use)
         note_here(self._settings.local_dir, pack.place.stem)
 
-    def _copy_profile(self, trust: Trust, name: str) -> None:
-        """A first job has none. With a key only what it vouches for: nobody judges a node's own copy again."""
-        settings, copies = self._settings, unvouched(self._settings.local_dir)
-        if trust.keys:
-            settings, copies = replace(settings, trust="require"), settings.local_dir / "profiles"
+    def _copy_profile(self, name: str) -> None:
+        """A first job has none. Nobody judges a node's own copy again: its directory is that of this policy and these keys."""
+        settings = self._settings
         try:
             recipes = load_profile(settings, name)
         except StoreError:
             raise
         except KcoordError:
             return
-        save_part(copies / name, recipes, local_dir=settings.local_dir)
+        save_part(settings.local_dir / "profiles" / name, recipes, local_dir=settings.local_dir)
 
     def _bring(self, pack: Pack, store: Store, use: Use) -> None:
         local_dir, found = self._settings.local_dir, self.found
-        if local.is_whole(local_dir / use.place, use.digest, vouched=store.trust.required):
+        if local.is_whole(local_dir / use.place, use.digest):
             found.there += 1
             return
         fetched = None

@@ -29,7 +29,7 @@ from kcoord.files.checked import body_of, with_check
 from kcoord.files.faults import fault_of, store_error, store_errors
 from kcoord.files.naming import LAYOUT
 from kcoord.files.packed import unpack
-from kcoord.files.private import check_tier, make_own
+from kcoord.files.private import check_tier, make_own, make_private
 from kcoord.files.reading import read_plain
 from kcoord.files.shared_directory import paths_of, read_all, save, written_at
 from kcoord.ownership import is_ours
@@ -101,11 +101,6 @@ def roots(store: Path | None, local_dir: Path) -> list[Path]:
     return [*([store / LAYOUT / "profiles"] if store else []), local_dir / "profiles"]
 
 
-def unvouched(local_dir: Path) -> Path:
-    """The directory of copies of profiles that no key of this node has signed: not read where signatures are required."""
-    return local_dir / "profiles-unsigned"
-
-
 def profile_names(settings: Settings) -> list[str]:
     """The names of all profiles. Raises `StoreError`. Blocks for as long as the file system does."""
     return sorted({name for root in _private_roots(settings) for name in profiles_in(root, follow_symlinks=True)})
@@ -124,10 +119,7 @@ def load_profile(settings: Settings, name: str, notices: Notices | None = None) 
         there = f"are {', '.join(existing)}" if existing else "are none yet (KCOORD_PROFILE records one)"
         raise KcoordError(f"there is no profile {name!r}: there {there}")
     *shared, here = _private_roots(settings)
-    found: list[Recipe] = []
-    for root in shared:
-        own = settings.local_dir if root == unvouched(settings.local_dir) else None
-        found += parts(root / name, notices, Trust.of(settings), own)
+    found = [recipe for root in shared for recipe in parts(root / name, notices, Trust.of(settings))]
     merged = merge([*found, *parts(here / name, notices, OFF, settings.local_dir)])
     if not merged:
         raise KcoordError(f"the profile {name!r} has no part that can be read: record it again")
@@ -179,7 +171,7 @@ def parts(
 
     try:
         if local_dir is not None:
-            check_tier(directory, local_dir)
+            check_tier(directory)
         read_all(lambda: newest_parts(directory), read)
     except StoreError as refused:
         notices.tell(f"{refused}; a profile is skipped", about=f"profiles in {directory.parent}")
@@ -230,17 +222,16 @@ def save_part(
         raise StoreError(f"{directory}: a part of {len(content)} bytes is too large: record less under one name")
     if local_dir is not None:
         with store_errors(directory):
-            make_own(directory, local_dir)
+            make_own(directory)
     # the signer is in the name: a part of one key does not replace a part of another
     return save(directory, PARTS.name(" ".join([trust.signer, *sorted(by_digest)])), content, earlier)
 
 
 def _private_roots(settings: Settings) -> list[Path]:
     """Raises `StoreError` if another user may have written to the local directory: its recipes must not be run."""
-    copies = [unvouched(settings.local_dir)] if settings.policy != "require" else []
-    found = [*copies, *roots(settings.store_root, settings.local_dir)]
-    for own in (*copies, found[-1]):
-        check_tier(own, settings.local_dir)
+    found = roots(settings.store_root, settings.local_dir)
+    make_private(settings.local_dir)
+    check_tier(found[-1])
     return found
 
 
@@ -250,11 +241,9 @@ def _read_part(path: Path, notices: Notices, trust: Trust, known: Known) -> list
     def parse(sealed: bytes) -> list[Recipe]:
         doubt = trust.doubt(PROFILE, sealed)
         if doubt is not None:
-            fate = "is skipped" if trust.required else "is used all the same (KCOORD_TRUST=warn)"
             about = f"profile {path.parent.name}: {doubt.fault}"
-            notices.tell(f"{doubt.of(path)}; a part of a profile {fate}", about=about)
-            if trust.required:
-                return []
+            notices.tell(f"{doubt.of(path)}; a part of a profile is skipped", about=about)
+            return []
         content, _ = split(sealed)
         return decode_part(content, known)
 

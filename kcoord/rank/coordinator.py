@@ -78,7 +78,7 @@ class Coordinator:
         self._client = AgentClient(settings, self.notices)
         self._telemetry = RankTelemetry(settings, self._client, self.notices, lambda: self.usable)
         self.pool = PoolStart(settings, self.notices, self._client)
-        self._staging = StagingDirectories(self.notices, self._tiers.trusts, settings.local_dir)
+        self._staging = StagingDirectories(self.notices, self._tiers.is_private, settings.local_dir)
         self._context = CompilationContext(self._client, self.notices, self._staging, self.find, self._telemetry.ended)
         self.choices = Choices(settings, self._client, self.notices, lambda: self.usable, self.find, self.record)
         atexit.register(self.close)
@@ -96,7 +96,7 @@ class Coordinator:
 
     def trusts(self, home: str | Path) -> bool:
         """False where nothing is loaded or published: kcoord is off, or another user may write to the directory around `home`."""
-        return self._tiers.trusts(home)
+        return self._tiers.is_private(home)
 
     def home(self, digest: str) -> Path:
         """The home in the local tier of an artifact whose compiler has no layout of its own."""
@@ -106,8 +106,17 @@ class Coordinator:
         """True if `home` lies in a temporary directory of this process: nothing compiled there is published in the store."""
         return is_temporary(home) and not home.is_relative_to(self.settings.local_dir)
 
+    def _within_trust(self, key: CacheKey, home: Path) -> Path:
+        """`home`; where signatures are required, a home in the local directory in place of one outside it.
+
+        The local directory is that of one policy and one set of keys; a directory that the user named has artifacts of any.
+        """
+        required = self.settings.policy == "require"
+        return self.home(key.digest) if required and not home.is_relative_to(self.settings.local_dir) else home
+
     def _published_at(self, key: CacheKey, home: Path) -> Path:
         """`home`, or a home in the local directory if nothing can be published there: it is compiled once on this node."""
+        home = self._within_trust(key, home)
         return home if not self.trusts(home) or self._tiers.takes(home) else self.home(key.digest)
 
     def request(self, asked: Request) -> Artifact | Compilation:
@@ -201,12 +210,12 @@ class Coordinator:
         missing: Callable[[Path], object] = lambda home: None,
         published: bool = False,
     ) -> Artifact | None:
-        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined. So is one
-        that came without a signature, where signatures are required.
+        """The artifact at `home` if it verifies and does not record another GPU than `target`; else it is quarantined.
 
         ``missing(home)`` is called if there is none. Nothing is read where others may write (`trusts`). `published`: the agent
         has hashed its files this moment, so only its manifest is read.
         """
+        home = self._within_trust(key, home)
         if not self.trusts(home):
             return None
         try:
@@ -216,8 +225,6 @@ class Coordinator:
             astray = contradiction(artifact.manifest.targets, target) if artifact is not None else ""
             if astray:
                 raise ArtifactInvalid(f"{home} holds code {astray}")
-            if artifact is not None and artifact.manifest.unvouched and self.settings.policy == "require":
-                raise ArtifactInvalid(f"{home} was fetched without a signature, before KCOORD_TRUST=require")
             return artifact
         except ArtifactUnreadable as error:  # other processes may be able to read it
             let_through(error)

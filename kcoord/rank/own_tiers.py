@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from kcoord.errors import StoreError
-from kcoord.files.private import check_last, check_tier, make_tier
+from kcoord.files.private import check_tier, make_tier
 from kcoord.interruption import let_through
 from kcoord.settings import Settings
 from kcoord.telemetry.events import Notices
@@ -19,28 +21,29 @@ class OwnTiers:
         self._settings, self._notices = settings, notices
         self._below = f"{settings.local_dir}{os.sep}"
         self._usable: bool | None = None
-        self._trusted: dict[str, bool] = {}
+        self._private: dict[str, bool] = {}
         self._taken: dict[str, bool] = {}
 
     @property
     def usable(self) -> bool:
         """False if kcoord is off, another user may write to the local directory, or no library can be mapped from there."""
         if self._usable is None:
-            self._usable = not self._settings.disable and self._owns_local_dir()
+            told = "kernels are compiled without coordination"
+            make = functools.partial(make_tier, self._settings.local_dir)
+            self._usable = not self._settings.disable and self._is_good(make, "KCOORD_LOCAL_DIR=", told)
         return self._usable
 
-    def trusts(self, home: str | Path) -> bool:
+    def is_private(self, home: str | Path) -> bool:
         """False if kcoord is off, or another user may write where `home` lies: nothing is loaded from there, or published there.
 
         After the first look at a directory it costs no system call.
         """
-        return self._trusts(os.path.dirname(home))  # noqa: PTH120 - on every kernel's way
-
-    def _trusts(self, tier: str) -> bool:
-        trusted = self._trusted.get(tier)
-        if trusted is None:
-            trusted = self._trusted[tier] = self.usable and self._owns(tier)
-        return trusted
+        tier = os.path.dirname(home)  # noqa: PTH120 - on every kernel's way
+        private = self._private.get(tier)
+        if private is None:
+            told = "artifacts are not shared there"
+            private = self._private[tier] = self.usable and self._is_good(lambda: check_tier(Path(tier)), "", told)
+        return private
 
     def takes(self, home: Path) -> bool:
         """False if this user cannot publish around `home`, a place outside the local directory: it is root's, or read-only.
@@ -56,36 +59,15 @@ class OwnTiers:
     def _may_stage(self, tier: Path) -> bool:
         staging = tier / ".kcoord" / "staging"
         existing = next(path for path in (staging, *staging.parents) if os.path.exists(path))  # noqa: PTH110 - EACCES
-        if not os.access(existing, os.W_OK | os.X_OK):
-            return False
-        try:
-            check_tier(staging, self._settings.local_dir)
-        except StoreError as error:
-            let_through(error)
-            self._notices.tell(f"{error}; kernels are compiled into the local directory")
-            return False
-        return True
+        told = "kernels are compiled into the local directory"
+        return os.access(existing, os.W_OK | os.X_OK) and self._is_good(lambda: check_tier(staging), "", told)
 
-    def _owns_local_dir(self) -> bool:
+    def _is_good(self, check: Callable[[], object], name: str, told: str) -> bool:
+        """False if `check` raises `StoreError`, which is told."""
         try:
-            make_tier(self._settings.local_dir)
+            check()
         except StoreError as error:
             let_through(error)
-            self._notices.tell(f"KCOORD_LOCAL_DIR={error}; kernels are compiled without coordination")
-            return False
-        return True
-
-    def _owns(self, tier: str) -> bool:
-        above = os.path.dirname(tier)  # noqa: PTH120
-        try:
-            if not above.startswith(self._below):
-                check_tier(Path(tier), self._settings.local_dir)
-            elif not self._trusts(above):
-                return False
-            else:  # one of kcoord's many
-                check_last(tier, self._settings.local_dir)
-        except StoreError as error:
-            let_through(error)
-            self._notices.tell(f"{error}; artifacts are not shared there")
+            self._notices.tell(f"{name}{error}; {told}")
             return False
         return True

@@ -57,7 +57,7 @@ def write_own(local_dir: Path, job: str, name: str, process: Process, wire: list
     """Write the spans of a process without an agent into a file of its own, `name`. Raises OSError and `StoreError`."""
     spans, refused = checked(wire, len(wire))
     directory = roots(None, local_dir)[0] / directory_name(job)
-    make_own(directory, local_dir)
+    make_own(directory)
     replace_file(directory / f"{name}{SUFFIX}", header(process.node) + delivery(process, spans, dropped + refused))
 
 

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from kcoord.artifacts import local
+from kcoord.artifacts.local import Artifact
 from kcoord.artifacts.store import Store
-from kcoord.errors import ArtifactInvalid
+from kcoord.keys.cache_key import CacheKey
 from kcoord.packs.prefetch import prefetch
 from kcoord.packs.recipe_files import load_profile, save_part
+from kcoord.rank.client import Alone, Lead
+from kcoord.rank.coordinator import Coordinator, Request
 from kcoord.settings import Settings
+from kcoord.testing.stores import FILES, manifest_of
+from tests.support.agents import Node, key_of, stage, until
 from tests.support.command import KCOORD
 from tests.support.profiles import recipe
 from tests.support.sandbox import PROGRAMS, Sandbox, eventually
@@ -37,18 +42,19 @@ def earlier_job(sandbox: Sandbox, **settings: str) -> None:
     counters(sandbox, **settings)
     assert sandbox.processes()
     eventually(lambda: list((sandbox.root / "store" / "v2" / "objects").glob("*/*")))
-    shutil.rmtree(sandbox.local / "objects")
+    for objects in list(sandbox.local.rglob("objects")):
+        shutil.rmtree(objects)
 
 
 @pytest.mark.parametrize(
-    "earlier", [{}, {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "warn"}, {"KCOORD_SIGNING_KEY": THEIRS}]
+    "earlier", [{}, {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "off"}, {"KCOORD_SIGNING_KEY": THEIRS}]
 )
 def test_a_job_that_requires_signatures_is_not_served_by_an_agent_that_does_not(
     sandbox: Sandbox, earlier: dict[str, str]
 ) -> None:
     earlier_job(sandbox, **earlier)
     unsigned = next((sandbox.root / "store" / "v2" / "objects").glob("*/*"))
-    if earlier.get("KCOORD_TRUST") == "warn":
+    if earlier.get("KCOORD_TRUST") == "off":
         from tests.support.signing import unsigned as strip
 
         strip(unsigned)
@@ -57,7 +63,7 @@ def test_a_job_that_requires_signatures_is_not_served_by_an_agent_that_does_not(
 
 
 @pytest.mark.parametrize(
-    "earlier", [{}, {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "warn"}, {"KCOORD_SIGNING_KEY": THEIRS}]
+    "earlier", [{}, {"KCOORD_SIGNING_KEY": OURS, "KCOORD_TRUST": "off"}, {"KCOORD_SIGNING_KEY": THEIRS}]
 )
 def test_at_an_explicit_socket_it_runs_without_that_agent_and_says_so_in_one_line(
     sandbox: Sandbox, earlier: dict[str, str]
@@ -71,7 +77,7 @@ def test_at_an_explicit_socket_it_runs_without_that_agent_and_says_so_in_one_lin
     assert "KCOORD_TRUST" in line
 
 
-@pytest.mark.parametrize("policy", ["require", "warn"])
+@pytest.mark.parametrize("policy", ["require", "off"])
 def test_a_rank_whose_launcher_keeps_the_key_agrees_with_its_agent(sandbox: Sandbox, policy: str) -> None:
     key = sandbox.root / "keys"
     key.write_text(OURS.replace(":", " "))
@@ -114,21 +120,76 @@ def test_what_an_earlier_job_fetched_unsigned_is_not_loaded_where_signatures_are
     assert found["local_hits"] == 1, "its own"
 
 
-def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox: Sandbox) -> None:
-    """Its writer takes it away, so that a node with a key, and KCOORD_TRUST=warn, publishes its copy."""
+@pytest.mark.parametrize("policy", ["require", "off"])
+def test_what_was_fetched_unsigned_is_not_signed_when_the_store_loses_it(sandbox: Sandbox, policy: str) -> None:
+    """Its writer takes it away, so that a node with a key publishes its copy."""
     store = Path(fetched_by_a_job_without_keys(sandbox)["KCOORD_STORE"])
     (home,) = sandbox.local.glob("objects/*/*/kcoord-manifest.msgpack")
-    digest = home.parent.name
-    Store(store).home(digest).unlink()
-    warns = trust(OURS, policy="warn")
-    found = local.read_artifact(home.parent, digest)
-    assert found is not None
-    Store(store, warns).publish(found[0].manifest, found[1])
-    encoded = Store(store).manifest_bytes(digest)
-    assert encoded is not None
-    assert not warns.verifies("manifest", encoded)
-    with pytest.raises(ArtifactInvalid, match="fetched before signatures were required"):
-        Store(store, trust(OURS)).publish(found[0].manifest, found[1])
+    Store(store).home(home.parent.name).unlink()
+    shutil.rmtree(store / "v2" / "leases")
+    again, told = counters(sandbox, **{**SIGNED, "KCOORD_TRUST": policy})
+    assert again["compiles"] == (policy == "require"), told
+    eventually(lambda: Store(store).manifest_bytes(home.parent.name) is not None or policy == "off")
+    encoded = Store(store).manifest_bytes(home.parent.name)
+    assert (encoded is not None and trust(OURS).verifies("manifest", encoded)) == (policy == "require")
+
+
+def test_nothing_of_a_cache_directory_that_the_user_named_is_loaded_or_signed_where_signatures_are_required(
+    sandbox: Sandbox,
+) -> None:
+    """`TRITON_CACHE_DIR` outlives jobs; one without a key has filled it from the store."""
+    key, home = CacheKey.of("test", "k"), sandbox.root / "cache" / "home"
+    local.install(manifest_of(key=key), FILES, home)
+    for policy, loads in (("off", True), ("require", False)):
+        settings = Settings.from_environ(sandbox.env(KCOORD_SPAWN="0", KCOORD_SIGNING_KEY=OURS, KCOORD_TRUST=policy))
+        coordinator = Coordinator(settings)
+        try:
+            assert (coordinator.find(key, home) is not None) == loads
+            found = coordinator.request(Request(key, home))
+            assert isinstance(found, Artifact) == loads
+            if not isinstance(found, Artifact):
+                (found.staging / "kernel").write_text("ours")
+                made = found.publish()
+                assert made.path.is_relative_to(settings.local_dir)
+        finally:
+            coordinator.close()
+
+
+def test_an_agent_that_requires_signatures_copies_nothing_from_a_home_that_it_has_not_filled(
+    sandbox: Sandbox,
+) -> None:
+    """A rank that requires none names a directory in which an earlier job's artifact lies."""
+    with Node(signing_key=OURS, store=str(sandbox.root / "store")) as node:
+        node.start()
+        key = key_of("k")
+        theirs = node.directory / "theirs" / "home"
+        local.install(manifest_of(key=key), FILES, theirs)
+        client = node.client()
+        answer = client.claim(key, theirs)
+        assert isinstance(answer, Lead), "it is not taken for an artifact of this agent"
+        client.give_up(answer, key)
+
+
+def test_an_artifact_that_a_publish_meets_at_its_home_goes_to_no_rank_that_requires_signatures(
+    sandbox: Sandbox,
+) -> None:
+    """Of two ranks of one agent, one requires signatures, and the other publishes where an earlier job's artifact lies."""
+    with Node(signing_key=OURS, store=str(sandbox.root / "store"), store_create="1") as node:
+        agent = node.start()
+        client, waiting, key = node.client(), node.client(), key_of("k")
+        theirs = node.directory / "theirs" / "home"
+        lead = client.claim(key, theirs)
+        assert isinstance(lead, Lead)
+        staging = stage(theirs)
+        local.install(manifest_of(key=key), FILES, theirs)  # an agent with less trust fetched it
+        answer = node.claiming(waiting, "k")
+        until(lambda: node.flight("k").get("waiting"))
+        assert client.publish(lead, key, staging, theirs, 0.5, "no device")
+        assert isinstance(answer.result(30), Alone)
+        assert not node.home("k").exists()
+        agent.terminate()
+        agent.wait(60)  # for its publishes
+        assert Store(sandbox.root / "store").manifest_bytes(key.digest) is None, "it is not signed"
 
 
 def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signatures_are_required(
@@ -142,8 +203,7 @@ def test_a_profile_that_an_earlier_job_fetched_unsigned_is_not_read_where_signat
     save_part(store.root / "v2" / "profiles" / "p", [recipe(1)], trust=trust(OURS))
     without_store = {**flags, "store": ""}
     assert load_profile(Settings.from_environ({}, **without_store), "p") == [recipe(66)], "it was copied"
-    for signing in ({"signing_key": OURS}, {"signing_key": OURS, "trust": "warn"}):
-        prefetch(Settings.from_environ({}, **flags, **signing), timeout=60, most=1 << 20, say=print)
-        required = Settings.from_environ({}, **{**without_store, **signing, "trust": "require"})
-        assert load_profile(required, "p") == [recipe(1)]
-        assert load_profile(Settings.from_environ({}, **{**flags, "signing_key": OURS}), "p") == [recipe(1)]
+    signing = {"signing_key": OURS}
+    prefetch(Settings.from_environ({}, **flags, **signing), timeout=60, most=1 << 20, say=print)
+    for given in (without_store, flags):
+        assert load_profile(Settings.from_environ({}, **given, **signing), "p") == [recipe(1)]

@@ -89,7 +89,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "flags", [["--stop", "--check"], ["--prefetch", "--sidecar"], ["--await", "1", "--check"]], ids=" ".join
+    "flags", [["--stop", "--check"], ["--prefetch", "--stop"], ["--await", "1", "--check"]], ids=" ".join
 )
 def test_an_agents_flags_that_exclude_each_other_are_a_usage_error(sandbox: Sandbox, flags: list[str]) -> None:
     assert "give one of them" in kcoord(sandbox, "agent", *flags, code=2).stderr

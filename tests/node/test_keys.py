@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
 import stat
-import sys
 from pathlib import Path
 
 import msgpack
@@ -11,29 +11,26 @@ import pytest
 
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.object import StoredObject
-from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Trust, split
-from kcoord.artifacts.signing_keys import Ed25519Key, read_keys
+from kcoord.artifacts.signing import MANIFEST, PROFILE, VERIFIES_ONLY, Key, Trust, read_keys, split
 from kcoord.artifacts.store import Store
-from kcoord.errors import SettingsError, StoreError
+from kcoord.errors import ArtifactInvalid, SettingsError, StoreError
 from kcoord.packs.recipe_files import save_part
 from kcoord.rank.client import Lead, Ready
 from kcoord.settings import Settings
 from kcoord.testing.stores import FILES, KEY, manifest_of
 from tests.support.agents import Node, key_of, until
-from tests.support.command import as_json, kcoord
+from tests.support.command import KCOORD, as_json, kcoord
 from tests.support.objects import parts_of
 from tests.support.profiles import recipe
 from tests.support.sandbox import Sandbox
 from tests.support.signing import A
-
-pytest.importorskip("cryptography", reason="pip install 'kcoord[signing]'")
 
 
 @pytest.fixture
 def pair(sandbox: Sandbox) -> tuple[Path, Path]:
     """The files of a signer and of a verifier."""
     signer = sandbox.root / "signer"
-    kcoord(sandbox, "keys", "new", str(signer), "--ed25519", "--id", "ci")
+    kcoord(sandbox, "keys", "new", str(signer), "--id", "ci")
     return signer, signer.with_name("signer.pub")
 
 
@@ -49,37 +46,35 @@ def test_a_new_key_signs_is_private_and_replaces_nothing(sandbox: Sandbox) -> No
     path = sandbox.root / "keys"
     said = kcoord(sandbox, "keys", "new", str(path)).stdout
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    ((key_id, secret),) = read_keys(path).items()
-    assert isinstance(secret, bytes)
-    assert len(secret) == 32
-    assert secret.hex() not in said
-    assert as_json(sandbox, "keys", "list", str(path)) == [{"id": key_id, "kind": "secret", "signs": True}]
+    ((key_id, key),) = read_keys(path).items()
+    assert key.private is not None
+    assert key.private.hex() not in said
+    assert as_json(sandbox, "keys", "list", str(path)) == [{"id": key_id, "kind": "private", "signs": True}]
     before = path.read_bytes()
     assert "is there: name another file" in kcoord(sandbox, "keys", "new", str(path), code=1).stderr
     assert path.read_bytes() == before
-    assert sorted(p.name for p in sandbox.root.iterdir() if "keys" in p.name) == ["keys"], "nothing is left beside it"
+    assert sorted(p.name for p in sandbox.root.iterdir() if "keys" in p.name) == ["keys", "keys.pub"], (
+        "nothing is left beside it"
+    )
 
 
 def test_a_pair_is_two_private_files_of_which_neither_is_replaced(sandbox: Sandbox, pair: tuple[Path, Path]) -> None:
     signer, verifier = pair
     assert [stat.S_IMODE(path.stat().st_mode) for path in pair] == [0o600, 0o600]
-    assert as_json(sandbox, "keys", "list", str(signer))[0]["kind"] == "ed25519-private"
+    assert as_json(sandbox, "keys", "list", str(signer))[0]["kind"] == "private"
     (listed,) = as_json(sandbox, "keys", "list", KCOORD_SIGNING_KEY_FILE=str(verifier))
-    assert listed == {"id": "ci", "kind": "ed25519-public", "signs": False}
-    private = signer.read_text().split(":")[1].strip()
+    assert listed == {"id": "ci", "kind": "public", "signs": False}
+    private = signer.read_text().split()[1]
     assert private not in verifier.read_text()
     assert private not in kcoord(sandbox, "keys", "list", str(signer)).stdout + repr(trust_of(signer))
     signer.unlink()
-    kcoord(sandbox, "keys", "new", str(signer), "--ed25519", code=1)
+    kcoord(sandbox, "keys", "new", str(signer), code=1)
     assert not signer.exists(), "its other half would be another key's"
 
 
-@pytest.mark.parametrize("ed25519", [False, True])
-def test_after_a_rotation_the_new_key_signs_and_what_the_old_one_signed_still_verifies(
-    sandbox: Sandbox, ed25519: bool
-) -> None:
+def test_after_a_rotation_the_new_key_signs_and_what_the_old_one_signed_still_verifies(sandbox: Sandbox) -> None:
     path = sandbox.root / "keys"
-    kcoord(sandbox, "keys", "new", str(path), "--id", "one", *(["--ed25519"] if ed25519 else []))
+    kcoord(sandbox, "keys", "new", str(path), "--id", "one")
     old = trust_of(path).seal(MANIFEST, b"text")
     said = kcoord(sandbox, "keys", "rotate", str(path), "--id", "two").stdout
     assert "kcoord export --all" in said
@@ -87,12 +82,11 @@ def test_after_a_rotation_the_new_key_signs_and_what_the_old_one_signed_still_ve
     now = trust_of(path)
     assert (now.signer, list(now.keys)) == ("two", ["two", "one"])
     assert now.verifies(MANIFEST, old)
-    if ed25519:
-        assert list(now.signers) == ["two"], "the old private key is gone"
-        verifier = trust_of(path.with_name("keys.pub"))
-        assert (list(verifier.keys), verifier.signer) == (["two", "one"], "")
-        assert verifier.verifies(MANIFEST, old)
-        assert verifier.verifies(MANIFEST, now.seal(MANIFEST, b"text"))
+    assert [key.kind for key in now.keys.values()] == ["private", "public"], "the old private key is gone"
+    verifier = trust_of(path.with_name("keys.pub"))
+    assert (list(verifier.keys), verifier.signer) == (["two", "one"], "")
+    assert verifier.verifies(MANIFEST, old)
+    assert verifier.verifies(MANIFEST, now.seal(MANIFEST, b"text"))
     assert "has a key 'two'" in kcoord(sandbox, "keys", "rotate", str(path), "--id", "two", code=1).stderr
 
 
@@ -101,7 +95,7 @@ def test_a_rotation_keeps_other_signers_public_keys_and_refuses_a_file_that_only
 ) -> None:
     signer, verifier = pair
     other = sandbox.root / "other"
-    kcoord(sandbox, "keys", "new", str(other), "--ed25519", "--id", "other")
+    kcoord(sandbox, "keys", "new", str(other), "--id", "other")
     verifier.write_text(verifier.read_text() + other.with_name("other.pub").read_text())
     kcoord(sandbox, "keys", "rotate", str(signer), "--id", "new")
     assert list(read_keys(verifier)) == ["new", "ci", "other"]
@@ -113,20 +107,40 @@ def test_a_rotation_keeps_other_signers_public_keys_and_refuses_a_file_that_only
     assert verifier.read_bytes() == before
 
 
-def test_without_cryptography_an_ed25519_key_is_one_line_with_the_remedy(
-    sandbox: Sandbox, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def test_without_cryptography_a_key_is_an_error_and_never_the_policy_off(
+    sandbox: Sandbox, pair: tuple[Path, Path]
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    (sandbox.root / "cryptography.py").write_text("raise ImportError('broken')")
     for path in pair:
-        with pytest.raises(SettingsError, match=r"line 1: .*pip install 'kcoord\[signing\]'$"):
-            trust_of(path)
+        given = {"KCOORD_SIGNING_KEY_FILE": str(path), "PYTHONPATH": str(sandbox.root)}
+        for command in (["agent"], ["exec", "--", "true"]):
+            done = sandbox.run(*KCOORD, *command, **given)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+            assert "line 1: signing keys need the package cryptography, which cannot be imported: broken" in done.stderr
+        done = sandbox.run("-m", "kcoord.agent", "--fd", "0", **given)
+        assert done.returncode == 2, done.stderr
+
+
+def test_cryptography_is_imported_with_a_key_only(sandbox: Sandbox, pair: tuple[Path, Path]) -> None:
+    program = """
+import sys
+from kcoord.agent.__main__ import main
+from kcoord.artifacts.signing import Trust
+from kcoord.settings import Settings
+Trust.of(Settings.from_environ())
+print("cryptography" in sys.modules)
+"""
+    for given, imported in (({}, "False"), ({"KCOORD_SIGNING_KEY_FILE": str(pair[1])}, "True")):
+        assert sandbox.run("-c", program, **given).stdout.strip() == imported
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("ed25519-public:AAAA", "3 bytes"), ("ed25519-private:!", "no base64"), ("ed25519-secret:AAAA", "neither hex")],
+    [
+        ("ed25519-public:AAAA", "32 bytes in hex"),
+        (f"ed25519-private:{A}", "32 bytes in hex"),
+        (f"{A}aa", "32 bytes in hex"),
+    ],
 )
 def test_a_malformed_key_is_a_settings_error(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "keys"
@@ -152,17 +166,27 @@ def test_what_the_private_key_signed_verifies_and_nothing_else_does(pair: tuple[
     assert verifier.seal(MANIFEST, b"text") == b"text"
 
 
-def test_the_public_key_makes_no_signature_of_either_kind(pair: tuple[Path, Path]) -> None:
-    """Whoever breaks into a node has its file: as a secret of the HMAC, as a seed of a private key, or for another id."""
+def test_the_public_key_makes_no_signature(pair: tuple[Path, Path]) -> None:
+    """Whoever breaks into a node has its file: as a secret of an HMAC, as a seed of a private key, or for another id."""
     verifier = trust_of(pair[1])
     (public,) = verifier.keys.values()
-    assert isinstance(public, Ed25519Key)
-    for forger in (public.public, public.public.hex().encode(), Ed25519Key.of_private(public.public)):
-        assert not verifier.verifies(MANIFEST, Trust("require", {"ci": forger}).seal(MANIFEST, b"evil"))
-        assert not verifier.verifies(MANIFEST, Trust("require", {"other": forger}).seal(MANIFEST, b"evil"))
+    forger = Key.of_seed(public.public)
+    assert not verifier.verifies(MANIFEST, Trust("require", {"ci": forger}).seal(MANIFEST, b"evil"))
+    assert not verifier.verifies(MANIFEST, Trust("require", {"other": forger}).seal(MANIFEST, b"evil"))
+    mac = hmac.digest(public.public, b"kcoord signature 1\0manifest\0ci\0evil", "sha256")
+    for signature in (mac, mac + mac):
+        forged = b"kcoord-signed-1\n" + bytes(msgpack.packb(["ci", signature, b"evil"]))
+        assert not verifies(verifier, forged)
     for size in (32, 64):
         forged = b"kcoord-signed-1\n" + bytes(msgpack.packb(["ci", b"\0" * size, b"evil"]))
-        assert not verifier.verifies(MANIFEST, forged)
+        assert not verifies(verifier, forged)
+
+
+def verifies(trust: Trust, forged: bytes) -> bool:
+    try:
+        return trust.verifies(MANIFEST, forged)
+    except ArtifactInvalid:
+        return False
 
 
 def test_a_store_takes_nothing_from_a_node_that_must_verify_and_cannot_sign(
@@ -181,7 +205,7 @@ def test_a_store_takes_nothing_from_a_node_that_must_verify_and_cannot_sign(
         verifying.publish_object(StoredObject(manifest_of(), manifest_of().encode(), b""))
     with pytest.raises(StoreError, match=VERIFIES_ONLY):
         save_part(tmp_path / "store" / "v2" / "profiles" / "p", [recipe(1)], trust=verifying.trust)
-    assert Store(tmp_path / "store", trust_of(pair[1], trust="warn")).reads_only is None, "others may use it unsigned"
+    assert Store(tmp_path / "store", trust_of(pair[1], trust="off")).reads_only is None, "others may use it unsigned"
 
 
 def test_a_node_that_only_verifies_loads_what_is_signed_and_keeps_what_it_compiles(
@@ -213,7 +237,7 @@ def test_a_node_that_only_verifies_loads_what_is_signed_and_keeps_what_it_compil
     assert stored == [key_of("k").name]
 
 
-def test_a_key_file_may_hold_both_kinds(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+def test_a_key_file_may_hold_both_halves_of_different_keys(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     path = tmp_path / "both"
     path.write_text(pair[1].read_text() + f"team {A}\n")
     path.chmod(0o600)

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from kcoord.agent.chores.chore import Chores
-from kcoord.agent.watch import signing_keys
-from kcoord.agent.watch.signing_keys import SigningKeyWatch
-from kcoord.artifacts.signing import MANIFEST, Trust, read_keys
+from kcoord.agent.chores.signing_keys import signing_keys
+from kcoord.artifacts.signing import MANIFEST, Trust, parse_key, read_keys
 from kcoord.errors import SettingsError
 from kcoord.secret_files import LARGEST, is_left_out, read_secret
 from kcoord.settings import Settings
@@ -244,7 +243,7 @@ def test_doctor_says_what_is_wrong_with_the_file(sandbox: Sandbox) -> None:
 
 def test_a_key_file_may_have_lines_as_the_variable_has_them(tmp_path: Path) -> None:
     path = private(tmp_path / "keys", f"new:{B}\n# before:\nold {A}")
-    assert list(read_keys(path).items()) == [("new", bytes.fromhex(B)), ("old", bytes.fromhex(A))]
+    assert list(read_keys(path).items()) == [("new", parse_key(B)), ("old", parse_key(A))]
     private(path, f"new:{B}:{A}")
     assert "line 1" in refused(lambda: read_keys(path))
 
@@ -298,7 +297,7 @@ kcoord.connect().get_or_compile(kcoord.CacheKey.of("test", str(os.getpid())), la
     assert done.stderr.count("has no such key") == 1
     done = sandbox.run("-c", rank, **given)
     assert done.returncode == 0, done.stderr
-    (log,) = sandbox.local.glob("agent-*.log")
+    (log,) = sandbox.local.rglob("agent-*.log")
     assert log.read_text().count("has no such key") == 1
 
 
@@ -317,20 +316,12 @@ def test_a_file_that_is_just_not_there_is_no_unset_one(tmp_path: Path) -> None:
 # --- new keys ---
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signing_keys, "EVERY", 0.0)
-
-
-def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_are_none(
-    tmp_path: Path, at_once: None
-) -> None:
+def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_are_none(tmp_path: Path) -> None:
     volume = secret_volume(tmp_path / "secrets", {"keys": f"old {A}\n"})
     path, notices = volume / "keys", Notices()
     trust = Trust.of(Settings.from_environ({"KCOORD_SIGNING_KEY_FILE": str(path)}))
     old = trust.seal(MANIFEST, b"text")
-    watch = SigningKeyWatch(trust, path, notices)
-    chores = Chores(watch.chores)
+    chores = Chores(signing_keys(trust, notices, every=0.0))
 
     async def look_until(condition: Callable[[], object]) -> None:
         while not condition():
@@ -347,8 +338,8 @@ def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_a
         assert list(trust.keys) == ["new", "old"]
         path.unlink()
         (volume / "..data").unlink()
-        before = watch._failures
-        await look_until(lambda: watch._failures > before + 1)  # one look may have begun before
+        with pytest.raises(SettingsError, match="No such file"):
+            trust.read_again()
         assert list(trust.keys) == ["new", "old"]
         secret_volume(volume, {"keys": f"new {B}\n"})
         await look_until(lambda: list(trust.keys) == ["new"])
@@ -359,3 +350,14 @@ def test_new_keys_are_taken_while_the_agent_runs_and_old_ones_kept_while_there_a
     (line,) = notices.since(0)[0]
     assert "the keys that were read before stay in use" in line
     assert "torn" not in line
+
+
+def test_a_key_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
+    path = private(tmp_path / "keys", f"k {A}")
+    trust = Trust.of(Settings.from_environ({"KCOORD_SIGNING_KEY_FILE": str(path)}))
+    trust.keys = {}
+    trust.read_again()
+    assert trust.keys == {}
+    os.utime(path, (1.0, 1.0))
+    trust.read_again()
+    assert list(trust.keys) == ["k"]

@@ -278,6 +278,7 @@ class Node:
         """
         arguments = arguments or ("--parent", str(os.getpid()))
         variables = {**spawn.agent_environment(self.settings), **(environ or {})}
+        self.settings.local_dir.mkdir(mode=0o700, exist_ok=True)
         with endpoint.bind(self.path) as listener, Path(os.devnull).open("rb") as nothing:
             fd, log = listener.fileno(), self._log.fileno()
             command = ["-c", prelude + _AGENT, "kcoord.agent", "--fd", str(fd), *arguments]
@@ -308,7 +309,7 @@ class Node:
         return Wire(self.path)
 
     def home(self, name: str, tier: str = "homes") -> Path:
-        return self.directory / tier / name
+        return self.settings.local_dir / tier / name
 
     def claim(self, client: AgentClient, name: str, tier: str = "homes") -> Answer:
         return client.claim(key_of(name), self.home(name, tier))

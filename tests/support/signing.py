@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kcoord.artifacts.signing import Trust, split
+from kcoord.artifacts.signing import Trust, parse_key, split
 from kcoord.artifacts.store import Store
 from kcoord.telemetry.events import Notices
 from tests.support.objects import parts_of, put_together
 
-A, B = "a" * 64, "b" * 64  # secrets, in hex
+A, B = "a" * 64, "b" * 64  # private keys, in hex
 OURS, THEIRS = f"main:{A}", f"other:{B}"
 
 
 def trust(*keys: str, policy: str = "require") -> Trust:
-    return Trust(policy, {k.partition(":")[0]: bytes.fromhex(k.partition(":")[2]) for k in keys})
+    return Trust(policy, {k.partition(":")[0]: parse_key(k.partition(":")[2]) for k in keys})
 
 
 def opened(root: Path, *keys: str, policy: str = "require", notices: Notices | None = None) -> Store:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kcoord.artifacts.manifest import MANIFEST_NAME
+from kcoord.settings import Settings
 from kcoord.testing.shared_servers import fork_server
 from tests.support import forked_pools, toolchain
 from tests.support.sandbox import PROGRAMS, WITH_TRITON, Sandbox, Started, eventually, finish
@@ -20,12 +21,14 @@ MANAGER = "kcoord.backends.triton.cache_manager:TritonCacheManager"
 def hooked(sandbox: Sandbox, rank: int, local: str = "local", **more: str | None) -> dict[str, str | None]:
     root = sandbox.root / local
     toolchain.share(root)
+    given = {name: value for name, value in more.items() if value and name.startswith("KCOORD_")}
+    tier = Settings.from_environ({"KCOORD_LOCAL_DIR": str(root), **given}).local_dir
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "KCOORD_LOCAL_DIR": str(root),
         "TRITON_CACHE_MANAGER": MANAGER,
-        "TRITON_CACHE_DIR": str(root / "triton"),
+        "TRITON_CACHE_DIR": str(tier / "triton"),
         **more,
     }
 

@@ -205,7 +205,7 @@ def test_two_sets_of_settings_share_an_agent_only_if_it_would_be_the_same_agent(
         {**base, "KCOORD_NAMESPACE": "other"},
         {**base, "KCOORD_SIGNING_KEY": "main:aa"},
         {**base, "KCOORD_SIGNING_KEY": "other:aa"},
-        {**base, "KCOORD_SIGNING_KEY": "main:aa", "KCOORD_TRUST": "warn"},
+        {**base, "KCOORD_SIGNING_KEY": "main:aa", "KCOORD_TRUST": "off"},
         {**base, "KCOORD_SIGNING_KEY_FILE": "/keys"},
         {**base, "KCOORD_TRUST": "require"},
     ]
@@ -304,3 +304,23 @@ def test_each_variable_that_is_no_setting_is_named_once_with_the_nearest_one() -
     settings = {variable(spec.name): "" for spec in FIELDS}
     assert unknown_variables(settings) == []
     assert settings == {variable(spec.name): "" for spec in FIELDS}
+
+
+def test_where_signatures_are_required_the_local_directory_is_one_of_its_policy_and_keys() -> None:
+    def tier(**flags: str) -> Path:
+        return Settings.from_environ({"KCOORD_LOCAL_DIR": "/l"}, **flags).local_dir
+
+    assert tier() == tier(signing_key="main:aa", trust="off") == Path("/l")
+    required = [
+        tier(signing_key="main:aa"),
+        tier(signing_key="other:aa"),
+        tier(signing_key_file="/keys"),
+        tier(trust="require"),
+    ]
+    assert {place.parent for place in required} == {Path("/l")}
+    assert len(set(required)) == 4
+    assert tier(trust_keys="main", trust="require") == required[0], "a launched rank's, which has no key"
+    assert tier(signing_key="main:aa", local_dir=str(required[0])) == required[0], "a child's"
+    assert Settings.from_environ(
+        {"KCOORD_LOCAL_DIR": "/l", "KCOORD_TRUST": "require"}
+    ).shared_with_ranks.local_dir == Path("/l")

@@ -39,7 +39,7 @@ class LocalRetention:
         self._holdings: Holdings | None = None  # after the last pass
         self._lane = Lane("local-retention", low_priority=True)
         chore = Chore("the bound of the local directory", self._lane, self._pass, notices, first=FIRST, every=EVERY)
-        self.chores = [chore] if max_size is not None or local_dir == cache_directory() else []
+        self.chores = [chore] if max_size is not None or cache_directory() in (local_dir, local_dir.parent) else []
 
     def gauges(self) -> dict[str, float]:
         """The local directory's holdings and bound, by the names of the metrics, after the first pass."""

@@ -76,14 +76,14 @@ class Sweeper:
         removed = 0
         for staging, root in [*stagings, (self._local_dir / "toolchain", self._local_dir)]:
             with suppress(OSError, StoreError):  # a disk that takes no writes, or is others' too, keeps what is there
-                check_tier(root, self._local_dir)
+                check_tier(root)
                 removed += sweep(staging, root)
         return removed
 
     def _remove_left(self, pid: int, staging: Path) -> None:
         if _has_ended(pid, _ENDS_WITHIN):
             with suppress(StoreError):
-                check_tier(staging.parent.parent, self._local_dir)
+                check_tier(staging.parent.parent)
                 _logged(lambda: sweep_left_by(staging, pid, frozenset(self._being_published)))
 
 

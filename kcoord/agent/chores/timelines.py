@@ -199,7 +199,7 @@ class Timelines:
     def _write(self, path: Path, size: int, pending: bytes) -> int | None:
         """Put `pending` behind the first `size` bytes of the file; returns its new size. None: it cannot be written now."""
         try:
-            make_own(path.parent, self._local_dir)
+            make_own(path.parent)
             path.touch(0o600)
             with path.open("r+b") as file:
                 if file.seek(0, os.SEEK_END) < size:  # somebody cleans this directory: the file begins anew

@@ -107,7 +107,7 @@ def _entry_path(local_dir: Path, name: str) -> Path | None:
     if local_dir not in _ours:
         try:
             make_private(local_dir)
-            make_own(local_dir / "toolchain", local_dir)
+            make_own(local_dir / "toolchain")
         except (StoreError, OSError) as error:
             _log.debug("nothing is cached: %s", error)
             return None

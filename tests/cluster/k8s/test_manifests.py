@@ -14,7 +14,7 @@ import pytest
 
 import kcoord
 from kcoord.agent.server import ENDS_WITHIN
-from kcoord.artifacts.signing_keys import read_keys
+from kcoord.artifacts.signing import read_keys
 from kcoord.cli import _COMMANDS
 from kcoord.settings import Settings
 from kcoord_launch import supervise

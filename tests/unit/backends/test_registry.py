@@ -17,7 +17,6 @@ from kcoord.backends.fail_open import notices
 from kcoord.backends.registry import place_of
 from kcoord.errors import KcoordError
 from kcoord.keys.cache_key import CacheKey
-from kcoord.settings import Settings
 from tests.support.sandbox import Sandbox
 
 
@@ -131,21 +130,6 @@ def test_a_fault_of_a_hook_is_told_and_the_import_succeeds(tmp_path: Path, sandb
     done = sandbox.run("-c", program, str(tmp_path))
     assert done.stdout == "toy\n"
     assert "please report it: ModuleNotFoundError: No module named 'no_such_hooks'" in done.stderr
-
-
-def test_torchs_own_caches_are_others_where_signatures_are_required(tmp_path: Path) -> None:
-    key = tmp_path / "keys"
-    key.write_text("k1 " + "0" * 64 + "\n")
-    key.chmod(0o600)
-    inductor = next(compiler for compiler in registry.compilers() if compiler.name == "inductor")
-    found = []
-    for flags in ({}, {"trust": "require", "signing_key_file": str(key)}):
-        settings = Settings.from_environ({}, local_dir=str(tmp_path), **flags)
-        found.append(inductor.child_environ(settings, {})["TORCHINDUCTOR_CACHE_DIR"])
-        assert (
-            inductor.child_environ(settings, {"TORCHINDUCTOR_CACHE_DIR": "/mine"})["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-        )
-    assert found == [f"{tmp_path}/inductor", f"{tmp_path}/inductor-signed"]
 
 
 def test_recipes_find_their_compiler_by_kind() -> None:

@@ -37,6 +37,27 @@ make_private(Path({str(tmp_path)!r}) / "a" / "b" / "c")
     assert [mode_of(tmp_path / path) for path in ("a", "a/b", "a/b/c")] == [0o755, 0o755, 0o700]
 
 
+def test_a_cache_directory_that_does_not_exist_is_made_with_its_parents_for_this_user_alone_whatever_the_umask(
+    tmp_path: Path,
+) -> None:
+    """Else the next process would find it below a directory that everybody may write to, and refuse it."""
+    code = """
+import os; os.umask(0)
+from kcoord.settings import Settings
+from kcoord.default_dir import why_unsuitable
+place = Settings.from_environ().local_dir
+print(place, why_unsuitable(place))
+"""
+    environ = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "a" / "b"), "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir(mode=0o700)
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() in (str(tmp_path / "a" / "b" / "kcoord"), f"{tmp_path}/tmp/kcoord-{os.getuid()}")
+        if "tmp/kcoord" in done.stdout:
+            pytest.skip("this disk is not chosen for a cache")
+    assert [mode_of(tmp_path / path) for path in ("a", "a/b", "a/b/kcoord")] == [0o700] * 3
+
+
 def test_a_place_that_never_exists_is_an_error_and_no_endless_attempt() -> None:
     with pytest.raises(StoreError):
         make_private(Path("/proc/nowhere/named"))
@@ -47,7 +68,7 @@ def test_a_link_is_refused_although_it_is_this_users_own(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to("real")
     for path in (tmp_path / "link", tmp_path / "dangling"):
         path.is_symlink() or path.symlink_to("nowhere")
-        with pytest.raises(StoreError, match="symbolic link: name the directory that it leads to"):
+        with pytest.raises(StoreError, match="symbolic link"):
             make_private(path)
     make_private(tmp_path / "link" / "below")  # nobody else can change that link
     assert (tmp_path / "real" / "below").is_dir()
@@ -68,20 +89,9 @@ def test_every_directory_that_a_chain_of_links_passes_is_looked_at(tmp_path: Pat
     (tmp_path / "first").symlink_to("open/../open/second")
     (tmp_path / "open" / "second").symlink_to("../real")
     doubt = doubt_of(tmp_path / "first" / "named")
-    assert doubt is not None
-    assert doubt.finding == f"everybody may replace it, by a rename in {tmp_path / 'open'}"
+    assert doubt.endswith(f": everybody may replace it, by a rename in {tmp_path / 'open'}")
     (tmp_path / "open").chmod(0o1777)
-    assert doubt_of(tmp_path / "first" / "named") is None
-
-
-@only_root
-def test_a_group_that_has_other_members_is_others(tmp_path: Path) -> None:
-    os.chown(tmp_path, -1, OTHER)
-    tmp_path.chmod(0o770)
-    doubt = doubt_of(tmp_path)
-    assert str(doubt) == f"{tmp_path}: group {OTHER} may write to it"
-    tmp_path.chmod(0o750)
-    assert doubt_of(tmp_path) is None
+    assert doubt_of(tmp_path / "first" / "named") == ""
 
 
 @only_root
@@ -97,7 +107,7 @@ def test_the_group_of_this_user_alone_is_not(
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", OTHER, members)))
     os.chown(tmp_path, -1, OTHER)
     tmp_path.chmod(0o775)
-    assert (doubt_of(tmp_path) is None) == trusted
+    assert (doubt_of(tmp_path) == "") == trusted
 
 
 def test_users_of_an_access_control_list_are_others(tmp_path: Path) -> None:
@@ -112,16 +122,6 @@ def test_users_of_an_access_control_list_are_others(tmp_path: Path) -> None:
     assert "may write to it" in str(doubt_of(tmp_path))
 
 
-def test_a_mount_point_that_its_administrator_left_open_is_for_those_who_see_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A volume of a Kubernetes pod is everybody's, without the sticky bit."""
-    tmp_path.chmod(0o777)
-    make_private_fails(tmp_path / "named")
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
-    make_private(tmp_path / "named")
-
-
 @only_root
 def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,62 +134,52 @@ def test_one_who_is_not_mapped_may_own_what_is_above_if_nobody_else_may_write_th
     monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
     for mode in (0o755, 0o1777):
         tmp_path.chmod(mode)
-        assert doubt_of(tmp_path / "named") is None
+        assert doubt_of(tmp_path / "named") == ""
     tmp_path.chmod(0o777)
     assert "everybody may replace it" in str(doubt_of(tmp_path / "named"))
     assert f"it belongs to user {OTHER}" in str(doubt_of(tmp_path))
-
-
-def make_private_fails(path: Path) -> None:
-    with pytest.raises(StoreError, match="everybody may replace it"):
-        make_private(path)
 
 
 @only_root
 def test_in_a_user_namespace_the_hosts_root_is_trusted_above_and_nobody_else_is() -> None:
     """As in a rootless container: / and /tmp belong to a user whom it cannot name."""
     code = f"""
-import ctypes, os; from kcoord.ownership import _is_trusted, doubt_of, is_safe_to_share
+import ctypes, os; from kcoord.ownership import _unmapped, doubt_of, is_safe_to_share
 os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER})
 ctypes.CDLL(None).unshare({CLONE_NEWUSER})
 uid = os.stat("/").st_uid
-print(uid != 0, _is_trusted(uid), doubt_of("/tmp/none") is None, is_safe_to_share("/tmp"))
+print(uid != 0, uid == _unmapped(os.geteuid()), doubt_of("/tmp/none") == "", is_safe_to_share("/tmp"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     if done.stdout.startswith("False"):
         pytest.skip("no user namespaces here")
     assert done.stdout.split() == ["True", "True", "False", "True"], done.stderr
-    assert not ownership._is_trusted(65534), "where it is mapped, it is a user"
+    assert ownership._unmapped(os.geteuid()) is None, "where it is mapped, it is a user"
 
 
-def test_a_tier_below_the_local_directory_needs_nothing_else(tmp_path: Path) -> None:
-    """A container's umask may be 0."""
-    tier = tmp_path / "local" / "triton"
+def test_modes_count_below_a_private_directory_too(tmp_path: Path) -> None:
     make_private(tmp_path / "local")
+    tier = tmp_path / "local" / "triton"
     tier.mkdir()
     tier.chmod(0o777)
-    check_tier(tier, tmp_path / "local")
     with pytest.raises(StoreError, match="everybody may write to it: empty it and chmod go-w"):
-        check_tier(tier, None)
-    (tmp_path / "local").chmod(0o777)
-    with pytest.raises(StoreError, match=f"{tmp_path / 'local'}: everybody"):
-        check_tier(tier, tmp_path / "local")
+        check_tier(tier)
 
 
 def test_a_link_out_of_the_local_directory_is_followed(tmp_path: Path) -> None:
     make_private(tmp_path / "local")
     (tmp_path / "large").mkdir()
     (tmp_path / "local" / "triton").symlink_to(tmp_path / "large")
-    check_tier(tmp_path / "local" / "triton", tmp_path / "local")
+    check_tier(tmp_path / "local" / "triton")
     (tmp_path / "large").chmod(0o777)
     with pytest.raises(StoreError, match="everybody may write to it"):
-        check_tier(tmp_path / "local" / "triton", tmp_path / "local")
+        check_tier(tmp_path / "local" / "triton")
 
 
 def test_a_tier_is_created_where_another_user_could_be_first(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    check_tier(tmp_path / "cache" / "triton", None)
+    check_tier(tmp_path / "cache" / "triton")
     assert mode_of(tmp_path / "cache" / "triton") == 0o755, "as its compiler would make it"
     (tmp_path / "mine").mkdir(mode=0o755)
-    check_tier(tmp_path / "mine" / "triton", None)
+    check_tier(tmp_path / "mine" / "triton")
     assert not (tmp_path / "mine" / "triton").exists(), "here nobody else can"

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.artifacts.signing import Trust
+from kcoord.artifacts.signing import Trust, parse_key
 from kcoord.artifacts.store import Store
 from kcoord.errors import KcoordError, StoreError
 from kcoord.files.naming import staging_name
@@ -531,7 +531,7 @@ def test_ranks_wait_for_a_profile_that_their_agent_has_to_verify_in_a_slow_store
     save_part(
         tmp_path / "store" / "v2" / "profiles" / "p",
         [recipe(1)],
-        trust=Trust("require", {"main": bytes.fromhex("ab" * 32)}),
+        trust=Trust("require", {"main": parse_key("ab" * 32)}),
     )
     with Node(store=str(tmp_path / "store"), signing_key=key, agent_timeout="2") as node:
         start_agent(node, _SLOW_STORE.format(here=str(tmp_path)), {"KCOORD_SIGNING_KEY": key})

@@ -28,9 +28,9 @@ def test_a_directory_is_looked_at_once_whatever_is_asked_for_there(
     looks: list[str] = []
     look = own_tiers.check_tier
 
-    def counted(tier: Path, local_dir: Path) -> None:
+    def counted(tier: Path) -> None:
         looks.append(tier.name)
-        look(tier, local_dir)
+        look(tier)
 
     monkeypatch.setattr(own_tiers, "check_tier", counted)
     notices = Notices()
@@ -39,10 +39,10 @@ def test_a_directory_is_looked_at_once_whatever_is_asked_for_there(
     (tmp_path / "open").chmod(0o777)
     for name in ("a", "b"):
         for bucket in ("00", "01"):
-            assert tiers.trusts(tmp_path / "local" / "objects" / bucket / name)
-        assert tiers.trusts(str(tmp_path / "cache" / name))
-        assert not tiers.trusts(tmp_path / "open" / name)
-    assert looks == ["objects", "cache", "open"]
+            assert tiers.is_private(tmp_path / "local" / "objects" / bucket / name)
+        assert tiers.is_private(str(tmp_path / "cache" / name))
+        assert not tiers.is_private(tmp_path / "open" / name)
+    assert looks == ["00", "01", "cache", "open"]
     (told,) = notices.since(0)[0]
     assert told.startswith(f"{tmp_path / 'open'}: everybody may write to it: empty it and chmod go-w, or choose a")
 
