@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -108,13 +109,13 @@ def made(root: Path, row: Row) -> Path:
 
 
 @pytest.fixture
-def homes(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+def homes() -> Iterator[dict[str, Path]]:
     found = {}
     with ExitStack() as mounts:
+        place = Path(mounts.enter_context(tempfile.TemporaryDirectory(prefix="kc-", dir="/tmp")))
+        place.chmod(0o755)
         for number, (name, row) in enumerate(ROWS.items()):
-            root = tmp_path / str(number)
+            root = place / str(number)
             (root / "above").mkdir(parents=True)
             if row.mount:
                 mounts.enter_context(mounted(root / "above", "-t", "tmpfs", "none"))
