@@ -7,6 +7,7 @@ time-warped network emulation", NSDI 2006).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 MOST = 100.0  # a lease of half an hour
@@ -19,7 +20,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     """
     if not 1 <= factor <= MOST:
         raise ValueError(f"a dilation is from 1 to {MOST:g}")
-    from kcoord.agent import early_packs, hedges, lease_tasks, packs, store_access
+    from kcoord.agent import early_packs, hedges, lease_tasks, packs, tiers
     from kcoord.agent.chores import late_publishes, packing, profiles, requested, store_retention, sweeping, timelines
     from kcoord.leases import base, facts, redis, redis_client, redis_news, redis_pipeline
 
@@ -28,7 +29,6 @@ def dilate(factor: float, patience: float = 1.0) -> None:
         (hedges, ("RECHECK",)),
         (facts, ("_SURELY_BEFORE_A_RECHECK",)),
         (lease_tasks, ("_BUSY_FOR",)),
-        (store_access, ("PATIENCE", "_TURN_WITHIN")),
         (packs, ("_PATIENCE",)),
         (
             early_packs,
@@ -44,6 +44,7 @@ def dilate(factor: float, patience: float = 1.0) -> None:
     ):
         for name in names:
             setattr(module, name, getattr(module, name) * factor)
+    tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, patience=60 * factor)  # type: ignore[misc,assignment]
     timeout = redis_client.COMMAND_TIMEOUT * factor * patience
     for each in (redis, redis_client, redis_news, redis_pipeline):
         each.COMMAND_TIMEOUT = timeout  # type: ignore[attr-defined]

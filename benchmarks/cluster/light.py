@@ -42,7 +42,7 @@ from kcoord.transfer.pack import look_at_pack
 T = TypeVar("T")
 
 _MIB, _OPENED = 1 << 20, 2  # bytes of a READ; OPEN and CLOSE
-_ABREAST = 8  # as in `kcoord.agent.store_access`
+_ABREAST = 8  # as in `kcoord.agent.store_breaker`
 _THREADS = 64  # of this process' leaders, at the store
 _PATIENCE = 10.0  # Redis answers soon; hundreds of nodes in one process see it late
 _LAST = 0.5  # seconds for the last news

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.store import Store
@@ -42,7 +42,7 @@ class Packs:
     """
 
     def __init__(
-        self, store: SharedStore, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
+        self, store: StoreBreaker, at: At, local_dir: Path | None, notices: Notices, used: Callable[[str], object]
     ) -> None:
         self._store, self._at, self._local_dir, self._notices, self._used = store, at, local_dir, notices, used
         self._reads: dict[str, asyncio.Future[Pack | None]] = {}  # by profile, as long as the packs serve

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
 from kcoord.artifacts.manifest import Manifest, Origin
 from kcoord.artifacts.signing import OFF
@@ -46,7 +46,7 @@ class Tiers:
         in_store: Callable[[str], None],
         used: Callable[[str], object],
     ) -> None:
-        self.store, self._trust = SharedStore(store, notices), store.trust if store is not None else OFF
+        self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._local_io = ThreadPoolExecutor(4, "local-tier")
         self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
@@ -177,7 +177,7 @@ class Tiers:
             return store.publish(manifest, found[1]), manifest
 
         try:
-            published = await self.store.use(publish, publishes=True)
+            published = await self.store.use(publish)
             if published is None:
                 return None
             self._is_in_store(published[1])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from kcoord.errors import LeaseUnavailable
+from kcoord.files.bounded_threads import BoundedThreads
 from kcoord.files.faults import store_error
-from kcoord.files.patience import PatientIO
 from kcoord.leases.base import within
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ _THREADS = 8
 _MOST_STUCK = 4
 
 
-class FileThreads(PatientIO):
+class FileThreads(BoundedThreads):
     """A stuck thread keeps its place: its late result counts, since a lease that it takes has to be given back."""
 
     def __init__(self, root: Path) -> None:

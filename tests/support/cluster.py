@@ -25,8 +25,8 @@ CANNOT = "the store cannot be used"
 BACK = "is back: artifacts are published there again"
 
 QUICK = """
-import kcoord.agent.store_access as shared
-shared._FIRST_PROBE, shared._SLOWEST_PROBE = 0.2, 0.5
+import functools, kcoord.agent.tiers as tiers
+tiers.StoreBreaker = functools.partial(tiers.StoreBreaker, probes=(0.2, 0.5))
 """
 """For an agent: it looks as often for the end of a fault as a test has time for."""
 

@@ -19,12 +19,12 @@ from kcoord.agent.chores import packing
 from kcoord.agent.chores.packing import PackWriter
 from kcoord.agent.early_packs import EarlyPacks
 from kcoord.agent.packs import Packs
-from kcoord.agent.store_access import SharedStore
+from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts.manifest import Manifest
 from kcoord.artifacts.signing import Trust
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactInvalid, StoreError
-from kcoord.files.patience import in_thread
+from kcoord.files.bounded_threads import in_thread
 from kcoord.leases.base import Lease
 from kcoord.leases.local import LocalLeases
 from kcoord.profiles.packs import newest_pack, packs_of
@@ -56,7 +56,7 @@ class World:
         self.store, self.leases, self.notices = store, LocalLeases(15.0, 900.0, 30.0), Notices()
         self.served: list[str] = []
         here = store.root.parent
-        self.packs = Packs(SharedStore(store, self.notices), self.at, here, self.notices, self.served.append)
+        self.packs = Packs(StoreBreaker(store, self.notices), self.at, here, self.notices, self.served.append)
         self.early = EarlyPacks(self.leases, "job", self.packs)
         self.writer = PackWriter(store, "job", self.packs, self.early, self.leases, "us", 15.0, self.notices)
         (self.chore,) = self.writer.chores

@@ -663,7 +663,7 @@ async def test_while_many_threads_hang_commands_are_refused_at_once(store: Path,
 async def test_a_cancelled_claim_that_was_won_all_the_same_is_given_back(store: Path, hanging: threading.Event) -> None:
     async with leases_in(store) as service:
         claim = asyncio.create_task(service.acquire(_KEY, "a", "host"))
-        while not service._threads.busy:
+        while not service._threads._uses:
             await asyncio.sleep(0)
         claim.cancel()
         await asyncio.gather(claim, return_exceptions=True)
