@@ -30,7 +30,7 @@ class Claimant:
     deadline: float
     waits: bool = True  # False: `Busy` rather than wait for another's compile
     slow_after: Callable[[], float] = never
-    again: bool = False  # it was answered `Ready`, and the artifact was gone
+    missed: int = 0  # the landing that answered its last claim, whose artifact was not there
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,6 @@ class _Task:
 
     key: str
     serial: int
-
-
-@dataclass(frozen=True)
-class LookHere(_Task):
-    """Look in the local tier. → `looked_here`"""
-
-    home: str
 
 
 @dataclass(frozen=True)
@@ -117,5 +110,5 @@ class EndHedge(_Task):
     """Give that right back."""
 
 
-LeaseTask = LookHere | AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
+LeaseTask = AskLease | Look | Fetch | EndLease | FailLease | Announce | AskHedge | EndHedge
 Action = Reply | LeaseTask

@@ -65,6 +65,7 @@ class Claims:
         claimant = act.Claimant(
             self._connections.new_id(), connection.id, message.digest, home, who, now + self._max_wait, message.wait,
             functools.partial(self._slow_after, message.digest, message.recipe if ahead is None else ahead.digest, ahead),
+            message.missed,
         )  # fmt: skip
         self._waiting[claimant.id] = connection, request
         self.carry_out(self._flights.claim(claimant, now))
@@ -214,6 +215,8 @@ class Claims:
             self._connections.begin(connection, self._copy_then_reply(reply))
         else:
             del self._waiting[claimant.id]
+            if isinstance(answer, messages.Ready):
+                answer = replace(answer, landing=self._flights.landing_of(claimant.key)[1])
             if isinstance(answer, messages.Lead) and answer.hedges:
                 self.hedged += 1
                 self._tell_late(reply)
@@ -223,9 +226,10 @@ class Claims:
         """The artifact is at another home of the local tier than the claimant's."""
         claimant = reply.claimant
         done = await self._lease_tasks.tiers.bring_home(claimant.key, Path(reply.home), Path(claimant.home))
-        if done is None and not claimant.again and claimant.id in self._waiting:
+        if done is None and not claimant.missed and claimant.id in self._waiting:
             # the other waiters for a copy ask too, and one of them leads
-            self.carry_out(self._flights.claim(replace(claimant, again=True), time.monotonic()))
+            missed = self._flights.landing_of(claimant.key)[1] or -1
+            self.carry_out(self._flights.claim(replace(claimant, missed=missed), time.monotonic()))
         elif done:
             self._reply(replace(reply, home=claimant.home))
             passing = self._lease_tasks.passing

@@ -13,7 +13,6 @@ from kcoord.settings import PATIENCE
 
 
 class State(enum.Enum):
-    LOOKING_HERE = "looking on this node"
     ASKING = "asking"
     LOOKING = "looking"
     FETCHING = "fetching"
@@ -36,20 +35,19 @@ class Attempt:
 
 @dataclass
 class Flight:
-    """`step` is the flight's state until it has a leader: LOOKING_HERE, ASKING, LOOKING or FETCHING."""
+    """`step` is the flight's state until it has a leader: ASKING, LOOKING or FETCHING."""
 
     key: str
     serial: int
     since: float
     slow_after: Callable[[], float] = never  # seconds of one leader's compile
-    step: State = State.LOOKING_HERE
+    step: State = State.ASKING
     waiters: dict[int, Claimant] = field(default_factory=dict)
     leader: Attempt | None = None
     hedge: Attempt | None = None  # beside the leader, here or on another node
     hedge_from: float = math.inf  # start of the time that `slow_after` allows
     hedge_asked: bool = False  # it is being asked for
     overdue: float | None = None  # since when the waiters, who have waited for long enough, wait for one of them
-    landed: str = ""  # home of the artifact that somebody else landed while the leader still compiles
     remote: str = ""  # the leader on another node, while ASKING
     waited: bool = False  # another node compiled during this flight
     manifest: str = ""  # announced by READY, while FETCHING

@@ -3,14 +3,15 @@
 A pure state machine: no I/O, no clock, no randomness. Every method takes an event and returns the actions that follow, in
 order; the agent carries them out and reports their results as further events. A flight's life::
 
-    claim ──▶ LOOKING_HERE ──yes──▶ (gone; Ready)
-                │ no
-                ▼
-              ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
+    claim ──▶ ASKING ──Won──▶ LOOKING ──no──▶ LEADING ──landing──▶ LANDING ──landed──▶ (gone; all waiters Ready)
                 │ ▲             │ yes           │ failed / leader gone, stalled or over its limit
           Ready │ │ void        ▼               ▼
                 ▼ │          (gone; Ready)   (gone; all Failed) / the hedge or the next waiter leads
               FETCHING ──ok──▶ (gone; Ready)
+
+A claim begins no flight if the key's artifact has landed on this node: it is Ready at that home, until a rank that did not find
+it there asks again. A rank has just looked at its own home, perhaps before the artifact landed, and may have a home of its own
+(``TRITON_CACHE_DIR=…/rank3``).
 
 A claim that does not wait is Busy if its key has a flight, else it begins one. If another node then turns out to have the
 lease, the claim is Busy too, and the flight ends unless somebody else waits. That the other node has the lease is remembered for
@@ -50,7 +51,6 @@ from kcoord.agent.actions import (
     FailLease,
     Fetch,
     Look,
-    LookHere,
     Reply,
 )
 from kcoord.agent.flight import Attempt, Flight, State
@@ -59,6 +59,7 @@ from kcoord.leases import base as leases
 from kcoord.protocol.messages import BUSY, Alone, ClaimAnswer, Failed, Lead, Ready
 
 _MOST_HOLDERS = 1000
+_MOST_HOMES = 20_000
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Flights:
         self._failures: dict[str, _Failure] = {}
         self._elsewhere: dict[str, float] = {}  # key → until when another node is taken to compile it
         self.overdue: Latest[str, None] = Latest(_MOST_HOLDERS)  # holders of leases that were waited for in vain
+        self._landings = 0
+        self._homes: Latest[str, tuple[str, int]] = Latest(_MOST_HOMES)  # key → home and number of its last landing
         self._serial = 0
 
     def __iter__(self) -> Iterator[Flight]:
@@ -85,6 +88,10 @@ class Flights:
 
     def get(self, key: str) -> Flight | None:
         return self._flights.get(key)
+
+    def landing_of(self, key: str) -> tuple[str, int]:
+        """The home at which the key's artifact landed last, which may be gone, and the number of that landing; else "" and 0."""
+        return self._homes.get(key, ("", 0))
 
     # Events from ranks.
 
@@ -97,12 +104,14 @@ class Flights:
                 return [Reply(claimant, failure.answer)]
             del self._failures[key]
         flight = self._flights.get(key)
+        home, landing = self.landing_of(key)
+        if landing and landing == claimant.missed:
+            del self._homes[key]
+        elif landing:
+            return [Reply(claimant, Ready("store" if flight is None else "wait"), home)]
         if flight is not None:
-            if flight.landed and not claimant.again:
-                return [Reply(claimant, Ready("wait"), flight.landed)]
             if not claimant.waits:
                 return [Reply(claimant, BUSY)]
-            flight.landed = ""  # it is gone
             flight.waiters[claimant.id] = claimant
             return []
         if not claimant.waits and now < self._elsewhere.get(key, now):
@@ -110,7 +119,7 @@ class Flights:
         self._serial += 1
         flight = self._flights[key] = Flight(key, self._serial, now, claimant.slow_after)
         flight.waiters[claimant.id] = claimant
-        return [LookHere(key, flight.serial, claimant.home)]
+        return [AskLease(key, flight.serial)]
 
     def landing(self, key: str, token: str) -> bool:
         """The leader, or the hedge, hands in its files: its death changes nothing from now on, and `landed` or `not_published`
@@ -124,6 +133,7 @@ class Flights:
 
     def landed(self, key: str, home: str) -> list[Action]:
         """The artifact is at `home`, whoever compiled it: everyone who waits may load it."""
+        self._remember(key, home)
         self._failures.pop(key, None)
         self._elsewhere.pop(key, None)
         flight = self._flights.get(key)
@@ -132,7 +142,7 @@ class Flights:
             return [Announce(key, self._serial, home)]
         actions = flight.answer_all(Ready("wait"), home)
         if flight.state is State.LEADING:  # somebody else's landed first; the leader's own publish will be harmless
-            flight.hedge_from, flight.landed = math.inf, home
+            flight.hedge_from = math.inf
             return [*actions, Announce(key, 0, home), *self._end_hedge(flight)]
         return [*actions, Announce(key, flight.serial, home), *self._remove(flight)]
 
@@ -186,17 +196,7 @@ class Flights:
             actions += self._end_attempts(flight, now, lambda attempt: attempt.claimant.owner == owner)
         return actions
 
-    # Events from the local tier, the lease service and the store. Nothing follows from one of an earlier flight (`serial`).
-
-    def looked_here(self, key: str, serial: int, found: str | None) -> list[Action]:
-        """`found` is the home where the artifact is; None if the local tier has none."""
-        flight = self._current(key, serial, State.LOOKING_HERE)
-        if flight is None:
-            return []
-        if found is not None:
-            return [*flight.answer_all(flight.ready, found), *self._remove(flight)]
-        flight.step = State.ASKING
-        return [AskLease(key, serial)] if flight.waiters or flight.hedge else self._remove(flight)
+    # Events from the lease service and the store. Nothing follows from one of an earlier flight (`serial`).
 
     def must_wait(self, key: str, serial: int, holder: str, now: float, until: float = 0.0) -> list[Action]:
         """Another node is compiling. Until the moment `until`, claims that do not wait are Busy without asking it again. If that
@@ -246,6 +246,7 @@ class Flights:
             return []
         if manifest is None:
             return self._next_leader(flight, now)
+        self._remember(key, home)
         answers = flight.answer_all(flight.ready, home)
         return [*answers, *self._remove(flight), Announce(key, serial, home, manifest)]
 
@@ -258,6 +259,8 @@ class Flights:
         if flight is None:
             return []
         flight.packed = packed
+        if found is not None:
+            self._remember(key, found)
         if found is not None or not (flight.waiters or flight.hedge):
             return [*flight.answer_all(flight.ready, found or ""), *self._remove(flight)]
         flight.step = State.ASKING
@@ -305,6 +308,10 @@ class Flights:
         return []
 
     # Shared by several events.
+
+    def _remember(self, key: str, home: str) -> None:
+        self._landings += 1
+        self._homes[key] = home, self._landings
 
     def _current(self, key: str, serial: int, state: State) -> Flight | None:
         flight = self._flights.get(key)

@@ -68,16 +68,16 @@ class LeaseTasks:
         }
         self.passing: Latest[str, None] = Latest(_MOST_PASSING)
         """Homes in directories that their ranks throw away. A lease for them would hold up other nodes, which get nothing."""
+        self._ends = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[int, asyncio.Task[None]] = {}  # by the flight's serial number
         self._following: dict[int, asyncio.Task[None]] = {}  # likewise
         self._announcing: dict[str, asyncio.Task[None]] = {}  # by key, the latest
 
     def start(self, action: act.LeaseTask) -> None:
-        """Begin `action`; the actions that follow from its result go to `report`."""
-        if isinstance(action, act.LookHere):
-            self.tiers.looks.look(action.key, action.home, functools.partial(self._looked_here, action))
-            return
+        """Begin `action`; the actions that follow from its result go to `report`. After `drain` no lease is asked for."""
+        if self._ends and isinstance(action, act.AskLease):
+            return  # nobody would give the lease back
         task = self._run(action.serial, self._work[type(action)](action))
         if isinstance(action, act.AskLease):
             self._asking[action.serial] = task
@@ -108,7 +108,7 @@ class LeaseTasks:
         """Stop waiting for other nodes, let publishes finish within `timeout` seconds, and give the leases back within
         `giving_back` seconds.
         """
-        self.tiers.looks.close()
+        self._ends = True
         self.early_packs.close()
         for task in (*self._asking.values(), *self._following.values()):
             task.cancel()
@@ -248,13 +248,6 @@ class LeaseTasks:
             del self._following[serial]
 
     # Artifacts.
-
-    def _looked_here(self, action: act.LookHere, found: str) -> None:
-        try:
-            self._report(self._flights.looked_here(action.key, action.serial, found or None))
-        except Exception:
-            self._report(self._flights.derailed(action.serial))
-            raise
 
     async def _look(self, action: act.Look) -> None:
         key = action.key

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from kcoord.agent.local_looks import LocalLooks
 from kcoord.agent.packs import Packs
 from kcoord.agent.store_breaker import StoreBreaker
 from kcoord.artifacts import local
-from kcoord.artifacts.manifest import Manifest, Origin
+from kcoord.artifacts.manifest import Contents, Manifest, Origin
 from kcoord.artifacts.signing import OFF
 from kcoord.artifacts.store import Store
 from kcoord.errors import ArtifactDistrusted, ArtifactInvalid, StoreError
@@ -49,7 +48,6 @@ class Tiers:
         self.store, self._trust = StoreBreaker(store, notices), store.trust if store is not None else OFF
         self._local_dir, self._notices, self._learn, self._tell_in_store = local_dir, notices, learn, in_store
         self._local_io = ThreadPoolExecutor(4, "local-tier")
-        self.looks = LocalLooks(self._local_io, local_dir, notices, vouched=self._trust.required)
         self.packs = Packs(self.store, self._at, local_dir if store is not None else None, notices, used)
         self._fresh: dict[
             str, tuple[Manifest, dict[str, bytes]]
@@ -79,7 +77,6 @@ class Tiers:
         for manifest, contents in fresh if self.store.exists else ():
             if sum(each.size for each, _ in self._fresh.values()) + manifest.size <= _MOST_FRESH:
                 self._fresh[key.digest] = manifest, contents
-        self.looks.landed(key.digest, home)
         return artifact
 
     def stays_here(self, digest: str) -> None:
@@ -87,14 +84,14 @@ class Tiers:
         self._fresh.pop(digest, None)
 
     async def bring_home(self, digest: str, there: Path, home: Path) -> bool | None:
-        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone."""
+        """Copy an artifact of the local tier to another home. False: it cannot be copied. None: it is gone, or damaged."""
 
         def copy() -> bool | None:
             try:
                 self._check((there, home))
                 if local.is_whole(home, digest, vouched=self._trust.required):
                     return True
-                found = local.contents_at(there, digest)
+                found = self._whole(there, digest)
                 if found is None:
                     return None
                 local.install(*found, home, self._local_dir)
@@ -107,6 +104,14 @@ class Tiers:
             return True
 
         return await self.locally(copy)
+
+    def _whole(self, home: Path, digest: str) -> tuple[Manifest, Contents] | None:
+        """The artifact at `home`; None if there is none, or a damaged one, which is told."""
+        try:
+            return local.contents_at(home, digest)
+        except ArtifactInvalid as error:
+            self._notices.tell(str(error))
+            return None
 
     async def locally(self, work: Callable[[], T]) -> T:
         """The result of `work`, run in a thread for the local tier."""
@@ -132,7 +137,6 @@ class Tiers:
             return False
         self._learn(digest, manifest.compile_seconds)
         self._is_in_store(manifest)
-        self.looks.landed(digest, home)
         return True
 
     async def from_store(self, digest: str, home: Path, announced: str | None) -> str | None:
@@ -144,7 +148,6 @@ class Tiers:
             manifest, contents, stated = fetched
             self._learn(digest, manifest.compile_seconds)
             await self._at((home,), lambda: local.install(manifest, contents, home, self._local_dir))
-            self.looks.landed(digest, home)
             self._is_in_store(manifest)
             return stated
         except ArtifactDistrusted as error:

@@ -201,20 +201,15 @@ def _unreadable(home: Path, error: OSError) -> ArtifactInvalid:
     return (ArtifactInvalid if of_the_disk else ArtifactUnreadable)(f"{home} cannot be read: {error}")
 
 
-def check_owner(place: Path, local_dir: Path | None, checked: set[Path] | None = None) -> None:
+def check_owner(place: Path, local_dir: Path | None) -> None:
     """Raises `ArtifactInvalid` if another user owns `place`, a home or a staging directory, or may write around it.
 
-    What others can write is neither published nor signed. `local_dir`: see `check_tier`. `checked` has the directories around
-    that were found good a moment ago, and gets this one: a tier's check costs as much as a look at an artifact.
+    What others can write is neither published nor signed. `local_dir`: see `check_tier`.
     """
-    tier = place.parent
-    if checked is None or tier not in checked:
-        try:
-            check_tier(tier, local_dir)
-        except StoreError as error:
-            raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
-        if checked is not None:
-            checked.add(tier)
+    try:
+        check_tier(place.parent, local_dir)
+    except StoreError as error:
+        raise ArtifactInvalid(f"{error}; artifacts are not shared there") from error
     with suppress(OSError):  # there is none, or its reader reports why it cannot be read
         if not is_ours(uid := place.lstat().st_uid):
             raise ArtifactInvalid(f"{place} belongs to user {uid}: it is not used")

@@ -145,14 +145,15 @@ class Coordinator:
             key = key.with_details(asked.explain())
         if not self.trusts(home) or is_running(key.digest):
             return self._compilation(key, home, asked.device, counters, asked.target)
-        vanished: list[Path] = []
+        vanished, missed = list[Path](), 0
         recipe = asked.recipe()
         for attempt in (1, 2):  # if it vanished, all waiting ranks ask again, and one of them leads
             begun = time.perf_counter()
             self.pool.missed(asked.target)
             answer = self._client.claim(
-                key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile, passing=self.throws_away(home)
-            )
+                key, home, wait=wait, recipe=recipe, meanwhile=asked.meanwhile, passing=self.throws_away(home),
+                missed=missed,
+            )  # fmt: skip
             if answer is BUSY and not wait:
                 return BUSY
             took = time.perf_counter() - begun
@@ -166,6 +167,7 @@ class Coordinator:
                     counters.add(pack_hits=int(answer.source == "pack"))
                     recorder.loaded(artifact, "waits" if answer.source == "wait" else "store_hits", counters, begun)
                 return artifact
+            missed = answer.landing
             if len(vanished) < attempt:
                 break  # it is torn, or for another GPU: the next answer would be the same
         if len(vanished) == 2:

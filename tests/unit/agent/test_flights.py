@@ -18,7 +18,6 @@ from kcoord.agent.actions import (
     FailLease,
     Fetch,
     Look,
-    LookHere,
     Reply,
 )
 from kcoord.agent.flight import Attempt, State
@@ -39,19 +38,10 @@ def new_flights(limit: float = LIMIT) -> Flights:
     return Flights(limit=limit, failure_ttl=FAILURE_TTL, max_wait=MAX_WAIT)
 
 
-def claim(flights: Flights, claimant: Claimant, now: float) -> list[Action]:
-    """A claim of what the local tier has not."""
-    actions = flights.claim(claimant, now)
-    if actions and isinstance(look := actions[0], LookHere):
-        assert look.home == claimant.home
-        return flights.looked_here(look.key, look.serial, None)
-    return actions
-
-
 def led_by_a(*waiters: Claimant, limit: float = LIMIT) -> tuple[Flights, str]:
     flights = new_flights(limit)
     for claimant in (A, *waiters):
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
     (reply,) = flights.looked(KEY, 1, A.home, None, 0.0)
     assert isinstance(reply, Reply)
@@ -74,68 +64,81 @@ def lease_tasks(actions: list[Action]) -> list[Action]:
 # Claims.
 
 
-def test_the_first_claim_looks_on_this_node_before_it_asks_for_the_lease() -> None:
+def test_the_first_claim_asks_for_the_lease() -> None:
     flights = new_flights()
-    assert flights.claim(A, 0.0) == [LookHere(KEY, 1, A.home)]
-    assert [f.state for f in flights] == [State.LOOKING_HERE]
-    assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
+    assert flights.claim(A, 0.0) == [AskLease(KEY, 1)]
     assert [f.state for f in flights] == [State.ASKING]
 
 
-def test_an_artifact_of_this_node_answers_all_who_wait_and_asks_nobody() -> None:
+def landed_here(how: str) -> Flights:
+    """A node on which the artifact has landed at A's home."""
     flights = new_flights()
+    if how == "published":
+        flights.landed(KEY, A.home)
+        return flights
     flights.claim(A, 0.0)
-    flights.claim(B, 0.0)
-    assert answered(actions := flights.looked_here(KEY, 1, A.home)) == {
-        A.id: (Ready("store"), A.home),
-        B.id: (Ready("store"), A.home),
-    }
-    assert not lease_tasks(actions)
+    if how == "found in the store":
+        flights.lease_answered(KEY, 1, Won(1), 0.0)
+        flights.looked(KEY, 1, A.home, "abc", 0.0)
+    else:
+        flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
+        flights.fetched(KEY, 1, A.home)
+    return flights
+
+
+@pytest.mark.parametrize("how", ["published", "found in the store", "fetched"])
+def test_an_artifact_that_has_landed_on_this_node_is_ready_for_those_who_ask_later(how: str) -> None:
+    """They have looked before it landed, or have another home."""
+    flights = landed_here(how)
+    for claimant in (A, B, HURRIED):
+        assert flights.claim(claimant, 1.0) == [Reply(claimant, Ready("store"), A.home)]
     assert list(flights) == []
 
 
-def test_nobody_asks_for_the_lease_of_a_key_whose_claimants_left_during_the_look() -> None:
+def test_an_artifact_that_a_rank_did_not_find_where_it_landed_is_forgotten() -> None:
+    flights = landed_here("published")
+    missed = flights.landing_of(KEY)[1]
+    assert flights.claim(replace(B, missed=missed), 1.0) == [AskLease(KEY, 2)]
+    assert flights.claim(C, 1.0) == [], "it waits, too"
+    flights.landed(KEY, B.home)
+    assert flights.claim(replace(D, missed=missed), 1.0) == [Reply(replace(D, missed=missed), Ready("store"), B.home)]
+    assert flights.claim(D, 1.0) == [Reply(D, Ready("store"), B.home)]
+
+
+def test_of_what_landed_on_this_node_a_bounded_number_is_remembered() -> None:
     flights = new_flights()
-    flights.claim(A, 0.0)
-    assert flights.gone(A.owner, 0.0) == []
-    assert flights.looked_here(KEY, 1, None) == []
-    assert list(flights) == []
-
-
-def test_a_look_on_this_node_that_ends_late_changes_nothing() -> None:
-    flights, _ = led_by_a(B)
-    assert flights.looked_here(KEY, 1, A.home) == []
-    assert flights.looked_here(KEY, 0, None) == []
-    assert flights.looked_here("other", 1, None) == []
-    assert [f.state for f in flights] == [State.LEADING]
+    for n in range(20_001):
+        flights.landed(f"{n}", A.home)
+    assert flights.claim(replace(B, key="0"), 0.0) == [AskLease("0", 20_002)]
+    assert flights.claim(replace(C, key="20000"), 0.0) == [Reply(replace(C, key="20000"), Ready("store"), A.home)]
 
 
 def test_a_second_claim_joins_the_flight_and_asks_nobody() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    assert claim(flights, B, 0.0) == []
+    flights.claim(A, 0.0)
+    assert flights.claim(B, 0.0) == []
     (flight,) = flights
     assert list(flight.waiters.values()) == [A, B]
 
 
 def test_another_key_has_a_flight_of_its_own() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     other = Claimant(9, 9, "other", "/home/9", "rank 9", MAX_WAIT)
-    assert claim(flights, other, 0.0) == [AskLease("other", 2)]
+    assert flights.claim(other, 0.0) == [AskLease("other", 2)]
 
 
 def test_a_claim_soon_after_a_failure_is_answered_with_it_at_once() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert claim(flights, B, 10.0 + FAILURE_TTL - 0.1) == [Reply(B, Failed("no registers", "rank 1"))]
+    assert flights.claim(B, 10.0 + FAILURE_TTL - 0.1) == [Reply(B, Failed("no registers", "rank 1"))]
     assert list(flights) == []
 
 
 def test_a_failure_is_forgotten_after_its_time() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 10.0)
-    assert claim(flights, B, 10.0 + FAILURE_TTL) == [AskLease(KEY, 2)]
+    assert flights.claim(B, 10.0 + FAILURE_TTL) == [AskLease(KEY, 2)]
 
 
 # The lease's answer.
@@ -143,20 +146,20 @@ def test_a_failure_is_forgotten_after_its_time() -> None:
 
 def test_the_lease_s_winner_looks_before_it_leaps() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [Look(KEY, 1, A.home)]
 
 
 def test_an_artifact_that_is_announced_is_fetched() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, A.home, "abc")]
 
 
 def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() -> None:
     for waited, source in ((False, "pack"), (True, "wait")):
         flights = new_flights()
-        claim(flights, A, 0.0)
+        flights.claim(A, 0.0)
         if waited:
             flights.must_wait(KEY, 1, "node 2", 0.0)
         flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
@@ -165,28 +168,28 @@ def test_an_artifact_from_a_pack_is_answered_as_such_unless_it_was_waited_for() 
 
 def test_a_failure_on_another_node_is_every_waiter_s_answer_and_remembered() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
     failure = Failed("no registers", "node 2")
     assert flights.lease_answered(KEY, 1, leases.Failed("no registers", "node 2"), 0.0) == [
         Reply(A, failure),
         Reply(B, failure),
     ]
-    assert claim(flights, C, 1.0) == [Reply(C, failure)]
+    assert flights.claim(C, 1.0) == [Reply(C, failure)]
 
 
 def test_a_lease_that_nobody_wants_any_more_is_given_back() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.gone(A.owner, 0.0) == [EndLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
 
 
 def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.gone(A.owner, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(B, 0.0)
     assert flights.lease_answered(KEY, 1, Won(5), 0.0) == [EndLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == []
     assert flights.lease_answered(KEY, 1, leases.Failed("log"), 0.0) == []
@@ -196,7 +199,7 @@ def test_yesterday_s_news_of_a_lease_does_not_touch_today_s_flight() -> None:
 
 def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     assert [f.remote for f in flights] == ["node 2"]
     flights.must_wait(KEY, 7, "node 3", 0.0)
@@ -211,9 +214,9 @@ def test_who_compiles_on_another_node_is_known_until_the_answer_comes() -> None:
 
 def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
     flights = new_flights()
-    assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 1)]
+    assert flights.claim(HURRIED, 0.0) == [AskLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, Won(1), 0.0) == [Look(KEY, 1, HURRIED.home)]
-    assert claim(flights, B, 0.0) == []
+    assert flights.claim(B, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(HURRIED, Lead(f"1.{HURRIED.id}"))]
     assert flights.landing(KEY, f"1.{HURRIED.id}")
     assert answered(flights.landed(KEY, HURRIED.home)) == {B.id: (Ready("wait"), HURRIED.home)}
@@ -222,28 +225,28 @@ def test_a_claim_that_does_not_wait_leads_if_nobody_is_at_it() -> None:
 def test_a_claim_that_does_not_wait_is_busy_whatever_the_flight_of_its_key_does() -> None:
     flights = new_flights()
     busy = [Reply(HURRIED, BUSY)]
-    claim(flights, A, 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
+    flights.claim(A, 0.0)
+    assert flights.claim(HURRIED, 0.0) == busy
     flights.lease_answered(KEY, 1, Won(1), 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
+    assert flights.claim(HURRIED, 0.0) == busy
     flights.looked(KEY, 1, A.home, None, 0.0)
-    assert claim(flights, HURRIED, 0.0) == busy
+    assert flights.claim(HURRIED, 0.0) == busy
     flights.landing(KEY, f"1.{A.id}")
-    assert claim(flights, HURRIED, 0.0) == busy
+    assert flights.claim(HURRIED, 0.0) == busy
     flights.landed(KEY, A.home)
-    assert claim(flights, HURRIED, 0.0) == [AskLease(KEY, 2)]
+    assert flights.claim(HURRIED, 0.0) == [Reply(HURRIED, Ready("store"), A.home)]
 
 
 def test_of_two_claims_that_do_not_wait_the_second_is_busy() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     other = replace(HURRIED, id=5, owner=15)
-    assert claim(flights, other, 0.0) == [Reply(other, BUSY)]
+    assert flights.claim(other, 0.0) == [Reply(other, BUSY)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_flight_is_gone() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
     assert list(flights) == []
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
@@ -252,19 +255,19 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_and_its_fli
 
 def test_a_claim_that_does_not_wait_is_busy_at_once_while_another_node_is_known_to_compile() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     other = replace(HURRIED, id=5, owner=15)
-    assert claim(flights, other, 1.9) == [Reply(other, BUSY)]
+    assert flights.claim(other, 1.9) == [Reply(other, BUSY)]
     assert list(flights) == []
-    assert claim(flights, other, 2.0) == [AskLease(KEY, 2)]
+    assert flights.claim(other, 2.0) == [AskLease(KEY, 2)]
 
 
 def test_a_claim_that_waits_asks_although_another_node_is_known_to_compile() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
-    assert claim(flights, A, 1.0) == [AskLease(KEY, 2)]
+    assert flights.claim(A, 1.0) == [AskLease(KEY, 2)]
     assert flights.lease_answered(KEY, 2, Won(2), 1.0) == [Look(KEY, 2, A.home)]
 
 
@@ -275,29 +278,29 @@ def test_what_another_node_was_at_is_asked_after_again_once_there_is_news(
     news: Won | leases.Ready | leases.Failed,
 ) -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=1000.0)
     flights.lease_answered(KEY, 1, news, 0.5)
     flights.gone(A.owner, 0.5)
     flights.looked(KEY, 1, A.home, None, 0.5)
     flights.fetched(KEY, 1, A.home)
     flights.tick(FAILURE_TTL + 1)
-    assert claim(flights, HURRIED, FAILURE_TTL + 1) == [AskLease(KEY, 2)]
+    assert flights.claim(replace(HURRIED, missed=flights.landing_of(KEY)[1]), FAILURE_TTL + 1) == [AskLease(KEY, 2)]
 
 
 def test_what_this_node_landed_is_not_taken_to_be_under_way_elsewhere() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0, until=2.0)
     flights.landed(KEY, "/elsewhere")
-    assert claim(flights, HURRIED, 1.0) == [AskLease(KEY, 3)]
+    assert flights.claim(replace(HURRIED, missed=flights.landing_of(KEY)[1]), 1.0) == [AskLease(KEY, 3)]
 
 
 def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
     flights = new_flights()
     for n in range(3):
         key = f"{KEY}{n}"
-        claim(flights, replace(HURRIED, id=20 + n, key=key), 0.0)
+        flights.claim(replace(HURRIED, id=20 + n, key=key), 0.0)
         flights.must_wait(key, n + 1, "node 2", 0.0, until=2.0)
     flights.tick(2.0)
     assert flights._elsewhere == {}
@@ -305,8 +308,8 @@ def test_keys_that_were_under_way_elsewhere_are_forgotten_in_time() -> None:
 
 def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_has_left() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(HURRIED, 0.0)
+    flights.claim(B, 0.0)
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY)]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == []
     flights.lease_answered(KEY, 1, Won(2), 1.0)
@@ -316,16 +319,16 @@ def test_who_waits_for_another_node_goes_on_waiting_when_the_one_that_does_not_h
 def test_a_claim_that_does_not_wait_is_answered_with_what_is_known_of_its_key() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
-    assert claim(flights, HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
+    assert flights.claim(HURRIED, 1.0) == [Reply(HURRIED, Failed("no registers", "rank 1"))]
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     assert flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0) == [Fetch(KEY, 1, HURRIED.home, "abc")]
     assert flights.fetched(KEY, 1, HURRIED.home) == [Reply(HURRIED, Ready("store"), HURRIED.home)]
 
 
 def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_not_be_fetched() -> None:
     flights = new_flights()
-    claim(flights, HURRIED, 0.0)
+    flights.claim(HURRIED, 0.0)
     flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
     assert flights.must_wait(KEY, 1, "node 2", 0.0) == [Reply(HURRIED, BUSY), EndLease(KEY, 1)]
@@ -336,8 +339,8 @@ def test_a_claim_that_does_not_wait_is_busy_if_another_node_compiles_what_could_
 
 def test_what_is_found_in_the_store_is_for_all_and_announced_with_its_manifest() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
     flights.lease_answered(KEY, 1, Won(5), 0.0)
     ready = (Ready("store"), A.home)
     assert flights.looked(KEY, 1, A.home, "abc", 0.0) == [
@@ -357,7 +360,7 @@ def test_if_nothing_is_found_the_first_leads_and_the_others_wait() -> None:
 
 def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.lease_answered(KEY, 1, Won(5), 0.0)
     assert flights.gone(A.owner, 0.0) == []
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [EndLease(KEY, 1)]
@@ -366,10 +369,10 @@ def test_if_everybody_left_while_we_looked_the_lease_ends() -> None:
 
 def test_a_claim_that_comes_while_we_look_leads_in_place_of_one_that_left() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.lease_answered(KEY, 1, Won(5), 0.0)
     flights.gone(A.owner, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(B, 0.0)
     assert flights.looked(KEY, 1, A.home, None, 0.0) == [Reply(B, Lead(f"1.{B.id}"))]
 
 
@@ -382,7 +385,7 @@ def test_a_look_of_an_earlier_flight_changes_nothing() -> None:
 
 def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     assert flights.fetched(KEY, 1, None) == [AskLease(KEY, 1, void="abc")]
     assert [f.state for f in flights] == [State.ASKING]
@@ -390,7 +393,7 @@ def test_an_announcement_that_is_untrue_is_void_and_we_ask_again() -> None:
 
 def test_an_untrue_announcement_that_nobody_waits_for_ends_the_flight() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     flights.lease_answered(KEY, 1, leases.Ready("abc"), 0.0)
     flights.gone(A.owner, 0.0)
     assert flights.fetched(KEY, 1, None) == []
@@ -433,7 +436,7 @@ def test_the_leader_s_death_changes_nothing_once_its_files_are_handed_in() -> No
 def test_a_claim_that_comes_while_files_are_published_waits_for_them() -> None:
     flights, token = led_by_a()
     flights.landing(KEY, token)
-    assert claim(flights, B, 1.0) == []
+    assert flights.claim(B, 1.0) == []
     assert answered(flights.landed(KEY, A.home)) == {B.id: (Ready("wait"), A.home)}
 
 
@@ -447,7 +450,7 @@ def test_somebody_else_s_artifact_is_ready_for_all_and_the_leader_leads_on() -> 
 
 def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
+    flights.claim(A, 0.0)
     assert flights.landed(KEY, "/elsewhere") == [
         Reply(A, Ready("wait"), "/elsewhere"),
         Announce(KEY, 1, "/elsewhere"),
@@ -458,14 +461,15 @@ def test_an_artifact_that_lands_while_we_ask_ends_the_asking() -> None:
 def test_an_artifact_that_nobody_asked_for_is_announced() -> None:
     flights = new_flights()
     assert flights.landed(KEY, "/elsewhere") == [Announce(KEY, 1, "/elsewhere")]
-    assert claim(flights, A, 0.0) == [AskLease(KEY, 2)]
+    assert flights.claim(A, 0.0) == [Reply(A, Ready("store"), "/elsewhere")]
 
 
 def test_an_artifact_ends_the_memory_of_a_failure() -> None:
     flights, token = led_by_a()
     flights.failed(KEY, token, "no registers", "rank 1", 0.0)
     flights.landed(KEY, "/elsewhere")
-    assert claim(flights, B, 1.0) == [AskLease(KEY, 3)]
+    assert flights.claim(B, 1.0) == [Reply(B, Ready("store"), "/elsewhere")]
+    assert flights.claim(replace(B, missed=flights.landing_of(KEY)[1]), 1.0) == [AskLease(KEY, 3)]
 
 
 def test_a_failed_compile_is_every_waiter_s_answer_at_once() -> None:
@@ -481,21 +485,21 @@ def test_a_publish_that_fails_is_no_failure_of_the_kernel_and_holds_up_nobody() 
     flights.landing(KEY, token)
     alone = Alone("disk full")
     assert flights.not_published(KEY, token, "disk full", 0.0) == [Reply(B, alone), Reply(C, alone), EndLease(KEY, 1)]
-    assert claim(flights, B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
+    assert flights.claim(B, 0.0) == [AskLease(KEY, 2)], "nothing is remembered"
 
 
 def test_a_publish_that_fails_without_a_lead_changes_nothing() -> None:
     flights, _ = led_by_a(B)
     assert flights.not_published(KEY, "1.999", "disk full", 0.0) == []
     assert flights.not_published("other", "1.1", "disk full", 0.0) == []
-    assert claim(flights, C, 0.0) == []
+    assert flights.claim(C, 0.0) == []
 
 
 def test_a_failure_by_a_token_that_leads_nothing_changes_nothing() -> None:
     flights, _ = led_by_a(B)
     assert flights.failed(KEY, "1.999", "log", "rank 9", 0.0) == []
     assert flights.failed("other", "1.1", "log", "rank 9", 0.0) == []
-    assert claim(flights, C, 0.0) == []
+    assert flights.claim(C, 0.0) == []
 
 
 def test_a_leader_that_gives_up_is_followed_by_the_next() -> None:
@@ -525,7 +529,7 @@ def test_a_leader_that_dies_is_followed_by_the_next() -> None:
 def test_a_process_that_dies_leads_none_of_its_own_claims() -> None:
     flights, _ = led_by_a()
     again = Claimant(7, A.owner, KEY, "/home/7", "rank 1", MAX_WAIT)
-    claim(flights, again, 0.0)
+    flights.claim(again, 0.0)
     assert flights.gone(A.owner, 1.0) == [EndLease(KEY, 1)]
 
 
@@ -538,7 +542,7 @@ def test_a_waiter_that_dies_is_forgotten() -> None:
 
 def test_a_process_that_dies_leaves_all_its_flights() -> None:
     flights, _ = led_by_a(B)
-    claim(flights, Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
+    flights.claim(Claimant(8, A.owner, "other", "/home/8", "rank 1", MAX_WAIT), 0.0)
     assert set(flights.gone(A.owner, 1.0)) == {Reply(B, Lead(f"1.{B.id}")), EndLease("other", 2)}
 
 
@@ -562,7 +566,7 @@ def overdue_flight() -> tuple[Flights, str]:
 def waiting_for(holder: str, *claimants: Claimant) -> Flights:
     flights = new_flights()
     for claimant in claimants:
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, holder, 0.0)
     return flights
 
@@ -609,7 +613,7 @@ def test_who_takes_over_from_a_leader_that_stalls_is_not_taken_to_work() -> None
 def test_who_comes_late_waits_as_long_as_the_others_did() -> None:
     flights, _ = overdue_flight()
     late = replace(D, id=9, deadline=2 * MAX_WAIT + 5)
-    claim(flights, late, MAX_WAIT + 5)
+    flights.claim(late, MAX_WAIT + 5)
     assert alone(flights.tick(2 * MAX_WAIT)) == {C.id, D.id}
     assert alone(flights.tick(2 * MAX_WAIT + 5)) == {late.id}
 
@@ -641,7 +645,7 @@ def test_if_the_one_that_went_ahead_fails_all_who_wait_compile_at_once() -> None
     failure = Failed("no registers", "rank 2")
     actions = flights.failed(KEY, token, "no registers", "rank 2", MAX_WAIT + 1)
     assert answered(actions) == {C.id: failure, D.id: failure}
-    assert claim(flights, replace(D, id=9), MAX_WAIT + 2) == [Reply(replace(D, id=9), failure)]
+    assert flights.claim(replace(D, id=9), MAX_WAIT + 2) == [Reply(replace(D, id=9), failure)]
     assert flights.landing(KEY, "1.1"), "the leader leads on"
 
 
@@ -678,7 +682,7 @@ def test_no_other_key_of_a_holder_is_waited_for_that_was_waited_for_in_vain(hurr
     flights.tick(MAX_WAIT)
     first, second = replace(HURRIED if hurried else C, key="other"), replace(D, key="other")
     for claimant in (first, second):
-        claim(flights, claimant, MAX_WAIT)
+        flights.claim(claimant, MAX_WAIT)
     assert flights.must_wait("other", 2, "node 2", MAX_WAIT) == [
         Reply(first, Lead(f"2.{first.id}", hedges=True), late="node 2")
     ]
@@ -691,18 +695,17 @@ def test_another_holder_s_keys_are_waited_for_and_so_are_those_of_a_slow_one() -
     flights = waiting_for("node 2", SLOW_A)
     flights.tick(SLOW)
     flights.hedge_answered(KEY, 1, True, SLOW)
-    claim(flights, replace(B, key="other"), SLOW)
+    flights.claim(replace(B, key="other"), SLOW)
     assert flights.must_wait("other", 2, "node 2", SLOW) == []
     flights.tick(MAX_WAIT)
-    claim(flights, replace(C, key="third"), MAX_WAIT)
+    flights.claim(replace(C, key="third"), MAX_WAIT)
     assert flights.must_wait("third", 3, "node 3", MAX_WAIT) == []
 
 
-def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
+def test_a_lease_that_takes_too_long_to_ask_for_lets_one_rank_compile() -> None:
     flights = new_flights()
     flights.claim(A, 0.0)
     assert answered(flights.tick(MAX_WAIT)) == {A.id: Lead("1.1", hedges=True)}
-    assert flights.looked_here(KEY, 1, None) == [AskLease(KEY, 1)]
     assert flights.lease_answered(KEY, 1, Won(1), MAX_WAIT) == [Look(KEY, 1, A.home)]
     assert flights.looked(KEY, 1, A.home, None, MAX_WAIT) == [EndHedge(KEY, 1)]
     assert flights.landing(KEY, "1.1")
@@ -711,7 +714,7 @@ def test_a_look_that_takes_too_long_lets_one_rank_compile_and_goes_on() -> None:
 def test_a_leader_s_time_is_bounded() -> None:
     flights, token = led_by_a()
     late = Claimant(5, 15, KEY, "/home/5", "rank 5", 10 * LIMIT)
-    claim(flights, late, LIMIT - 1)
+    flights.claim(late, LIMIT - 1)
     assert flights.tick(LIMIT) == []
     assert flights.tick(LIMIT + 0.1) == [Reply(late, Lead("1.5"))]
     assert not flights.landing(KEY, token)
@@ -725,8 +728,8 @@ def test_a_leader_whose_time_is_up_with_nobody_waiting_loses_the_lease() -> None
 
 def test_an_unforeseen_error_lets_the_waiters_go() -> None:
     flights = new_flights()
-    claim(flights, A, 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(A, 0.0)
+    flights.claim(B, 0.0)
     actions = flights.derailed(1)
     assert set(answered(actions)) == {A.id, B.id}
     assert all(isinstance(t, Alone) for t in answered(actions).values())
@@ -749,7 +752,7 @@ def slow_flight() -> Flights:
     """A leads, B and C wait, and the right to hedge has been asked for."""
     flights = new_flights()
     for claimant in (SLOW_A, SLOW_B, SLOW_C):
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW - 0.1) == []
@@ -787,19 +790,19 @@ def test_the_right_to_hedge_is_asked_for_once_at_a_time() -> None:
 
 def test_a_compile_that_nobody_waits_for_is_not_hedged() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(2 * SLOW) == []
-    claim(flights, SLOW_B, 2 * SLOW)
+    flights.claim(SLOW_B, 2 * SLOW)
     assert flights.tick(2 * SLOW) == [AskHedge(KEY, 1)]
 
 
 def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
     known = [math.inf]
     flights = new_flights()
-    claim(flights, replace(A, slow_after=lambda: known[0]), 0.0)
-    claim(flights, B, 0.0)
+    flights.claim(replace(A, slow_after=lambda: known[0]), 0.0)
+    flights.claim(B, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
@@ -810,7 +813,7 @@ def test_a_compile_is_hedged_by_what_became_known_after_it_began() -> None:
 def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_B, who=SLOW_A.who)):
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.lease_answered(KEY, 1, Won(1), 0.0)
     flights.looked(KEY, 1, A.home, None, 0.0)
     assert flights.tick(SLOW) == []
@@ -818,7 +821,7 @@ def test_a_thread_of_the_leader_s_own_process_is_no_hedge() -> None:
 
 def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 1.0)
     assert flights.tick(SLOW) == []
     assert flights.tick(1.0 + SLOW) == [AskHedge(KEY, 1)]
@@ -830,7 +833,7 @@ def test_a_slow_compile_on_another_node_is_hedged_too() -> None:
 
 def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_compiles() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     for heard in (0.0, SLOW / 2, SLOW - 0.1):
         flights.must_wait(KEY, 1, "node 2", heard)
     assert flights.tick(SLOW) == [AskHedge(KEY, 1)]
@@ -838,7 +841,7 @@ def test_a_hedge_is_due_however_often_it_is_heard_that_the_other_node_still_comp
 
 def test_a_hedge_of_another_node_s_compile_that_dies_ends_its_flight_once() -> None:
     flights = new_flights()
-    claim(flights, SLOW_A, 0.0)
+    flights.claim(SLOW_A, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
     flights.hedge_answered(KEY, 1, True, SLOW)
@@ -867,10 +870,10 @@ def test_what_a_hedge_has_landed_is_ready_for_whoever_asks_while_the_leader_is_s
     flights, token, hedge_token = hedged_flight()
     flights.landing(KEY, hedge_token)
     flights.landed(KEY, "/there")
-    assert claim(flights, D, SLOW) == [Reply(D, Ready("wait"), "/there")]
-    assert claim(flights, HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
-    assert claim(flights, replace(D, again=True), SLOW) == [], "it was there, and is gone"
-    assert claim(flights, B, SLOW) == []
+    assert flights.claim(D, SLOW) == [Reply(D, Ready("wait"), "/there")]
+    assert flights.claim(HURRIED, SLOW) == [Reply(HURRIED, Ready("wait"), "/there")]
+    assert flights.claim(replace(D, missed=flights.landing_of(KEY)[1]), SLOW) == [], "it was there, and is gone"
+    assert flights.claim(B, SLOW) == []
     assert flights.landing(KEY, token)
     assert set(answered(flights.landed(KEY, A.home))) == {D.id, B.id}
 
@@ -912,7 +915,7 @@ def hedged_and_patient() -> Flights:
     """A node that waits for another one, with a hedge here and a waiter that waits for ever."""
     flights = new_flights()
     for claimant in (SLOW_A, replace(SLOW_C, deadline=1e9)):
-        claim(flights, claimant, 0.0)
+        flights.claim(claimant, 0.0)
     flights.must_wait(KEY, 1, "node 2", 0.0)
     flights.tick(SLOW)
     flights.hedge_answered(KEY, 1, True, SLOW)

@@ -35,7 +35,6 @@ class Server:
     claimed: dict[int, Claimant] = field(default_factory=dict)  # every claim that was ever made
     unanswered: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
-    looking_here: dict[int, str] = field(default_factory=dict)
     asking: dict[int, str] = field(default_factory=dict)
     cancelled: dict[int, str] = field(default_factory=dict)  # was asking; the answer may be under way all the same
     looking: dict[int, str] = field(default_factory=dict)
@@ -52,14 +51,15 @@ class Server:
 
     def claim(self, owner: int, key: str, home: str, waits: bool = True, again: bool = False) -> None:
         number, deadline = len(self.claimed) + 1, self.now + MAX_WAIT
-        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, lambda: SLOW, again)
+        missed = self.flights.landing_of(key)[1] if again else 0
+        claimant = Claimant(number, owner, key, home, f"rank {owner}", deadline, waits, lambda: SLOW, missed)
         self.claimed[claimant.id] = claimant
         self.unanswered.add(claimant.id)
         under_way, before = self.flights.get(key) is not None, self.picture()
         self.do(self.flights.claim(claimant, self.now))
         if under_way and not waits:
             assert claimant.id not in self.unanswered, "a claim that does not wait joined a flight"
-            assert self.picture() == before
+            assert missed or self.picture() == before
 
     def owner_gone(self, owner: int) -> None:
         self.gone.add(owner)
@@ -88,10 +88,6 @@ class Server:
         assert not in_vain or flight.state is not State.ASKING or flight.hedge, "it is waited for again"
         if self.unanswered == unanswered:
             assert self.picture() == before
-
-    def looked_here(self, serial: int, found: bool) -> None:
-        key = self.looking_here.pop(serial)
-        self.do(self.flights.looked_here(key, serial, "/found" if found else None))
 
     def looked(self, serial: int, found: bool) -> None:
         key = self.looking.pop(serial)
@@ -160,7 +156,7 @@ class Server:
 
     def derail(self, serial: int) -> None:
         """This flight's task ended in an unforeseen error, and reports nothing."""
-        for tasks in (self.looking_here, self.asking, self.looking, self.fetching):
+        for tasks in (self.asking, self.looking, self.fetching):
             tasks.pop(serial, None)
         self.do(self.flights.derailed(serial))
 
@@ -179,9 +175,6 @@ class Server:
         for action in actions:
             if isinstance(action, act.Reply):
                 self.answered(action)
-            elif isinstance(action, act.LookHere):
-                assert action.serial not in self.looking_here
-                self.looking_here[action.serial] = action.key
             elif isinstance(action, act.AskLease):
                 assert action.serial not in self.asking, "the lease is asked for twice"
                 assert action.serial not in self.held, "a lease that is held is asked for"
@@ -257,18 +250,17 @@ class Server:
         assert len({attempt.token for attempt in attempts}) == len(attempts)
         if flight.leader is None:
             task = {
-                State.LOOKING_HERE: self.looking_here,
                 State.ASKING: self.asking,
                 State.LOOKING: self.looking,
                 State.FETCHING: self.fetching,
             }
             assert flight.serial in task[flight.state], "a flight waits for a task that nobody runs"
-        if flight.landed:
+        if flight.key in self.flights._homes:
             assert flight.leader is not None
             assert not flight.waiters, "somebody waits for what is there"
             assert flight.hedge is None
         if flight.state is not State.LANDING:
-            looks = flight.state in (State.LOOKING_HERE, State.LOOKING, State.FETCHING)
+            looks = flight.state in (State.LOOKING, State.FETCHING)
             assert flight.waiters or flight.leader or flight.hedge or looks
         for number, waiter in enumerate(flight.waiters.values()):
             if not waiter.waits:
@@ -281,10 +273,10 @@ class Server:
     def picture(self) -> object:
         """Everything that an event which changes nothing must leave as it is."""
         flights = [
-            (f.key, f.serial, f.state, tuple(f.waiters), f.landed, f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
+            (f.key, f.serial, f.state, tuple(f.waiters), f.overdue, copy.copy(f.leader), copy.copy(f.hedge))
             for f in self.flights
         ]
-        return flights, copy.copy(self.flights._failures)
+        return flights, copy.copy(self.flights._failures), copy.copy(self.flights._homes)
 
     def finish(self) -> Iterator[None]:
         """Every task ends in the worst way, and time passes: then every claim was answered, and nothing is left.
@@ -293,9 +285,7 @@ class Server:
         """
         ticks = len(self.claimed) + 2
         while ticks >= 0:
-            if self.looking_here:
-                self.looked_here(next(iter(self.looking_here)), found=False)
-            elif self.hedging:
+            if self.hedging:
                 self.hedge(next(iter(self.hedging)), won=True)
             elif self.asking or self.cancelled:
                 self.lease(next(iter(self.asking or self.cancelled)), Won(1))
@@ -357,11 +347,6 @@ class RandomServer(RuleBasedStateMachine):
             self.server.wait(data.draw(st.sampled_from(outstanding)))
 
     @rule(data=st.data(), found=st.booleans())
-    def looked_here(self, data: st.DataObject, found: bool) -> None:
-        if self.server.looking_here:
-            self.server.looked_here(data.draw(st.sampled_from(list(self.server.looking_here))), found)
-
-    @rule(data=st.data(), found=st.booleans())
     def looked(self, data: st.DataObject, found: bool) -> None:
         if self.server.looking:
             self.server.looked(data.draw(st.sampled_from(list(self.server.looking))), found)
@@ -375,9 +360,7 @@ class RandomServer(RuleBasedStateMachine):
     def take_off(self, key: str, owners: list[int]) -> None:
         """The usual way: three ranks ask, nobody has it, the first one leads."""
         for owner in owners[:3]:
-            self.server.claim(owner, key, f"/home/{owner}")
-        for serial in [s for s, k in self.server.looking_here.items() if k == key]:
-            self.server.looked_here(serial, found=False)
+            self.server.claim(owner, key, f"/home/{owner}", again=True)
         for serial in [s for s, k in self.server.asking.items() if k == key]:
             self.server.lease(serial, Won(1))
         for serial in [s for s, k in self.server.looking.items() if k == key]:
@@ -427,7 +410,7 @@ class RandomServer(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def derail(self, data: st.DataObject) -> None:
-        serials = [*self.server.looking_here, *self.server.asking, *self.server.looking, *self.server.fetching]
+        serials = [*self.server.asking, *self.server.looking, *self.server.fetching]
         if serials:
             self.server.derail(data.draw(st.sampled_from(serials)))
 
@@ -461,12 +444,12 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
     made = len(server.claimed)
     if made < 3:
         events += [("claim", (made, "a", f"/home/{made}", waits)) for waits in (True, False)]
+        if "a" in server.flights._homes:
+            events.append(("claim", (made, "a", f"/home/{made}", True, True)))
     events += [("owner_gone", (o,)) for o in range(made) if o not in server.gone]
     for serial in [*server.asking, *server.cancelled]:
         events += [("lease", (serial, a)) for a in (Won(1), Ready("m"), Failed("log"))]
         events.append(("wait", (serial,)))
-    for serial in server.looking_here:
-        events += [("looked_here", (serial, True)), ("looked_here", (serial, False))]
     for serial in server.looking:
         events += [("looked", (serial, True)), ("looked", (serial, False))]
     for serial in server.fetching:
@@ -483,7 +466,7 @@ def possible(server: Server) -> list[tuple[str, tuple[Any, ...]]]:
         events += [("published", (index, True)), ("published", (index, False))]
     for serial in server.hedging:
         events += [("hedge", (serial, True)), ("hedge", (serial, False))]
-    events += [("derail", (s,)) for s in (*server.looking_here, *server.asking, *server.looking, *server.fetching)]
+    events += [("derail", (s,)) for s in (*server.asking, *server.looking, *server.fetching)]
     if server.now < 80:
         events += [("tick", (20.0,))]
     return events
@@ -506,16 +489,15 @@ def fingerprint(server: Server) -> int:
             flight.hedge_due,
             flight.hedge_asked,
             flight.overdue,
-            flight.landed,
         ),
         failure and failure.until,
+        server.flights._homes.get("a"),
         elsewhere if elsewhere > server.now else None,
         tuple(server.flights.overdue),
         server.flights._serial,
         server.now,
         tuple([c.deadline for c in server.claimed.values()]),
         frozenset(server.gone),
-        tuple(server.looking_here),
         tuple(server.asking),
         tuple(server.cancelled),
         tuple(server.looking),

@@ -22,7 +22,6 @@ from kcoord.artifacts.store import Store
 from kcoord.errors import LeaseUnavailable, StoreError
 from kcoord.leases.base import Failed, Lease, Ready, Wait, Watch, Won, within
 from kcoord.leases.local import LocalLeases
-from kcoord.protocol import messages
 from kcoord.telemetry.events import Notices
 from tests.support.agents import key_of, stage
 from tests.support.signing import OURS, THEIRS, opened
@@ -58,7 +57,6 @@ def slow_flight(flights: Flights, now: float) -> list[act.Action]:
     """The first of two ranks compiles `KEY`, without the lease, and is slow; what follows from that."""
     for n in (1, 2):
         flights.claim(act.Claimant(n, n, KEY, f"/home/{n}", f"rank {n}", now + 60, slow_after=lambda: SLOW), now)
-    flights.looked_here(KEY, 1, None)
     flights.lease_answered(KEY, 1, Won(0), now)
     flights.looked(KEY, 1, "/home/1", None, now)
     return flights.tick(now + SLOW)
@@ -260,30 +258,6 @@ def test_without_a_lease_service_ranks_of_this_node_go_ahead_and_that_is_told_on
         await until(lambda: not any("_ask_hedge" in repr(task.get_coro()) for task in tasks._tasks))
         assert tasks.held == 0, "a compile that nobody limits"
         assert [line for line in notices.since(0)[0] if "no lease service can be used (it is away)" in line]
-        await tasks.drain(1.0)
-
-    asyncio.run(scenario())
-
-
-def test_an_artifact_of_this_node_is_ready_while_the_lease_service_hangs(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        class Hangs(LocalLeases):
-            async def take(self, lease: Lease, void: str | None) -> Won | Ready | Failed | Wait:
-                await asyncio.Event().wait()
-                raise AssertionError("unreachable")
-
-        key, home = key_of("k"), tmp_path / "home"
-        local.publish_local(stage(home), home, key, 0.5, Origin.here(1, 0, ""))
-        flights, answered = Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0), list[act.Reply]()
-        tasks = tasks_of(flights, Hangs(15.0, 900.0, 30.0), answered)
-        asks = replace(claimant(), key=key.digest, home=str(home))
-        for action in flights.claim(asks, time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(lambda: answered)
-        assert [(reply.claimant, reply.answer, reply.home) for reply in answered] == [
-            (asks, messages.Ready("store"), str(home))
-        ]
-        assert not tasks.busy
         await tasks.drain(1.0)
 
     asyncio.run(scenario())
@@ -726,32 +700,6 @@ def test_an_agent_that_ends_does_not_wait_longer_than_it_may_for_its_store_and_i
         store.may.set()
 
     released = threading.Event()
-    asyncio.run(scenario())
-
-
-def test_a_look_that_ends_after_the_agent_takes_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would give it back."""
-    looks, goes_on = threading.Event(), threading.Event()
-
-    def hanging(home: Path, digest: str, *, vouched: bool) -> bool:
-        looks.set()
-        assert goes_on.wait(20)
-        return False
-
-    async def scenario() -> None:
-        leases, flights = LocalLeases(15.0, 900.0, 30.0), Flights(limit=900.0, failure_ttl=30.0, max_wait=300.0)
-        tasks = tasks_of(flights, leases)
-        for action in flights.claim(claimant(), time.monotonic()):
-            tasks.start(action)  # type: ignore[arg-type]
-        await until(looks.is_set)
-        await tasks.drain(1.0)
-        goes_on.set()
-        await until(lambda: not tasks.tiers.looks._turns)
-        assert not tasks.busy
-        assert not leases.held
-
-    monkeypatch.setattr(local, "is_whole", hanging)
-    monkeypatch.setattr(local, "check_owner", lambda *rest: None)
     asyncio.run(scenario())
 
 
